@@ -367,6 +367,24 @@ impl Agent {
         }
     }
 
+    /// The owner of the node found a packet with a wrong key that ended there: counts it, and tells the subnet manager
+    /// ([`Trap::PKey`], [`Trap::QKey`]).
+    pub fn note_violation(&mut self, trap: Trap) {
+        let info = &mut self.end_port_mut().info;
+        let count = match trap {
+            Trap::PKey(_) => &mut info.p_key_violations,
+            Trap::QKey(_) => &mut info.q_key_violations,
+            _ => return,
+        };
+        *count = count.saturating_add(1);
+        self.raise(trap);
+    }
+
+    /// Forgets how many packets had a wrong Q_Key.
+    pub fn reset_q_key_violations(&mut self) {
+        self.end_port_mut().info.q_key_violations = 0;
+    }
+
     /// Tells the subnet manager, again and again until it has heard. What waits already is not told twice.
     pub fn raise(&mut self, trap: Trap) {
         let known = self.traps.iter().any(|pending| pending.trap == trap);

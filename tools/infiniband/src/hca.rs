@@ -5,10 +5,10 @@
 
 use crate::{
     Lid,
-    agent::{Agent, Identity},
+    agent::{Agent, Answer, Identity},
     attributes::{PortState, lanes_of},
     directed::Step,
-    mad::{PERMISSIVE, Smp},
+    mad::{PERMISSIVE, PerformanceMad, Smp},
     node::{Reply, answer_general, answer_smp, check_pkey, smp_packet},
     packet::{Body, MANAGEMENT_LANE, Packet},
     performance::count,
@@ -30,6 +30,8 @@ pub const PORT: u8 = 1;
 pub struct Hca {
     agent: Agent,
     groups: BTreeSet<Lid>,
+    /// Whether its owner does what a node does with directed routes and with packets to its own groups.
+    bare: bool,
 }
 
 /// Why a packet was not sent.
@@ -70,6 +72,7 @@ impl Hca {
         Self {
             agent: Agent::adapter(identity, config),
             groups: BTreeSet::new(),
+            bare: false,
         }
     }
 
@@ -81,6 +84,38 @@ impl Hca {
     /// Its agents, to change what they know.
     pub fn agent_mut(&mut self) -> &mut Agent {
         &mut self.agent
+    }
+
+    /// From now on the owner has more of its own, as the software of a machine with an HCA has. Packets of subnet
+    /// management along directed routes come to it as they arrived, and leave unchanged by the link: the owner does
+    /// what 14.2.2 asks of the node at which they begin or end. And it does not hear what it sends to a group.
+    pub fn set_bare(&mut self) {
+        self.bare = true;
+    }
+
+    /// An agent of the node does what it does with a management datagram that arrived, and that `packet` contains.
+    /// What it would send comes back. `None` if the datagram is for no agent, an empty answer if it has none.
+    pub fn process(
+        &mut self,
+        packet: &Packet,
+        ignore_m_key: bool,
+        now: Duration,
+    ) -> Option<Option<Vec<u8>>> {
+        let (bth, _, mad) = packet.as_datagram()?;
+        if bth.destination_qp != 0 {
+            let request = PerformanceMad::parse(mad).ok()?;
+            let response = self.agent.answer_performance(&request)?;
+            return Some(Some(response.to_bytes().to_vec()));
+        }
+        let mut smp = Smp::parse(mad).ok()?;
+        if ignore_m_key {
+            smp.m_key = self.agent.end_port().info().m_key;
+        }
+        match self.agent.answer(&smp, PORT, now) {
+            Answer::Pass => None,
+            Answer::Discard => Some(None),
+            Answer::Respond(response) => Some(Some(response.to_bytes().to_vec())),
+        }
     }
 
     /// Receives packets to a multicast LID from now on.
@@ -127,19 +162,26 @@ impl Hca {
     pub fn send(&mut self, mut packet: Packet, now: Duration) -> Result<Vec<Output>, SendError> {
         let port = self.agent.end_port();
         let info = port.info();
-        if !port.has_lid(packet.source) {
+        let management =
+            matches!(&packet.body, Body::Transport { bth, .. } if bth.destination_qp == 0);
+        let directed = self.bare && management && packet.destination == PERMISSIVE;
+        if directed {
+            packet.source = PERMISSIVE;
+        } else if !port.has_lid(packet.source) {
             packet.source = info.lid;
         }
         let mut step = Step::Lid(packet.destination);
-        let management =
-            matches!(&packet.body, Body::Transport { bth, .. } if bth.destination_qp == 0);
         if management {
             packet.lane = MANAGEMENT_LANE;
             let smp = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad));
             let Some(Ok(mut smp)) = smp else {
                 return Err(SendError::Management);
             };
-            if let Some(route) = &mut smp.route {
+            if self.bare {
+                if smp.route.is_some() && directed {
+                    step = Step::Port(PORT);
+                }
+            } else if let Some(route) = &mut smp.route {
                 // It begins here, or, behind a part of the way by LID, at a switch.
                 if route.source == PERMISSIVE || route.returning {
                     step = route.depart(self.agent.place());
@@ -177,7 +219,10 @@ impl Hca {
             return Err(SendError::Busy);
         }
         let mut outputs = Vec::new();
-        if is_multicast(packet.destination) && self.groups.contains(&packet.destination) {
+        if !self.bare
+            && is_multicast(packet.destination)
+            && self.groups.contains(&packet.destination)
+        {
             self.accept(packet.clone(), now, &mut outputs);
         }
         if self.leave(packet, step, now, &mut outputs) {
@@ -199,7 +244,7 @@ impl Hca {
     ) -> bool {
         match step {
             // A response along a route without hops is for the owner, a request for the agent.
-            Step::Here => self.end(packet, now, outputs),
+            Step::Here => self.end(packet, None, now, outputs),
             Step::Lid(lid) if self.agent.end_port().has_lid(lid) => {
                 self.accept(packet, now, outputs);
             }
@@ -263,19 +308,26 @@ impl Hca {
         };
         let Some(route) = &mut smp.route else {
             if packet.destination != PERMISSIVE {
-                self.end(packet, now, outputs);
+                self.end(packet, None, now, outputs);
             }
             return;
         };
         if route.arrive(PORT, self.agent.place()) == Step::Here {
             let addresses = (packet.source, packet.destination);
+            let arrived = self.bare.then(|| packet.clone());
             let packet = smp_packet(&smp, addresses, packet.service_level);
-            self.end(packet, now, outputs);
+            self.end(packet, arrived, now, outputs);
         }
     }
 
-    /// A packet of subnet management ends here.
-    fn end(&mut self, packet: Packet, now: Duration, outputs: &mut Vec<Output>) {
+    /// A packet of subnet management ends here, which the owner gets as it `arrived` if that is something else.
+    fn end(
+        &mut self,
+        packet: Packet,
+        arrived: Option<Packet>,
+        now: Duration,
+        outputs: &mut Vec<Output>,
+    ) {
         let Some(Ok(smp)) = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad)) else {
             return;
         };
@@ -283,7 +335,7 @@ impl Hca {
             Some(Reply::Send(response, step)) => {
                 self.leave(response, step, now, outputs);
             }
-            Some(Reply::Deliver) => outputs.push(Output::Deliver(packet)),
+            Some(Reply::Deliver) => outputs.push(Output::Deliver(arrived.unwrap_or(packet))),
             None => {}
         }
     }

@@ -363,6 +363,44 @@ impl Packet {
         }
     }
 
+    /// A packet of the transport, of which `bytes` are from the base transport header to the pad. `None` if they are
+    /// fewer than that header has. Its lane is as that of [`datagram`](Self::datagram).
+    pub fn of_transport(
+        addresses: (Lid, Lid),
+        service_level: u8,
+        grh: Option<Grh>,
+        bytes: &[u8],
+    ) -> Option<Self> {
+        let (header, rest) = bytes.split_first_chunk()?;
+        let bth = Bth::parse(header);
+        Some(Self {
+            lane: if bth.destination_qp == 0 {
+                MANAGEMENT_LANE
+            } else {
+                0
+            },
+            service_level,
+            source: addresses.0,
+            destination: addresses.1,
+            body: Body::Transport {
+                grh,
+                bth,
+                rest: rest.to_vec(),
+            },
+        })
+    }
+
+    /// From the base transport header to the pad; `None` of a raw packet.
+    pub fn transport_bytes(&self) -> Option<Vec<u8>> {
+        let Body::Transport { bth, rest, .. } = &self.body else {
+            return None;
+        };
+        let mut bytes = Vec::with_capacity(BTH_LENGTH + rest.len());
+        bth.put(&mut bytes);
+        bytes.extend(rest);
+        Some(bytes)
+    }
+
     /// The headers and the payload of an unreliable datagram; `None` of anything else.
     pub fn as_datagram(&self) -> Option<(&Bth, Deth, &[u8])> {
         let Body::Transport { bth, rest, .. } = &self.body else {
@@ -618,6 +656,18 @@ mod tests {
         }
         for end in 0..frame.len() {
             assert!(Packet::parse(&frame[..end]).is_err());
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_the_transport_are_those_of_the_frame() {
+        let transport = &SAMPLE[LRH_LENGTH..];
+        let packet = Packet::of_transport((0x17d2, 0x375c), 1, None, transport).unwrap();
+        let packet = Packet { lane: 7, ..packet };
+        assert_eq!(packet.to_bytes()[..SAMPLE.len()], SAMPLE);
+        assert_eq!(packet.transport_bytes().unwrap(), transport);
+        for end in 0..BTH_LENGTH {
+            assert!(Packet::of_transport((1, 2), 0, None, &transport[..end]).is_none());
         }
     }
 

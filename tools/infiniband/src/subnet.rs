@@ -5,7 +5,7 @@
 
 use crate::{
     Lid,
-    agent::{Agent, Identity},
+    agent::{Agent, Changes, Identity},
     attributes::PhysicalState,
     hca::{Hca, SendError},
     mad::Smp,
@@ -118,7 +118,7 @@ impl Subnet {
                 .collect();
             let identity = Identity {
                 node_guid: node.guid,
-                port_guid: node.guid + 1,
+                port_guid: node.port_guid,
                 system_guid: node.guid,
                 description: node.name.clone(),
                 vendor_id: (node.guid >> 40) as u32,
@@ -272,6 +272,37 @@ impl Subnet {
     /// Changes what an agent knows.
     pub fn change_agent<R>(&mut self, node: NodeId, change: impl FnOnce(&mut Agent) -> R) -> R {
         let result = change(self.agent_mut(node.0));
+        self.after(node.0, Vec::new());
+        result
+    }
+
+    /// Lets the owner of an HCA do more itself, as [`Hca::set_bare`] says. Whether the node is an HCA.
+    pub fn set_bare(&mut self, node: NodeId) -> bool {
+        let device = &mut self.nodes[node.0].device;
+        let is_hca = matches!(device, Device::Hca(_));
+        if let Device::Hca(hca) = device {
+            hca.set_bare();
+        }
+        is_hca
+    }
+
+    /// What a subnet manager changed at a node since this was called.
+    pub fn take_changes(&mut self, node: NodeId) -> Changes {
+        self.agent_mut(node.0).take_changes()
+    }
+
+    /// An agent of an HCA processes a management datagram, as [`Hca::process`] does; `None` of a switch.
+    pub fn process(
+        &mut self,
+        node: NodeId,
+        packet: &Packet,
+        ignore_m_key: bool,
+    ) -> Option<Option<Vec<u8>>> {
+        let now = self.now;
+        let result = match &mut self.nodes[node.0].device {
+            Device::Hca(hca) => hca.process(packet, ignore_m_key, now),
+            Device::Switch(_) => None,
+        };
         self.after(node.0, Vec::new());
         result
     }

@@ -73,8 +73,10 @@ pub struct Node {
     pub name: String,
     /// Kind of node.
     pub kind: Kind,
-    /// Its GUID. The port of an HCA has the next one.
+    /// Its GUID.
     pub guid: u64,
+    /// That of the port of an HCA; the next one, if a description does not say otherwise.
+    pub port_guid: u64,
 }
 
 /// A port of a node.
@@ -351,10 +353,12 @@ impl Builder<'_> {
     fn add(&mut self, name: String, kind: Kind, guid: Option<u64>) -> usize {
         let node = self.topology.nodes.len();
         self.names.insert(name.clone(), node);
+        let guid = guid.unwrap_or(self.guid + node as u64 * GUID_STEP);
         self.topology.nodes.push(Node {
             name,
             kind,
-            guid: guid.unwrap_or(self.guid + node as u64 * GUID_STEP),
+            guid,
+            port_guid: guid.wrapping_add(1),
         });
         node
     }

@@ -16,7 +16,7 @@ use etherparse::{
 use vrnic_engine::{
     Segment,
     memory::Memory,
-    segment::{Body, Damage, Gid, Path, Payload},
+    segment::{Body, DATAGRAM_MTU, Damage, Gid, Path, Payload},
 };
 use vrnic_wire::port::{IPV4_MAPPED, NO_VLAN};
 
@@ -62,6 +62,43 @@ pub fn encode<M: Memory>(
     let network = write_network(&segment.path, transport + ICRC_LENGTH, &mut writer)?;
     let start = writer.length() - network.length();
     write_transport(segment, pad, &mut writer)?;
+    write_payload(segment, memory, &mut writer)?;
+    writer.room(pad)?.fill(0);
+    let crc = icrc(network, writer.written(start));
+    writer.put(&crc)?;
+    Ok(writer.length())
+}
+
+/// Writes `segment` as a packet of the transport alone, from the base transport header to the pad, behind what is in
+/// `packet`: what other networks than Ethernet put their own headers around.
+///
+/// # Errors
+///
+/// The segment cannot be sent; what was appended then means nothing.
+pub fn encode_transport<M: Memory>(
+    segment: &Segment<'_>,
+    memory: &M,
+    packet: &mut Vec<u8>,
+) -> Result<(), EncodeError> {
+    let payload = usize::try_from(segment.payload.len()).map_err(|_| EncodeError::TooLong)?;
+    if payload > DATAGRAM_MTU as usize {
+        return Err(EncodeError::TooLong);
+    }
+    let pad = payload.wrapping_neg() & 3;
+    let length = size_of::<Bth>() + opcode::extended_length(segment) + payload + pad;
+    let start = packet.len();
+    packet.resize(start + length, 0);
+    let mut writer = Writer::new(&mut packet[start..]);
+    write_transport(segment, pad, &mut writer)?;
+    write_payload(segment, memory, &mut writer)
+}
+
+/// Writes the payload, each byte of guest memory read once.
+fn write_payload<M: Memory>(
+    segment: &Segment<'_>,
+    memory: &M,
+    writer: &mut Writer<'_>,
+) -> Result<(), EncodeError> {
     match &segment.payload {
         Payload::Empty => {}
         Payload::Bytes(bytes) => writer.put(bytes)?,
@@ -76,10 +113,7 @@ pub fn encode<M: Memory>(
             }
         }
     }
-    writer.room(pad)?.fill(0);
-    let crc = icrc(network, writer.written(start));
-    writer.put(&crc)?;
-    Ok(writer.length())
+    Ok(())
 }
 
 /// Makes a frame as damaged as a fault wants it.

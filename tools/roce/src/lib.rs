@@ -47,10 +47,10 @@ mod split;
 pub mod testing;
 
 pub use datagram::{Carrier, HEADROOM, Outline, gid_of};
-pub use encode::{damage, encode, headers};
+pub use encode::{damage, encode, encode_transport, headers};
 pub use error::{EncodeError, FrameError, FrameErrors};
 pub use opcode::opcode_name;
-pub use parse::{headers_of, parse};
+pub use parse::{headers_of, parse, parse_transport};
 pub use split::split;
 
 use vrnic_wire::port::Mtu;

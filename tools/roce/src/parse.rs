@@ -219,6 +219,16 @@ fn check_udp<E>(
     Ok(())
 }
 
+/// Reads a packet of the transport that came by `path`, from the base transport header to the pad: what is between the
+/// headers and the invariant CRC of other networks than Ethernet, which the caller has checked.
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub fn parse_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
+    read_transport(bytes, path)
+}
+
 /// Reads the transport packet, from the base transport header to the pad.
 fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
     let mut reader = Reader { rest: bytes };

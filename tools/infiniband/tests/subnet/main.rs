@@ -1417,3 +1417,108 @@ fn managers_see_each_other() {
             .any(|trap| matches!(trap, Trap::Capability(it) if it.mask & capability::SM != 0))
     );
 }
+
+/// A packet of subnet management between queue pairs 0.
+fn management(addresses: (Lid, Lid), smp: &Smp) -> Packet {
+    let bth = Bth {
+        pkey: 0xffff,
+        ..Bth::default()
+    };
+    Packet::datagram(addresses, 0, bth, Deth::default(), &smp.to_bytes())
+}
+
+/// An owner that does what a node does with directed routes gets packets as they came, and theirs leave as they are.
+#[test]
+fn a_bare_hca_leaves_directed_routes_to_its_owner() {
+    let mut subnet = subnet("[single]\nhosts = 2");
+    let from = subnet.hcas().next().expect("an HCA");
+    assert!(subnet.set_bare(from));
+    let mut smp = Smp::request(Method::GET, id::NODE_INFO, 0);
+    let mut route = Route::along(&[1, 2]).expect("a route");
+    // What the owner does of it.
+    route.hop_pointer = 1;
+    smp.route = Some(route);
+    // The source that it wants is not its own.
+    subnet
+        .send(from, management((77, 0xffff), &smp))
+        .expect("it leaves");
+    subnet.run_until(SECOND);
+    let (at, packet) = subnet.receive().expect("a response");
+    assert_eq!(
+        (at, packet.source, packet.destination),
+        (from, 0xffff, 0xffff)
+    );
+    let (_, _, mad) = packet.as_datagram().expect("a datagram");
+    let response = Smp::parse(mad).expect("a response");
+    let route = response.route.expect("a route");
+    assert!(route.returning);
+    assert_eq!(route.hop_pointer, 1, "the last step is the owner's");
+    // Without a route it would go nowhere.
+    let lost = Smp::request(Method::GET, id::NODE_INFO, 0);
+    let sent = subnet.send(from, management((0, 0xffff), &lost));
+    assert_eq!(sent, Err(SendError::Management));
+}
+
+#[test]
+fn a_bare_hca_sends_with_its_own_lid_and_does_not_hear_its_groups() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let hcas: Vec<NodeId> = subnet.hcas().collect();
+    manager.join_all(&mut subnet, 0xc021);
+    for &hca in &hcas {
+        assert!(subnet.set_bare(hca) && subnet.attach(hca, 0xc021, true));
+    }
+    while subnet.receive().is_some() {}
+    for source in [0, lid(&subnet, hcas[1]), 0xffff] {
+        let packet = Packet {
+            source,
+            ..datagram(0xc021, 0xffff, b"x")
+        };
+        subnet.send(hcas[0], packet).expect("it leaves");
+        subnet.run_until(subnet.now() + MILLISECOND);
+        let (at, packet) = next_datagram(&mut subnet).expect("a packet");
+        assert_eq!((at, packet.source), (hcas[1], lid(&subnet, hcas[0])));
+        assert!(next_datagram(&mut subnet).is_none());
+    }
+    // The permissive LID is for directed routes alone.
+    let packet = Packet {
+        source: 0xffff,
+        ..datagram(0xffff, 0xffff, b"x")
+    };
+    let _ = subnet.send(hcas[0], packet);
+    subnet.run_until(subnet.now() + MILLISECOND);
+    assert!(next_datagram(&mut subnet).is_none());
+}
+
+#[test]
+fn agents_process_what_does_not_come_from_the_network() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let hca = subnet.hcas().next().expect("an HCA");
+    let get = Smp::request(Method::GET, id::PORT_INFO, 1);
+    let packet = management((0xffff, 1), &get);
+    let answer = subnet.process(hca, &packet, false).expect("for the agent");
+    let response = Smp::parse(&answer.expect("an answer")).expect("a response");
+    assert_eq!(response.header.method, Method::GET_RESPONSE);
+    let general = |mad: &[u8]| {
+        let bth = Bth {
+            destination_qp: 1,
+            ..Bth::default()
+        };
+        Packet::datagram((0, 1), 0, bth, Deth::default(), mad)
+    };
+    let counters = PerformanceMad::request(Method::GET, id::PORT_COUNTERS).to_bytes();
+    assert!(subnet.process(hca, &general(&counters), false).is_some());
+    // Others' matters.
+    let pass = Smp {
+        header: response.header,
+        ..get.clone()
+    };
+    assert_eq!(subnet.process(hca, &management((1, 1), &pass), false), None);
+    assert_eq!(subnet.process(hca, &general(&[7; 256]), false), None);
+    // The key protects it, unless that does not matter.
+    manager.change_port(&mut subnet, &[], 1, |info| {
+        (info.m_key, info.m_key_protection) = (5, 3);
+    });
+    assert_eq!(subnet.process(hca, &packet, false), Some(None));
+    let answer = subnet.process(hca, &packet, true).expect("for the agent");
+    assert!(answer.is_some());
+}
