@@ -174,6 +174,10 @@ impl Scene {
             5 => return self.segment(input),
             _ => self.build(input),
         }
+        if let Ok(packet) = Packet::parse(&self.frame) {
+            // As the device behind an HCA reads it.
+            let _ = vrnicd::fabric::subnet::read(&packet, &mut Vec::new());
+        }
         self.now += Duration::from_micros(10);
         let outputs = self.switch.receive(HOSTILE, &self.frame, self.now);
         self.carry(outputs);

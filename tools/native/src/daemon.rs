@@ -20,10 +20,12 @@ pub enum Fabric {
     Local,
     /// In RoCE frames.
     Roce,
+    /// Over an InfiniBand subnet, which needs a manager.
+    Infiniband,
 }
 
 impl Fabric {
-    /// Both.
+    /// Those that need nothing else.
     pub const ALL: [Self; 2] = [Self::Local, Self::Roce];
 
     /// As the configuration has it.
@@ -31,6 +33,7 @@ impl Fabric {
         match self {
             Self::Local => "local",
             Self::Roce => "roce",
+            Self::Infiniband => "infiniband",
         }
     }
 }

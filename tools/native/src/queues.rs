@@ -367,7 +367,7 @@ impl Default for Terms {
     }
 }
 
-/// A queue pair of the type RC.
+/// A queue pair: of the type RC, or for datagrams.
 pub struct Qp {
     send: SendQueue,
     receive: ReceiveQueue,
@@ -379,7 +379,7 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// Room for `entries` requests and as many receives, with an element each.
+    /// One of the type RC with room for `entries` requests and as many receives, with an element each.
     pub fn new(vm: &mut Vm, entries: u32, send_cq: &mut Cq, receive_cq: &mut Cq) -> Result<Self> {
         Self::with_srq(vm, entries, send_cq, receive_cq, None)
     }
@@ -390,6 +390,55 @@ impl Qp {
         entries: u32,
         send_cq: &mut Cq,
         receive_cq: &mut Cq,
+        srq: Option<&Srq>,
+    ) -> Result<Self> {
+        Self::of_type(
+            QpType::ReliableConnection,
+            vm,
+            entries,
+            (send_cq, receive_cq),
+            srq,
+        )
+    }
+
+    /// One for datagrams, of such a type, that is ready to send and takes datagrams with that `Q_Key`.
+    pub fn datagrams(
+        qp_type: QpType,
+        vm: &mut Vm,
+        entries: u32,
+        cqs: (&mut Cq, &mut Cq),
+        qkey: u32,
+    ) -> Result<Self> {
+        use attribute::{PKEY_INDEX, PORT, QKEY, SQ_PSN, STATE};
+        let mut qp = Self::of_type(qp_type, vm, entries, cqs, None)?;
+        let steps = [
+            (QpState::Init, PKEY_INDEX | PORT | QKEY),
+            (QpState::ReadyToReceive, 0),
+            (QpState::ReadyToSend, SQ_PSN),
+        ];
+        for (state, mask) in steps {
+            vm.execute(&ModifyQp {
+                qpn: qp.qpn.into(),
+                reserved: 0.into(),
+                attributes: QpAttributes {
+                    state: state.raw(),
+                    mask: (mask | STATE).into(),
+                    port: 1,
+                    qkey: qkey.into(),
+                    ..QpAttributes::default()
+                },
+            })?;
+        }
+        qp.receive.set_accepts(true);
+        qp.send.set_accepts(true);
+        Ok(qp)
+    }
+
+    fn of_type(
+        qp_type: QpType,
+        vm: &mut Vm,
+        entries: u32,
+        (send_cq, receive_cq): (&mut Cq, &mut Cq),
         srq: Option<&Srq>,
     ) -> Result<Self> {
         let entries = entries.next_power_of_two();
@@ -411,7 +460,7 @@ impl Qp {
         let command = CreateQp {
             context: vm.context().into(),
             pd: vm.pd().into(),
-            qp_type: QpType::ReliableConnection.raw(),
+            qp_type: qp_type.raw(),
             max_send_sge: 1.into(),
             max_recv_sge: 1.into(),
             max_inline: (INLINE as u16).into(),
@@ -445,7 +494,7 @@ impl Qp {
         };
         let limits = Limits {
             opcodes: u32::MAX,
-            datagrams: false,
+            datagrams: qp_type != QpType::ReliableConnection,
             xrc: false,
             max_sge: 1,
             max_inline: INLINE,

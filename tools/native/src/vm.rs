@@ -16,7 +16,8 @@ use vrnic_wire::command::{
     PageFault, ReplyHeader, SetGid, Status, TakePageFault, UnmapPages,
 };
 use vrnic_wire::config::{
-    ASYNC_EVENT_QUEUE, CONTROL_QUEUE, Config, DOORBELL_PAGE_SIZE, FIRST_COMPLETION_QUEUE,
+    ASYNC_EVENT_QUEUE, CONTROL_QUEUE, Config, DOORBELL_PAGE_SIZE, F_INFINIBAND,
+    FIRST_COMPLETION_QUEUE,
 };
 use vrnic_wire::event::{AsyncEvent, CompletionEvent};
 use vrnic_wire::memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, TABLE_PAGES, page_flags};
@@ -101,14 +102,19 @@ impl Device {
         Ok(self.client.read(VIRTIO_BAR.into(), layout::STATUS, 1)?[0])
     }
 
-    /// Accepts everything that the device offers.
-    fn negotiate(&mut self) -> Result<()> {
+    /// Accepts everything that the device offers, and gives that.
+    fn negotiate(&mut self) -> Result<u64> {
+        let mut features = 0;
         self.set_status(ACKNOWLEDGE | DRIVER)?;
         for half in 0..2_u32 {
             self.write(register::DEVICE_FEATURE_SELECT, half.to_le_bytes())?;
             let offered = self
                 .client
                 .read(VIRTIO_BAR.into(), register::DEVICE_FEATURE, 4)?;
+            let bits = offered
+                .first_chunk()
+                .map_or(0, |bits| u32::from_le_bytes(*bits));
+            features |= u64::from(bits) << (32 * half);
             self.write(register::DRIVER_FEATURE_SELECT, half.to_le_bytes())?;
             self.client
                 .write(VIRTIO_BAR.into(), register::DRIVER_FEATURE, &offered)?;
@@ -118,7 +124,7 @@ impl Device {
             self.status()? & FEATURES_OK != 0,
             "the device takes back what it offered"
         );
-        Ok(())
+        Ok(features)
     }
 
     /// Sets a queue up at these addresses, with the interrupt vector behind the one of the configuration.
@@ -207,7 +213,7 @@ impl Vm {
         while device.status()? != 0 {
             ensure!(started.elapsed() < PATIENCE, "the reset does not end");
         }
-        device.negotiate()?;
+        let infiniband = device.negotiate()? >> F_INFINIBAND & 1 != 0;
         let config = device.client.read(
             VIRTIO_BAR.into(),
             layout::DEVICE,
@@ -235,14 +241,21 @@ impl Vm {
         }
         device.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK)?;
 
-        device.execute(&SetGid {
-            entry: gid,
-            ..SetGid::default()
-        })?;
+        if !infiniband {
+            device.execute(&SetGid {
+                entry: gid,
+                ..SetGid::default()
+            })?;
+        }
         let chunks = ram.allocate(CHUNKS * CHUNK_SIZE)?;
         let area = ram.allocate(notify::area_length(SLOTS))?;
         let created = device.execute(&CreateContext {
-            kind: ContextKind::User.raw(),
+            // The guest of an HCA is its kernel too, which alone has queue pair 0.
+            kind: match infiniband {
+                true => ContextKind::Kernel,
+                false => ContextKind::User,
+            }
+            .raw(),
             slots: SLOTS.into(),
             area: list_pages(&chunks, &area)?,
             ..CreateContext::default()

@@ -76,6 +76,17 @@ pub struct Config {
     /// The switch.
     #[serde(default)]
     pub switch: Option<Switch>,
+    /// The InfiniBand subnet.
+    #[serde(default)]
+    pub subnet: Option<Subnet>,
+}
+
+/// The subnet of the devices with `fabric = "infiniband"`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subnet {
+    /// File that describes its switches, links and HCAs; each device is an HCA of its name.
+    pub topology: PathBuf,
 }
 
 /// One RNIC.
@@ -138,6 +149,8 @@ pub enum FabricKind {
     Local,
     /// RoCE frames.
     Roce,
+    /// An InfiniBand subnet.
+    Infiniband,
 }
 
 /// Ways to make up for lost packets.
@@ -306,6 +319,7 @@ impl Config {
             capture: None,
             devices: vec![device],
             switch: None,
+            subnet: None,
         }
     }
 
@@ -381,6 +395,7 @@ impl Config {
                 );
             }
         }
+        crate::fabric::subnet::check(self)?;
         for name in &self.test_panic_on_sigusr1 {
             ensure!(
                 names.contains(name),

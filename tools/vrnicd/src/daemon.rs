@@ -13,10 +13,11 @@ use signal_hook::iterator::Signals;
 use tracing::{debug, info, info_span, warn};
 
 use crate::capture::{Captures, Center};
-use crate::config::Config;
+use crate::config::{self, Config, FabricKind};
 use crate::control::inspector::Inspector;
 use crate::control::server::Server;
 use crate::device::Device;
+use crate::fabric::SubnetFabric;
 use crate::holder::Holder;
 use crate::network::Network;
 use crate::scheduling::prefer_short_waits;
@@ -53,6 +54,7 @@ pub fn run(config: &Config) -> Result<()> {
     let waker = Arc::new(Waker::new()?);
 
     let (network, network_thread) = Network::new(config, waker.clone()).context("the switch")?;
+    let subnet = SubnetFabric::new(config).context("the subnet")?;
     let weights = config.devices.iter().map(|settings| settings.weight);
     let heaviest = weights.max().unwrap_or(1);
     let devices: Vec<Device> = config
@@ -90,7 +92,11 @@ pub fn run(config: &Config) -> Result<()> {
         .map(|device| device.name().to_owned())
         .collect();
     let ports = network.ports().map(|port| port.name.to_owned());
-    let center = Arc::new(Center::new(names.clone(), ports));
+    let on_subnet = |device: &&config::Device| device.fabric == FabricKind::Infiniband;
+    let infiniband = config.devices.iter().filter(on_subnet);
+    let infiniband = infiniband.map(|device| device.name.clone());
+    let center = Center::new(names.clone(), ports).with_infiniband(infiniband.collect());
+    let center = Arc::new(center);
     let mut captures = Captures::new(names);
     if let Some(settings) = &config.capture {
         let name = settings.file.display().to_string();
@@ -140,6 +146,7 @@ pub fn run(config: &Config) -> Result<()> {
     let mut worker = Worker::new(
         devices,
         network,
+        subnet,
         waker.clone(),
         inspector,
         config.poll_time(),

@@ -19,13 +19,14 @@ use vrnic_engine::fault::{Armory, Direction as Way};
 use vrnic_engine::segment::Group;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
-    Budget, Cause, Faults, Features, Io, LinkLayer, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
-    Segmentation,
+    Budget, Cause, Faults, Features, Io, LinkLayer, Outbox, RateLimit, Recovery, Rnic, RnicConfig,
+    Segment, Segmentation,
 };
+use vrnic_infiniband::packet::Packet;
 use vrnic_vfio_user::mapping::FileId;
 use vrnic_wire::config::{
-    ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
-    VIRTIO_ID_RDMA,
+    ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, F_INFINIBAND,
+    FIRST_COMPLETION_QUEUE, VIRTIO_ID_RDMA,
 };
 use vrnic_wire::event::{AsyncEvent, EventType};
 use vrnic_wire::port::Mtu;
@@ -34,7 +35,7 @@ use zerocopy::IntoBytes;
 use crate::capture::{Captures, Direction};
 use crate::config::{self, FabricKind, RecoveryKind};
 use crate::control::answer::explanation;
-use crate::fabric::{Refused, RoceEnd};
+use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
 use crate::recording::{Tape, create_private};
@@ -120,7 +121,11 @@ impl Device {
     ) -> Self {
         let limits = settings.limits.clamped();
         let config = RnicConfig {
-            mac: settings.mac.0,
+            // An HCA has none.
+            mac: match settings.fabric {
+                FabricKind::Infiniband => [0; 6],
+                FabricKind::Local | FabricKind::Roce => settings.mac.0,
+            },
             node_guid: settings.guid().0,
             completion_vectors: settings.completion_vectors,
             doorbell_pages: if settings.doorbells {
@@ -133,9 +138,12 @@ impl Device {
             max_mtu,
             segmentation: match settings.fabric {
                 FabricKind::Local => Segmentation::Local,
-                FabricKind::Roce => Segmentation::PathMtu,
+                FabricKind::Roce | FabricKind::Infiniband => Segmentation::PathMtu,
             },
-            link_layer: LinkLayer::Ethernet,
+            link_layer: match settings.fabric {
+                FabricKind::Infiniband => LinkLayer::InfiniBand,
+                FabricKind::Local | FabricKind::Roce => LinkLayer::Ethernet,
+            },
             recovery: match settings.recovery {
                 RecoveryKind::Selective => Recovery::Selective,
                 RecoveryKind::GoBackN => Recovery::GoBackN,
@@ -346,7 +354,8 @@ impl Device {
     /// What a transport has to present.
     pub fn spec(&self) -> DeviceSpec {
         let doorbell = u64::from(self.config.doorbell_pages > 0) << F_DOORBELL;
-        let required = F_VERSION_1 | F_ACCESS_PLATFORM;
+        let infiniband = self.config.link_layer == LinkLayer::InfiniBand;
+        let required = F_VERSION_1 | F_ACCESS_PLATFORM | u64::from(infiniband) << F_INFINIBAND;
         DeviceSpec {
             virtio_id: VIRTIO_ID_RDMA,
             pci_class: [0x00, 0x80, 0x02],
@@ -571,6 +580,60 @@ impl Device {
             outbox.recycle(segment.payload);
         }
         outbox.segments = segments;
+    }
+
+    /// Sends all segments in the outbox, which are this device's, as packets on a subnet.
+    pub fn send_packets(&mut self, shared: &mut Shared, subnet: &mut SubnetFabric, now: Instant) {
+        let Shared {
+            regions,
+            outbox,
+            captures,
+        } = shared;
+        let mut segments = std::mem::take(&mut outbox.segments);
+        for segment in segments.drain(..) {
+            if let Some(session) = &self.session {
+                let memory = regions.device(self.index, &session.memory);
+                if let Some(packet) = subnet.packet(self.index, &segment, &memory) {
+                    if !captures.is_empty() {
+                        let frame = packet.to_bytes();
+                        captures.frame(self.index, Direction::Out, &segment, &frame, "");
+                    }
+                    // A packet that a fault damages does not get beyond the first port that looks at it.
+                    if !segment.touched.withheld && segment.touched.damage.is_none() {
+                        subnet.send(self.index, packet, now);
+                    }
+                }
+            }
+            outbox.recycle(segment.payload);
+        }
+        outbox.segments = segments;
+    }
+
+    /// A packet arrived from a subnet.
+    pub fn receive_packet(
+        &mut self,
+        shared: &mut Shared,
+        subnet: &mut SubnetFabric,
+        packet: &Packet,
+        now: Instant,
+    ) {
+        let mut bytes = Vec::new();
+        match subnet::read(packet, &mut bytes) {
+            Ok(segment) if shared.captures.is_empty() => self.receive(shared, segment, now),
+            Ok(segment) => {
+                let seen = segment.clone();
+                let note = self.receive_noted(shared, segment, now);
+                let frame = packet.to_bytes();
+                let captures = &mut shared.captures;
+                captures.frame(self.index, Direction::In, &seen, &frame, &note);
+            }
+            Err(error) => {
+                subnet.note_malformed(self.index, error);
+                if let Some(rnic) = self.rnic() {
+                    rnic.count_bad_packet(false);
+                }
+            }
+        }
     }
 
     /// A frame arrived.

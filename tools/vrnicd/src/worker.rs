@@ -20,7 +20,7 @@ use crate::capture::{Captures, Direction};
 use crate::control::answer::answer;
 use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
-use crate::fabric::{Local, Route};
+use crate::fabric::{Local, Route, SubnetFabric};
 use crate::guest_memory::RegionTable;
 use crate::network::Network;
 use crate::waker::Waker;
@@ -37,6 +37,8 @@ pub struct Worker {
     /// Joins the devices that are on no network.
     fabric: Local,
     network: Network,
+    /// Joins the devices with InfiniBand ports, if there are any.
+    subnet: Option<SubnetFabric>,
     /// Segments between devices that are on no network, each with the index of its sender.
     in_flight: VecDeque<(usize, Segment<'static>)>,
     waker: Arc<Waker>,
@@ -49,11 +51,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for `devices` and the `network` that some of them are on, which goes on looking for `poll_time` after
+    /// A worker for `devices` and the `network` or `subnet` that some of them are on, which goes on looking for `poll_time` after
     /// the last work. In each turn it answers one question that came through `inspector`.
     pub fn new(
         devices: Vec<Device>,
         network: Network,
+        subnet: Option<SubnetFabric>,
         waker: Arc<Waker>,
         inspector: Arc<Inspector>,
         poll_time: Duration,
@@ -69,6 +72,7 @@ impl Worker {
             },
             fabric: Local::new(),
             network,
+            subnet,
             in_flight: VecDeque::new(),
             waker,
             inspector,
@@ -100,7 +104,9 @@ impl Worker {
                 continue;
             }
             let devices = self.devices.iter().filter_map(Device::next_deadline);
-            let deadline = devices.chain(self.network.next_deadline()).min();
+            let subnet = self.subnet.as_ref().and_then(SubnetFabric::next_deadline);
+            let networks = self.network.next_deadline().into_iter().chain(subnet);
+            let deadline = devices.chain(networks).min();
             let timeout = deadline.map(|deadline| deadline - now);
             self.waker.sleep(timeout);
             self.clock.slept(timeout);
@@ -126,6 +132,9 @@ impl Worker {
     fn turn(&mut self, now: Instant) -> bool {
         self.shared.outbox.watched = !self.shared.captures.is_empty();
         let mut worked = self.network.turn(now, &mut self.shared.captures);
+        if let Some(subnet) = &mut self.subnet {
+            worked |= subnet.turn(now);
+        }
         self.carry(now);
         let (crowded, mut busy) = (self.crowded, 0);
         for index in 0..self.devices.len() {
@@ -187,6 +196,13 @@ impl Worker {
                 });
                 self.network.recycle(frame);
                 self.send(to, now);
+            } else if let Some(subnet) = &mut self.subnet
+                && let Some((to, packet)) = subnet.next_packet()
+            {
+                self.devices[to].contained(&mut self.shared, |device, shared| {
+                    device.receive_packet(shared, subnet, &packet, now);
+                });
+                self.send(to, now);
             } else {
                 return worked;
             }
@@ -201,7 +217,11 @@ impl Worker {
             return false;
         }
         let device = &mut self.devices[from];
-        if device.roce().is_some() {
+        if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(from)) {
+            device.contained(&mut self.shared, |device, shared| {
+                device.send_packets(shared, subnet, now);
+            });
+        } else if device.roce().is_some() {
             let network = &mut self.network;
             device.contained(&mut self.shared, |device, shared| {
                 device.send_frames(shared, network, now);
@@ -290,9 +310,16 @@ impl Worker {
         work
     }
 
-    /// Tells the network when a device has other GIDs.
+    /// Tells the network when a device has other GIDs, or a device and its port on a subnet of each other.
     fn update_gids(&mut self, index: usize) {
         let device = &mut self.devices[index];
+        if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(index)) {
+            let up = device.link();
+            device.contained(&mut self.shared, |device, _| {
+                subnet.update(index, up, device.rnic());
+            });
+            return;
+        }
         let generation = device.rnic().map(|rnic| rnic.gid_generation());
         if generation == self.gid_generations[index] {
             return;

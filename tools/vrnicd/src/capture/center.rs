@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pcap_file::DataLink;
 use tracing::{info, warn};
 
 use super::settings::{Choice, Scope};
@@ -69,6 +70,8 @@ pub struct Center {
     devices: Vec<String>,
     /// Names of interfaces: of devices, then of ports of the switch.
     interfaces: Vec<String>,
+    /// Names of devices whose packets are InfiniBand's.
+    infiniband: Vec<String>,
     known: Mutex<Knowledge>,
 }
 
@@ -90,8 +93,32 @@ impl Center {
         Self {
             interfaces: devices.iter().cloned().chain(ports).collect(),
             devices,
+            infiniband: Vec::new(),
             known: Mutex::default(),
         }
+    }
+
+    /// The same, where devices of these names send InfiniBand packets instead of Ethernet frames.
+    #[must_use]
+    pub fn with_infiniband(self, infiniband: Vec<String>) -> Self {
+        Self { infiniband, ..self }
+    }
+
+    /// The interfaces of a file, with what their packets are.
+    fn interfaces(&self) -> Vec<(String, DataLink)> {
+        let devices = self.devices.len();
+        let named = self.interfaces.iter().enumerate();
+        named
+            .map(|(place, name)| {
+                let infiniband = place < devices && self.infiniband.contains(name);
+                let link = if infiniband {
+                    DataLink::INFINIBAND
+                } else {
+                    DataLink::ETHERNET
+                };
+                (name.clone(), link)
+            })
+            .collect()
     }
 
     /// Starts a capture, which the worker is to be given.
@@ -129,7 +156,7 @@ impl Center {
             ended: Mutex::new(None),
         });
         let (sender, receiver) = sync_channel(QUEUE);
-        let (thread_known, interfaces) = (known.clone(), self.interfaces.clone());
+        let (thread_known, interfaces) = (known.clone(), self.interfaces());
         std::thread::Builder::new()
             .name("capture".into())
             .spawn(move || {

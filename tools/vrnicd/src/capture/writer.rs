@@ -48,7 +48,7 @@ impl Writer {
     /// Begins the file, with an interface for each name.
     pub fn begin(
         sink: Sink,
-        interfaces: &[String],
+        interfaces: &[(String, DataLink)],
         progress: Arc<Progress>,
         max_packets: Option<u64>,
         max_bytes: Option<u64>,
@@ -56,9 +56,9 @@ impl Writer {
         let mut file = PcapNgWriter::new(BufWriter::new(sink))?;
         // The section header, which the line above wrote, has no options.
         let mut bytes = 28;
-        for name in interfaces {
+        for (name, linktype) in interfaces {
             bytes += file.write_pcapng_block(InterfaceDescriptionBlock {
-                linktype: DataLink::ETHERNET,
+                linktype: *linktype,
                 snaplen: 0,
                 options: vec![
                     InterfaceDescriptionOption::IfName(Cow::Borrowed(name)),

@@ -247,6 +247,11 @@ impl Switch {
                     )
                 })?;
                 ensure!(
+                    found.fabric != FabricKind::Infiniband,
+                    "switch port `{}` names the device `{device}`, whose port is on an InfiniBand subnet",
+                    port.name
+                );
+                ensure!(
                     found.fabric == FabricKind::Roce || port.has_medium(),
                     "nothing is behind switch port `{}`: the device `{device}` is not on the fabric \"roce\"",
                     port.name

@@ -4,13 +4,16 @@
 //! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`Local`] joins the RNICs of this
 //! process that have this setting: a segment names its payload by ranges of guest memory, and the receiver copies it
 //! once, straight from guest to guest. RNICs on a wire send RoCE frames instead: a [`RoceEnd`] turns segments into
-//! frames and frames into segments, and a [`Network`](crate::network::Network) carries the frames.
+//! frames and frames into segments, and a [`Network`](crate::network::Network) carries the frames. RNICs on a subnet
+//! send InfiniBand packets, which a [`SubnetFabric`] makes, carries and reads.
 
 mod local;
 mod roce;
+pub mod subnet;
 
 pub use local::Local;
 pub use roce::{Refused, RoceEnd};
+pub use subnet::SubnetFabric;
 
 /// What becomes of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
