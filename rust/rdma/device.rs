@@ -41,6 +41,7 @@ use crate::{
         Gid,
         GidAttr, //
     },
+    mad,
     mr::MemoryRegion,
     mw::MemoryWindow,
     netdev::{
@@ -273,6 +274,25 @@ pub trait Operations: Sized + Send + Sync + 'static {
 
     /// Returns an entry of the GID table of a port that is not one of RoCE.
     fn query_gid(_call: &Call<'_, Self>, _port: Port, _index: u32) -> Result<Gid> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Changes a port of InfiniBand for a user in the kernel.
+    fn modify_port(_call: &Call<'_, Self>, _port: Port, _change: &port::Change) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Gives the device's own agents a management datagram, and writes their answer to `answer`,
+    /// which is zeroed. An error is told to nobody.
+    ///
+    /// Every datagram to queue pairs 0 and 1 gets here first, as do those that the core asks for
+    /// itself (`sysfs`), and those along a directed route without hops. May sleep.
+    fn process_mad(
+        _call: &Call<'_, Self>,
+        _port: Port,
+        _incoming: &mad::Incoming<'_>,
+        _answer: &mut mad::Mad,
+    ) -> Result<mad::Outcome> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 

@@ -119,6 +119,7 @@ pub mod dm;
 mod dma;
 pub mod event;
 pub mod gid;
+pub mod mad;
 pub mod mmap;
 pub mod mr;
 pub mod mw;

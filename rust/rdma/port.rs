@@ -4,9 +4,18 @@
 
 use core::num::NonZeroU32;
 
-use kernel::prelude::*;
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
 
-use crate::bindings;
+use crate::{
+    bindings,
+    device::{
+        Device,
+        Operations, //
+    }, //
+};
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
@@ -169,6 +178,14 @@ pub struct Subnet {
     pub manager_service_level: u8,
     /// Longest time that a packet is on its way: 4.096 µs times 2 to this.
     pub timeout: u8,
+    /// What the node can do: CapabilityMask.
+    pub capabilities: u32,
+    /// State of the link (`enum ib_port_phys_state`).
+    pub physical_state: u8,
+    /// Virtual lanes for data, in the encoding of VLCap.
+    pub virtual_lanes: u8,
+    /// What the subnet manager says that it did: InitTypeReply.
+    pub init_type_reply: u8,
 }
 
 impl Subnet {
@@ -176,6 +193,63 @@ impl Subnet {
     fn is_valid(&self) -> bool {
         self.lid_mask_count < 1 << 3 && self.manager_service_level < 1 << 4 && self.timeout < 1 << 5
     }
+}
+
+/// A change of a port of InfiniBand that a user asks for (`struct ib_port_modify`; IBTA volume 1,
+/// section 11.2.1.4).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Bits to set in the capabilities of the port: what software of this side does.
+    pub set_capabilities: u32,
+    /// Bits to clear there.
+    pub clear_capabilities: u32,
+    /// Whether the count of Q_Key violations begins again.
+    pub reset_qkey_violations: bool,
+}
+
+impl Change {
+    /// Takes over a change of C. What has no name here is refused with `EOPNOTSUPP`.
+    fn from_raw(mask: c_int, raw: &bindings::ib_port_modify) -> Result<Self> {
+        const RESET: u32 = bindings::ib_port_modify_flags_IB_PORT_RESET_QKEY_CNTR;
+
+        // CAST: A set of bits that C keeps in an `int`.
+        let mask = mask as u32;
+        if mask & !RESET != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self {
+            set_capabilities: raw.set_port_cap_mask,
+            clear_capabilities: raw.clr_port_cap_mask,
+            reset_qkey_violations: mask & RESET != 0,
+        })
+    }
+}
+
+/// # Safety
+///
+/// `device` must be a registered device of `T`, and `change` valid.
+pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
+    device: *mut bindings::ib_device,
+    port: u32,
+    mask: c_int,
+    change: *mut bindings::ib_port_modify,
+) -> c_int {
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    from_result(|| unsafe {
+        let device = Device::<T>::from_raw(device);
+        let port = device.port(port)?;
+        let change = Change::from_raw(mask, &*change)?;
+        if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
+            // As the core does it for drivers without the verb: a connection manager needs none.
+            let others = change.set_capabilities | change.clear_capabilities;
+            return match others & !bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP {
+                0 => Ok(0),
+                _ => Err(EOPNOTSUPP),
+            };
+        }
+        device.with(|call| T::modify_port(call, port, &change))?;
+        Ok(0)
+    })
 }
 
 /// Attributes of a port (`struct ib_port_attr`).
@@ -240,6 +314,10 @@ impl PortAttr {
             raw.sm_lid = subnet.manager_lid.into();
             raw.sm_sl = subnet.manager_service_level;
             raw.subnet_timeout = subnet.timeout;
+            raw.port_cap_flags = subnet.capabilities;
+            raw.phys_state = subnet.physical_state;
+            raw.max_vl_num = subnet.virtual_lanes;
+            raw.init_type_reply = subnet.init_type_reply;
         }
         Ok(())
     }

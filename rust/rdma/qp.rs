@@ -183,6 +183,15 @@ impl QpCap {
     }
 }
 
+/// A multicast group.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct MulticastGroup {
+    /// Its GID.
+    pub gid: Gid,
+    /// Its LID; of meaning on ports of InfiniBand only.
+    pub lid: u16,
+}
+
 /// What a queue pair is (`struct ib_qp_attr` and `struct ib_qp_init_attr`).
 pub struct Description<P> {
     /// What can be changed.
@@ -277,12 +286,20 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     ///
     /// Must fail if the queue pair is attached already: the core counts what succeeds, and detaches
     /// as often.
-    fn attach_multicast(_qp: &Qp<Self>, _call: &Call<'_, Self::Driver>, _gid: &Gid) -> Result {
+    fn attach_multicast(
+        _qp: &Qp<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _group: &MulticastGroup,
+    ) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
     /// Detaches a queue pair from a multicast group. Must fail if it is not attached.
-    fn detach_multicast(_qp: &Qp<Self>, _call: &Call<'_, Self::Driver>, _gid: &Gid) -> Result {
+    fn detach_multicast(
+        _qp: &Qp<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _group: &MulticastGroup,
+    ) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
@@ -587,10 +604,10 @@ pub(crate) unsafe fn end<T: Operations>(qp: *mut bindings::ib_qp, call: &Call<'_
 pub(crate) unsafe extern "C" fn attach_mcast_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     gid: *mut bindings::ib_gid,
-    _lid: u16,
+    lid: u16,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    unsafe { with_group::<T>(qp, gid, T::QueuePair::attach_multicast) }
+    unsafe { with_group::<T>(qp, gid, lid, T::QueuePair::attach_multicast) }
 }
 
 /// # Safety
@@ -599,10 +616,10 @@ pub(crate) unsafe extern "C" fn attach_mcast_callback<T: Operations>(
 pub(crate) unsafe extern "C" fn detach_mcast_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     gid: *mut bindings::ib_gid,
-    _lid: u16,
+    lid: u16,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    unsafe { with_group::<T>(qp, gid, T::QueuePair::detach_multicast) }
+    unsafe { with_group::<T>(qp, gid, lid, T::QueuePair::detach_multicast) }
 }
 
 /// Calls the driver for a queue pair and a multicast group.
@@ -613,7 +630,8 @@ pub(crate) unsafe extern "C" fn detach_mcast_callback<T: Operations>(
 unsafe fn with_group<T: Operations>(
     qp: *mut bindings::ib_qp,
     gid: *const bindings::ib_gid,
-    act: fn(&Qp<T::QueuePair>, &Call<'_, T>, &Gid) -> Result,
+    lid: u16,
+    act: fn(&Qp<T::QueuePair>, &Call<'_, T>, &MulticastGroup) -> Result,
 ) -> c_int {
     // SAFETY: The core set the device of the queue pair.
     let device = unsafe { Device::<T>::from_raw((*qp).device) };
@@ -621,7 +639,8 @@ unsafe fn with_group<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the arguments are valid.
     from_result(|| unsafe {
         device.with(|call| {
-            act(Qp::from_raw(qp), call, &Gid::from_raw(&*gid))?;
+            let gid = Gid::from_raw(&*gid);
+            act(Qp::from_raw(qp), call, &MulticastGroup { gid, lid })?;
             Ok(0)
         })
     })

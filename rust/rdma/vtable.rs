@@ -42,6 +42,7 @@ use crate::{
         Gid,
         GidAttr, //
     },
+    mad,
     mmap,
     mr::{
         self,
@@ -63,6 +64,7 @@ use crate::{
         Pd, //
     },
     port::{
+        self,
         LinkLayer,
         State, //
     },
@@ -149,6 +151,16 @@ impl<T: Operations> VTable<T> {
         get_port_immutable: Some(Self::port_immutable_callback),
         get_link_layer: if T::HAS_LINK_LAYER {
             Some(Self::link_layer_callback)
+        } else {
+            None
+        },
+        modify_port: if T::HAS_MODIFY_PORT {
+            Some(port::modify_callback::<T>)
+        } else {
+            None
+        },
+        process_mad: if T::HAS_PROCESS_MAD {
+            Some(mad::process_callback::<T>)
         } else {
             None
         },

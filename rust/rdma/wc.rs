@@ -137,6 +137,23 @@ pub struct Source {
     pub lid: (u16, u8),
 }
 
+impl Source {
+    /// Takes over what a completion of C says of a datagram, as far as it goes without Ethernet.
+    pub(crate) fn from_raw(raw: &bindings::ib_wc) -> Self {
+        // CAST: Sets of bits that C keeps in an `int`, and a LID in 32 bits.
+        let has_header = raw.wc_flags as u32 & bindings::ib_wc_flags_IB_WC_GRH != 0;
+        Self {
+            qpn: raw.src_qp,
+            pkey_index: raw.pkey_index,
+            service_level: raw.sl,
+            header: has_header.then_some(NetworkHeader::InfiniBand),
+            mac: None,
+            vlan: None,
+            lid: (raw.slid as u16, raw.dlid_path_bits),
+        }
+    }
+}
+
 /// What a completion tells of a request (`struct ib_wc`), which its [`Continuation`] names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Completion {

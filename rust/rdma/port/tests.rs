@@ -170,13 +170,59 @@ mod cases {
             manager_lid: 0x3344,
             manager_service_level: 5,
             timeout: 18,
+            capabilities: 0x0001_0002,
+            physical_state: 5,
+            virtual_lanes: 4,
+            init_type_reply: 6,
         });
         let mut raw = bindings::ib_port_attr::default();
         attributes.write(&Default::default(), &mut raw)?;
         assert_eq!((raw.lid, raw.lmc), (0x1122, 3));
         assert_eq!((raw.sm_lid, raw.sm_sl), (0x3344, 5));
         assert_eq!((raw.subnet_timeout, raw.ip_gids()), (18, 0));
+        assert_eq!((raw.port_cap_flags, raw.phys_state), (0x0001_0002, 5));
+        assert_eq!((raw.max_vl_num, raw.init_type_reply), (4, 6));
         Ok(())
+    }
+
+    #[test]
+    fn users_change_what_software_does() -> Result {
+        const MANAGER: u32 = bindings::ib_port_capability_mask_bits_IB_PORT_SM;
+        const CM: u32 = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP;
+        const RESET: u32 = bindings::ib_port_modify_flags_IB_PORT_RESET_QKEY_CNTR;
+        const SHUTDOWN: u32 = bindings::ib_port_modify_flags_IB_PORT_SHUTDOWN;
+
+        let mut raw = bindings::ib_port_modify {
+            set_port_cap_mask: MANAGER,
+            clr_port_cap_mask: CM,
+            ..Default::default()
+        };
+        let change = |reset_qkey_violations| port::Change {
+            set_capabilities: MANAGER,
+            clear_capabilities: CM,
+            reset_qkey_violations,
+        };
+        // CAST: A set of bits that C keeps in an `int`.
+        let taken = |mask: u32| port::Change::from_raw(mask as c_int, &raw);
+        assert_eq!(taken(0), Ok(change(false)));
+        assert_eq!(taken(RESET), Ok(change(true)));
+        assert_eq!(taken(RESET | SHUTDOWN), Err(EOPNOTSUPP));
+
+        // A port of Ethernet has a connection manager, and the driver is not asked.
+        with_device(|device, log| {
+            log.asked();
+            let raw = &raw mut raw;
+            let modify = |raw: *mut bindings::ib_port_modify, port| -> Result {
+                to_result(verb!(device, modify_port(device.as_raw(), port, 0, raw)))
+            };
+            assert_eq!(modify(raw, 1), Err(EOPNOTSUPP));
+            // SAFETY: It is ours.
+            unsafe { (*raw).set_port_cap_mask = 0 };
+            assert_eq!(modify(raw, 1), Ok(()));
+            assert_eq!(modify(raw, 3), Err(EINVAL));
+            assert_eq!(log.asked(), None);
+            Ok(())
+        })
     }
 
     #[test]

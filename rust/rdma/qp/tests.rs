@@ -145,10 +145,13 @@ mod cases {
             // SAFETY: All members of the union are plain bytes.
             let bytes = unsafe { crate::compat::member_mut(&mut gid.raw) };
             bytes[15] = 5;
-            let group = Gid::from_raw(&gid);
-            to_result(verb!(device, attach_mcast(raw, &mut gid, 0)))?;
+            let group = qp::MulticastGroup {
+                gid: Gid::from_raw(&gid),
+                lid: 0xc001,
+            };
+            to_result(verb!(device, attach_mcast(raw, &mut gid, 0xc001)))?;
             assert_eq!(log.asked(), Some(Asked::Attach(group)));
-            to_result(verb!(device, detach_mcast(raw, &mut gid, 0)))?;
+            to_result(verb!(device, detach_mcast(raw, &mut gid, 0xc001)))?;
             assert_eq!(log.asked(), Some(Asked::Detach(group)));
             qp.end(device)
         })

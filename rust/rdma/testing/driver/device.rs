@@ -36,6 +36,7 @@ use crate::{
     gid::{
         GidAttr, //
     },
+    mad,
     netdev::Netdev,
     port::{
         self,
@@ -224,6 +225,35 @@ impl Operations for TestDriver {
     fn query_pkey(_call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16> {
         // CAST: There are two ports.
         Ok(0x8000 | (port.number() as u16) << 8 | index)
+    }
+
+    fn modify_port(call: &Call<'_, Self>, port: Port, change: &port::Change) -> Result {
+        call.data().note(Asked::ModifyPort(port, *change));
+        Ok(())
+    }
+
+    /// The first byte of a datagram says what becomes of it.
+    fn process_mad(
+        call: &Call<'_, Self>,
+        port: Port,
+        incoming: &mad::Incoming<'_>,
+        answer: &mut mad::Mad,
+    ) -> Result<mad::Outcome> {
+        let mad::Incoming {
+            source,
+            ignores_m_key,
+            ..
+        } = *incoming;
+        call.data().note(Asked::Mad(port, source, ignores_m_key));
+        match incoming.mad {
+            [0, ..] => Ok(mad::Outcome::Passed),
+            [1, ..] => Ok(mad::Outcome::Consumed),
+            [2, .., last] => {
+                answer[mad::LENGTH - 1] = *last;
+                Ok(mad::Outcome::Answered)
+            }
+            _ => Err(EIO),
+        }
     }
 
     fn add_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {

@@ -26,11 +26,13 @@ use crate::{
     },
     dm::DmRange,
     event::Dispatcher,
-    gid::Gid,
     mmap::UserPages,
     mr,
     mw,
-    port::Port,
+    port::{
+        self,
+        Port, //
+    },
     qp::{
         self,
         QpAttr,
@@ -39,6 +41,7 @@ use crate::{
     srq::{
         SrqAttr, //
     },
+    wc,
     wr::Continuation, //
 };
 
@@ -64,8 +67,10 @@ pub(crate) enum Asked {
         request: Option<u64>,
     },
     Modify(qp::AttributeMask, QpAttr<ah::Roce>),
-    Attach(Gid),
-    Detach(Gid),
+    Attach(qp::MulticastGroup),
+    Detach(qp::MulticastGroup),
+    ModifyPort(Port, port::Change),
+    Mad(Port, Option<wc::Source>, bool),
     /// How many requests were taken, and the last of them.
     Send(u32, u64),
     /// As for sends.

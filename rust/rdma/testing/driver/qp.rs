@@ -17,7 +17,6 @@ use super::{
 use crate::{
     ah,
     device::Call,
-    gid::Gid,
     pd::Pd,
     qp::{
         self,
@@ -117,13 +116,21 @@ impl QueuePair for Object {
         Object::destroy(qp);
     }
 
-    fn attach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
-        call.data().note(Asked::Attach(*gid));
+    fn attach_multicast(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        group: &qp::MulticastGroup,
+    ) -> Result {
+        call.data().note(Asked::Attach(*group));
         Ok(())
     }
 
-    fn detach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
-        call.data().note(Asked::Detach(*gid));
+    fn detach_multicast(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        group: &qp::MulticastGroup,
+    ) -> Result {
+        call.data().note(Asked::Detach(*group));
         Ok(())
     }
 

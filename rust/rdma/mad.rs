@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Management datagrams that the device answers itself (IBTA volume 1, chapter 13).
+
+use core::slice;
+
+use kernel::prelude::*;
+
+use crate::{
+    bindings,
+    device::{
+        Device,
+        Operations, //
+    },
+    wc::Source, //
+};
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
+/// Bytes of a management datagram of InfiniBand and RoCE.
+// CAST: A small constant.
+pub const LENGTH: usize = bindings::IB_MGMT_MAD_SIZE as usize;
+
+/// A management datagram, as it is on the network.
+pub type Mad = [u8; LENGTH];
+
+/// A management datagram that was sent to a port.
+pub struct Incoming<'a> {
+    /// The datagram.
+    pub mad: &'a Mad,
+    /// Where it came from; [`None`] if software of this side asks.
+    pub source: Option<Source>,
+    /// Whether the agent of subnet management does not look at the M_Key.
+    pub ignores_m_key: bool,
+}
+
+/// What the device did with a management datagram (`enum ib_mad_result`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing: it is for agents of the core, if there is one.
+    Passed,
+    /// It took it, and there is no answer.
+    Consumed,
+    /// It answered.
+    Answered,
+}
+
+impl Outcome {
+    /// The C constants.
+    const fn raw(self) -> bindings::ib_mad_result {
+        match self {
+            Self::Passed => bindings::ib_mad_result_IB_MAD_RESULT_SUCCESS,
+            Self::Consumed => {
+                bindings::ib_mad_result_IB_MAD_RESULT_SUCCESS
+                    | bindings::ib_mad_result_IB_MAD_RESULT_CONSUMED
+            }
+            Self::Answered => {
+                bindings::ib_mad_result_IB_MAD_RESULT_SUCCESS
+                    | bindings::ib_mad_result_IB_MAD_RESULT_REPLY
+            }
+        }
+    }
+}
+
+/// Returns a set of bits of `enum ib_mad_result`, none if the driver fails.
+///
+/// # Safety
+///
+/// `device` must be a registered device of `T`. `source` must be null or valid, `mad` have
+/// [`LENGTH`] bytes, and `answer` room for `answer_length`, both valid.
+pub(crate) unsafe extern "C" fn process_callback<T: Operations>(
+    device: *mut bindings::ib_device,
+    flags: c_int,
+    port: u32,
+    source: *const bindings::ib_wc,
+    _header: *const bindings::ib_grh,
+    mad: *const bindings::ib_mad,
+    answer: *mut bindings::ib_mad,
+    answer_length: *mut usize,
+    _answer_pkey_index: *mut u16,
+) -> c_int {
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    let outcome = unsafe {
+        let device = Device::<T>::from_raw(device);
+        if *answer_length < LENGTH {
+            return 0;
+        }
+        let Ok(port) = device.port(port) else {
+            return 0;
+        };
+        // The core's buffers are plain bytes of memory that was zeroed or received.
+        let Ok(mad) = slice::from_raw_parts(mad.cast::<u8>(), LENGTH).try_into() else {
+            return 0;
+        };
+        let incoming = Incoming {
+            mad,
+            source: source.as_ref().map(Source::from_raw),
+            // CAST: A set of bits that C keeps in an `int`.
+            ignores_m_key: flags as u32 & bindings::ib_process_mad_flags_IB_MAD_IGNORE_MKEY != 0,
+        };
+        let mut written = [0; LENGTH];
+        let outcome = device.with(|call| T::process_mad(call, port, &incoming, &mut written));
+        if outcome == Ok(Outcome::Answered) {
+            answer.cast::<Mad>().write_unaligned(written);
+            *answer_length = LENGTH;
+        }
+        outcome
+    };
+    // CAST: Small constants.
+    outcome.map_or(0, |outcome| outcome.raw() as c_int)
+}
