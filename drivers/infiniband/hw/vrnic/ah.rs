@@ -5,7 +5,9 @@
 use kernel::prelude::*;
 use rdma::{
     ah::{
+        Any,
         GlobalRoute,
+        InfiniBand,
         Roce, //
     },
     gid::Gid,
@@ -16,7 +18,11 @@ use rdma::{
 };
 use vrnic_wire::{
     abi,
-    work::AddressVector, //
+    work::{
+        lid_flags,
+        AddressVector,
+        LidAddress, //
+    }, //
 };
 
 use crate::{
@@ -24,6 +30,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    port::Link,
     udata::CreateAhResponse, //
 };
 
@@ -31,6 +38,7 @@ use crate::{
 #[pin_data]
 pub(crate) struct Ah {
     address: AddressVector,
+    link: Link,
 }
 
 impl Ah {
@@ -40,33 +48,73 @@ impl Ah {
     }
 }
 
-/// Translates a path for the device.
-pub(crate) fn to_wire(path: &Roce) -> AddressVector {
+/// Translates what a header above the link says.
+fn route_to_wire(route: &GlobalRoute) -> AddressVector {
     AddressVector {
-        dgid: path.route.dgid.0,
-        dmac: path.dmac,
-        sgid_index: path.route.sgid_index,
-        hop_limit: path.route.hop_limit,
-        traffic_class: path.route.traffic_class,
-        service_level: path.service_level,
-        reserved: 0.into(),
-        flow_label: path.route.flow_label.into(),
+        dgid: route.dgid.0,
+        sgid_index: route.sgid_index,
+        hop_limit: route.hop_limit,
+        traffic_class: route.traffic_class,
+        flow_label: route.flow_label.into(),
+        ..Default::default()
+    }
+}
+
+/// Translates a path for the device.
+pub(crate) fn to_wire(path: &Any) -> AddressVector {
+    match path {
+        Any::Roce(path) => AddressVector {
+            dmac: path.dmac,
+            service_level: path.service_level,
+            ..route_to_wire(&path.route)
+        },
+        Any::InfiniBand(path) => {
+            let lid = LidAddress {
+                dlid: path.dlid.into(),
+                path_bits: path.source_path_bits,
+                static_rate: path.static_rate,
+                flags: match path.route {
+                    Some(_) => lid_flags::GRH,
+                    None => 0,
+                },
+                reserved: 0,
+            };
+            AddressVector {
+                dmac: lid.to_bytes(),
+                service_level: path.service_level,
+                ..route_to_wire(&path.route.unwrap_or_default())
+            }
+        }
     }
 }
 
 /// Translates a path of the device.
-pub(crate) fn from_wire(address: &AddressVector) -> Roce {
-    Roce {
-        service_level: address.service_level,
-        port: Port::FIRST,
-        route: GlobalRoute {
-            dgid: Gid(address.dgid),
-            sgid_index: address.sgid_index,
-            hop_limit: address.hop_limit,
-            traffic_class: address.traffic_class,
-            flow_label: address.flow_label.get(),
-        },
-        dmac: address.dmac,
+pub(crate) fn from_wire(address: &AddressVector, link: Link) -> Any {
+    let route = GlobalRoute {
+        dgid: Gid(address.dgid),
+        sgid_index: address.sgid_index,
+        hop_limit: address.hop_limit,
+        traffic_class: address.traffic_class,
+        flow_label: address.flow_label.get(),
+    };
+    match link {
+        Link::Ethernet => Any::Roce(Roce {
+            service_level: address.service_level,
+            port: Port::FIRST,
+            route,
+            dmac: address.dmac,
+        }),
+        Link::InfiniBand => {
+            let lid = LidAddress::from_bytes(address.dmac);
+            Any::InfiniBand(InfiniBand {
+                service_level: address.service_level,
+                port: Port::FIRST,
+                dlid: lid.dlid.get(),
+                source_path_bits: lid.path_bits,
+                static_rate: lid.static_rate,
+                route: (lid.flags & lid_flags::GRH != 0).then_some(route),
+            })
+        }
     }
 }
 
@@ -77,8 +125,8 @@ impl AddressHandle for Ah {
     type Response = CreateAhResponse;
 
     fn create(
-        _call: &Call<'_>,
-        path: &Roce,
+        call: &Call<'_>,
+        path: &Any,
         _user: Caller<Vrnic, User<'_, Vrnic, ()>>,
     ) -> Result<(impl PinInit<Self>, CreateAhResponse)> {
         let address = to_wire(path);
@@ -86,11 +134,15 @@ impl AddressHandle for Ah {
             address,
             ..Default::default()
         };
-        Ok((pin_init!(Self { address }), CreateAhResponse(response)))
+        let link = call.data().link;
+        Ok((
+            pin_init!(Self { address, link }),
+            CreateAhResponse(response),
+        ))
     }
 
-    fn query(ah: &rdma::Ah<Self>) -> Roce {
-        from_wire(&ah.address)
+    fn query(ah: &rdma::Ah<Self>) -> Any {
+        from_wire(&ah.address, ah.link)
     }
 }
 
@@ -99,20 +151,39 @@ impl AddressHandle for Ah {
 mod tests {
     use super::*;
 
+    const ROUTE: GlobalRoute = GlobalRoute {
+        dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+        sgid_index: 31,
+        hop_limit: 32,
+        traffic_class: 33,
+        flow_label: 0xf_1234,
+    };
+
     #[test]
-    fn a_path_survives_the_translation() {
-        let path = Roce {
+    fn a_path_on_ethernet_survives_the_translation() {
+        let path = Any::Roce(Roce {
             service_level: 7,
             port: Port::FIRST,
-            route: GlobalRoute {
-                dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
-                sgid_index: 31,
-                hop_limit: 32,
-                traffic_class: 33,
-                flow_label: 0xf_1234,
-            },
+            route: ROUTE,
             dmac: [21, 22, 23, 24, 25, 26],
-        };
-        assert_eq!(from_wire(&to_wire(&path)), path);
+        });
+        assert_eq!(from_wire(&to_wire(&path), Link::Ethernet), path);
+    }
+
+    #[test]
+    fn a_path_on_infiniband_survives_the_translation() {
+        for route in [None, Some(ROUTE)] {
+            let path = Any::InfiniBand(InfiniBand {
+                service_level: 7,
+                port: Port::FIRST,
+                dlid: 0x1234,
+                source_path_bits: 5,
+                static_rate: 6,
+                route,
+            });
+            let wire = to_wire(&path);
+            assert_eq!(wire.dmac[..2], [0x34, 0x12]);
+            assert_eq!(from_wire(&wire, Link::InfiniBand), path);
+        }
     }
 }

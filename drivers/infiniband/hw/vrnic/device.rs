@@ -14,7 +14,11 @@ use rdma::{
         OnDemandOperations,
         OnDemandPaging, //
     },
-    gid::GidAttr,
+    gid::{
+        Gid,
+        GidAttr, //
+    },
+    mad,
     port::{
         self,
         LinkLayer,
@@ -137,7 +141,7 @@ fn on_demand_paging(
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
     type Users = ProcessesAndKernel;
-    type Path = rdma::ah::Roce;
+    type Path = rdma::ah::Any;
     type DeviceResponse = ();
     type UserContext = UserContext;
     type ProtectionDomain = Pd;
@@ -219,7 +223,7 @@ impl Operations for Vrnic {
                 .saturating_mul(limits.max_qp.get())
                 .min(i32::MAX.unsigned_abs()),
             atomicity: Atomicity::Device,
-            max_pkeys: crate::port::PKEY_TABLE_LENGTH,
+            max_pkeys: crate::port::immutable(call, Port::FIRST)?.pkey_table_length,
             ack_delay: ACK_DELAY,
             on_demand_paging: match &call.data().paging {
                 Some(_) => on_demand_paging(
@@ -246,12 +250,12 @@ impl Operations for Vrnic {
         );
     }
 
-    fn link_layer(_call: &Call<'_>, _port: Port) -> LinkLayer {
-        LinkLayer::Ethernet
+    fn link_layer(call: &Call<'_>, _port: Port) -> LinkLayer {
+        call.data().link.layer()
     }
 
-    fn port_immutable(call: &Call<'_>, _port: Port) -> Result<port::Immutable> {
-        crate::port::immutable(call)
+    fn port_immutable(call: &Call<'_>, port: Port) -> Result<port::Immutable> {
+        crate::port::immutable(call, port)
     }
 
     fn query_port(call: &Call<'_>, port: Port) -> Result<PortAttr> {
@@ -266,8 +270,25 @@ impl Operations for Vrnic {
         crate::port::follow_netdev(call, port);
     }
 
-    fn query_pkey(_call: &Call<'_>, _port: Port, index: u16) -> Result<u16> {
-        crate::port::pkey(index)
+    fn query_pkey(call: &Call<'_>, port: Port, index: u16) -> Result<u16> {
+        crate::port::pkey(call, port, index)
+    }
+
+    fn query_gid(call: &Call<'_>, port: Port, index: u32) -> Result<Gid> {
+        crate::gid::query(call, port, index)
+    }
+
+    fn modify_port(call: &Call<'_>, port: Port, change: &port::Change) -> Result {
+        crate::port::modify(call, port, change)
+    }
+
+    fn process_mad(
+        call: &Call<'_>,
+        port: Port,
+        incoming: &mad::Incoming<'_>,
+        answer: &mut mad::Mad,
+    ) -> Result<mad::Outcome> {
+        crate::mad::process(call, port, incoming, answer)
     }
 
     fn add_gid(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {

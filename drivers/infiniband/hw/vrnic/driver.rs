@@ -55,6 +55,7 @@ use vrnic_wire::{
         F_COUNTER_SETS,
         F_DOORBELL,
         F_IGNORED_OVERRUN,
+        F_INFINIBAND,
         F_MEMORY_EXTENSIONS,
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
@@ -108,7 +109,8 @@ use crate::{
     odp::{
         Faults,
         PageCommands, //
-    }, //
+    },
+    port::Link, //
 };
 
 /// The device has a doorbell region.
@@ -167,6 +169,9 @@ const CONTEXT_NAMES: Feature = Feature::device(F_CONTEXT_NAMES);
 /// Regions on demand can be made of others.
 const NESTED_PAGING: Feature = Feature::device(F_NESTED_PAGING);
 
+/// The port is one of InfiniBand.
+const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -188,6 +193,7 @@ const FEATURES: &[Feature] = {
         IGNORED_OVERRUN,
         CONTEXT_NAMES,
         NESTED_PAGING,
+        INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {
@@ -291,6 +297,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) config: Config,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
+    /// Link layer of its port.
+    pub(crate) link: Link,
     /// Whether its port takes a state.
     pub(crate) port_state: bool,
     /// What takes queue pairs out of its multicast groups.
@@ -386,6 +394,10 @@ impl<'bound> Resources<'bound> {
             limits,
             config,
             doorbells,
+            link: match dev.has_feature(INFINIBAND) {
+                true => Link::InfiniBand,
+                false => Link::Ethernet,
+            },
             port_state: dev.has_feature(PORT_STATE),
             detacher: Detacher::new()?,
             device_memory: Pool::new()?,

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The GID table, which the core fills from the addresses of the network device.
+//! The GID table. On Ethernet the core fills it from the addresses of the network device, on
+//! InfiniBand the subnet manager does.
 
 use kernel::prelude::*;
-use rdma::gid::{
-    GidAttr,
-    Type, //
+use rdma::{
+    gid::{
+        Gid,
+        GidAttr,
+        Type, //
+    },
+    port::Port, //
 };
 use vrnic_wire::{
     command::{
         ClearGid,
+        QueryGids,
         SetGid, //
     },
     port::{
@@ -20,6 +26,16 @@ use vrnic_wire::{
 };
 
 use crate::device::Call;
+
+/// Returns an entry of a port of InfiniBand.
+pub(crate) fn query(call: &Call<'_>, port: Port, index: u32) -> Result<Gid> {
+    let reply = call.data().control.execute(&QueryGids {
+        port: port.number().into(),
+        first: index.into(),
+    })?;
+    let gid = reply.gids.first_chunk().ok_or(EIO)?;
+    Ok(Gid(*gid))
+}
 
 /// Tells the device of an entry.
 pub(crate) fn add(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {

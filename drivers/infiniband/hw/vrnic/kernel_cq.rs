@@ -29,7 +29,8 @@ use rdma::{
 use vrnic_wire::completion::{
     self,
     flags,
-    Cqe, //
+    Cqe,
+    LidSource, //
 };
 
 use crate::{
@@ -314,18 +315,20 @@ fn decode(cqe: &Cqe) -> Completion {
     } else {
         None
     };
-    let source = has(flags::GRH).then(|| Source {
+    let lid = has(flags::SOURCE_LID).then(|| LidSource::from_bytes(cqe.source_mac));
+    let header = has(flags::GRH).then(|| match lid {
+        Some(_) => NetworkHeader::InfiniBand,
+        None if has(flags::IPV4) => NetworkHeader::Ipv4,
+        None => NetworkHeader::Ipv6,
+    });
+    let source = (header.is_some() || lid.is_some()).then(|| Source {
         qpn: cqe.source_qpn.get(),
         pkey_index: cqe.pkey_index.get(),
         service_level: cqe.service_level,
-        header: Some(if has(flags::IPV4) {
-            NetworkHeader::Ipv4
-        } else {
-            NetworkHeader::Ipv6
-        }),
-        mac: has(flags::SOURCE_MAC).then_some(cqe.source_mac),
+        header,
+        mac: (lid.is_none() && has(flags::SOURCE_MAC)).then_some(cqe.source_mac),
         vlan: has(flags::VLAN).then_some(cqe.vlan.get()),
-        lid: (0, 0),
+        lid: lid.map_or((0, 0), |lid| (lid.slid.get(), lid.path_bits)),
     });
     let success = status == Status::Success;
 
@@ -412,6 +415,34 @@ mod tests {
                 lid: (0, 0),
             })
         );
+    }
+
+    #[test]
+    fn a_datagram_of_a_subnet_is_decoded() {
+        for (grh, header) in [(0, None), (flags::GRH, Some(NetworkHeader::InfiniBand))] {
+            let completion = decode(&Cqe {
+                opcode: completion::Opcode::Receive.raw(),
+                status: completion::Status::Success.raw(),
+                flags: flags::SOURCE_LID | grh,
+                service_level: 3,
+                source_qpn: 1.into(),
+                source_mac: [0x34, 0x12, 5, 0, 0, 0],
+                pkey_index: 2.into(),
+                ..Default::default()
+            });
+            assert_eq!(
+                completion.source,
+                Some(Source {
+                    qpn: 1,
+                    pkey_index: 2,
+                    service_level: 3,
+                    header,
+                    mac: None,
+                    vlan: None,
+                    lid: (0x1234, 5),
+                })
+            );
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod kernel_context;
 mod kernel_cq;
 mod kernel_qp;
 mod kernel_srq;
+mod mad;
 mod mr;
 mod multicast;
 mod mw;

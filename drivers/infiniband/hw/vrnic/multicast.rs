@@ -10,7 +10,7 @@ use kernel::{
     prelude::*,
     sync::Mutex, //
 };
-use rdma::gid::Gid;
+use rdma::qp::MulticastGroup;
 use vrnic_wire::command::{
     AttachMulticast,
     DetachMulticast, //
@@ -18,7 +18,8 @@ use vrnic_wire::command::{
 
 use crate::{
     control::Prepared,
-    device::Call, //
+    device::Call,
+    port::Link, //
 };
 
 /// What takes queue pairs out of groups, without taking memory: the core destroys no queue pair
@@ -41,24 +42,34 @@ impl Detacher {
     }
 }
 
+/// LID of a group, 0 where there are none.
+fn lid(call: &Call<'_>, group: &MulticastGroup) -> u16 {
+    match call.data().link {
+        Link::Ethernet => 0,
+        Link::InfiniBand => group.lid,
+    }
+}
+
 /// Attaches a queue pair to a group. `EBUSY` if it is attached.
-pub(crate) fn attach(call: &Call<'_>, qpn: u32, gid: &Gid) -> Result {
+pub(crate) fn attach(call: &Call<'_>, qpn: u32, group: &MulticastGroup) -> Result {
     if call.data().limits.max_multicast_groups.get() == 0 {
         return Err(EOPNOTSUPP);
     }
     call.data().control.execute(&AttachMulticast {
         qpn: qpn.into(),
-        gid: gid.0,
+        lid: lid(call, group).into(),
+        gid: group.gid.0,
         ..Default::default()
     })?;
     Ok(())
 }
 
 /// Detaches a queue pair from a group. `ENOENT` if it is not attached.
-pub(crate) fn detach(call: &Call<'_>, qpn: u32, gid: &Gid) -> Result {
+pub(crate) fn detach(call: &Call<'_>, qpn: u32, group: &MulticastGroup) -> Result {
     let command = DetachMulticast {
         qpn: qpn.into(),
-        gid: gid.0,
+        lid: lid(call, group).into(),
+        gid: group.gid.0,
         ..Default::default()
     };
     let control = &call.data().control;

@@ -2,25 +2,33 @@
 
 //! The port.
 //!
-//! Its state and payload size are the smaller of what the device can and of what the network device
-//! allows that shares the port. The device is told of both whenever the network device changes;
-//! queries tell what the device says.
+//! On Ethernet its state and payload size are the smaller of what the device can and of what the
+//! network device allows that shares the port. The device is told of both whenever the network
+//! device changes; queries tell what the device says. On InfiniBand all is as the subnet manager
+//! has it, of whom the device knows.
 
 use kernel::prelude::*;
 use rdma::{
     port::{
+        Change,
         Immutable,
+        LinkLayer,
         Mtu,
         Port,
         PortAttr,
         Protocol,
-        State, //
+        State,
+        Subnet, //
     },
     Netdev, //
 };
 use vrnic_wire::{
     command::{
+        modify_port_flags,
+        ModifyPort,
+        QueryPkeys,
         QueryPort,
+        QuerySubnetPort,
         SetMtu,
         SetPortState, //
     },
@@ -32,8 +40,27 @@ use vrnic_wire::{
 
 use crate::device::Call;
 
-/// P_Keys of the port: RoCE has one.
-pub(crate) const PKEY_TABLE_LENGTH: u16 = 1;
+/// Link layer of the port.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// RoCE, beside a network device.
+    Ethernet,
+    /// A subnet with a subnet manager.
+    InfiniBand,
+}
+
+impl Link {
+    /// What the core calls it.
+    pub(crate) fn layer(self) -> LinkLayer {
+        match self {
+            Self::Ethernet => LinkLayer::Ethernet,
+            Self::InfiniBand => LinkLayer::InfiniBand,
+        }
+    }
+}
+
+/// P_Keys of a port of RoCE.
+const PKEY_TABLE_LENGTH: u16 = 1;
 
 /// The P_Key of RoCE: full member of the default partition.
 const DEFAULT_PKEY: u16 = 0xffff;
@@ -43,12 +70,22 @@ const DEFAULT_PKEY: u16 = 0xffff;
 const OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4 + 4;
 
 /// Returns what never changes about the port.
-pub(crate) fn immutable(call: &Call<'_>) -> Result<Immutable> {
-    Ok(Immutable {
-        protocol: Protocol::RoceV1AndV2,
-        pkey_table_length: PKEY_TABLE_LENGTH,
-        gid_table_length: call.data().limits.gid_table_length.get(),
-    })
+pub(crate) fn immutable(call: &Call<'_>, port: Port) -> Result<Immutable> {
+    match call.data().link {
+        Link::Ethernet => Ok(Immutable {
+            protocol: Protocol::RoceV1AndV2,
+            pkey_table_length: PKEY_TABLE_LENGTH,
+            gid_table_length: call.data().limits.gid_table_length.get(),
+        }),
+        Link::InfiniBand => {
+            let reply = ask(call, port)?;
+            Ok(Immutable {
+                protocol: Protocol::InfiniBand,
+                pkey_table_length: reply.pkey_table_length.get(),
+                gid_table_length: reply.gid_table_length.get(),
+            })
+        }
+    }
 }
 
 /// Asks the device for its attributes of the port.
@@ -70,11 +107,16 @@ fn wanted_state(active: bool) -> PortState {
 
 /// Whether a network device is that of the port: the device says its permanent MAC address.
 pub(crate) fn is_netdev_of(call: &Call<'_>, netdev: &Netdev, port: Port) -> bool {
-    port == Port::FIRST && netdev.ethernet_address() == Some(call.data().config.mac)
+    call.data().link == Link::Ethernet
+        && port == Port::FIRST
+        && netdev.ethernet_address() == Some(call.data().config.mac)
 }
 
 /// Sets state and payload size of the port as its network device, if there is one, has them.
 pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
+    if call.data().link == Link::InfiniBand {
+        return;
+    }
     let netdev = call.with_netdev(port, |netdev| (netdev.is_active(), netdev.mtu()));
     let state = wanted_state(netdev.is_some_and(|(active, _)| active));
     let followed = ask(call, port).and_then(|now| {
@@ -113,12 +155,37 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
 /// Returns the attributes of the port.
 pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
     let reply = ask(call, port)?;
-    // It may not have been told yet that the network device is down.
-    let active = PortState::try_from(reply.state) == Ok(PortState::Active)
-        && call.with_netdev(port, Netdev::is_active) == Some(true);
+    let (state, subnet) = match call.data().link {
+        Link::Ethernet => {
+            // It may not have been told yet that the network device is down.
+            let active = PortState::try_from(reply.state) == Ok(PortState::Active)
+                && call.with_netdev(port, Netdev::is_active) == Some(true);
+            (if active { State::Active } else { State::Down }, None)
+        }
+        Link::InfiniBand => {
+            let subnet = call.data().control.execute(&QuerySubnetPort {
+                port: port.number().into(),
+                ..Default::default()
+            })?;
+            (
+                State::try_from(u32::from(reply.state))?,
+                Some(Subnet {
+                    lid: subnet.lid.get(),
+                    lid_mask_count: subnet.lmc,
+                    manager_lid: subnet.sm_lid.get(),
+                    manager_service_level: subnet.sm_service_level,
+                    timeout: subnet.subnet_timeout,
+                    capabilities: subnet.capability_mask.get(),
+                    physical_state: subnet.physical_state,
+                    virtual_lanes: subnet.max_lanes,
+                    init_type_reply: subnet.init_type_reply,
+                }),
+            )
+        }
+    };
 
     Ok(PortAttr {
-        state: if active { State::Active } else { State::Down },
+        state,
         max_mtu: Mtu::try_from(u32::from(reply.max_mtu))?,
         active_mtu: Mtu::try_from(u32::from(reply.active_mtu))?,
         active_width: reply.active_width,
@@ -126,13 +193,42 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
         max_message_size: reply.max_message_size.get(),
         bad_pkey_count: reply.bad_pkey_count.get(),
         qkey_violation_count: reply.qkey_violation_count.get(),
-        has_ip_gids: true,
-        subnet: None,
+        has_ip_gids: subnet.is_none(),
+        subnet,
     })
 }
 
+/// Changes a port of InfiniBand for a user in the kernel.
+pub(crate) fn modify(call: &Call<'_>, port: Port, change: &Change) -> Result {
+    call.data().control.execute(&ModifyPort {
+        port: port.number().into(),
+        flags: match change.reset_qkey_violations {
+            true => modify_port_flags::RESET_QKEY_VIOLATIONS,
+            false => 0,
+        }
+        .into(),
+        set_capabilities: change.set_capabilities.into(),
+        clear_capabilities: change.clear_capabilities.into(),
+    })?;
+    Ok(())
+}
+
 /// Returns the P_Key at `index`.
-pub(crate) fn pkey(index: u16) -> Result<u16> {
+pub(crate) fn pkey(call: &Call<'_>, port: Port, index: u16) -> Result<u16> {
+    match call.data().link {
+        Link::Ethernet => roce_pkey(index),
+        Link::InfiniBand => {
+            let reply = call.data().control.execute(&QueryPkeys {
+                port: port.number().into(),
+                first: u32::from(index).into(),
+            })?;
+            Ok(reply.pkeys[0].get())
+        }
+    }
+}
+
+/// The P_Key at `index` of a port of RoCE.
+fn roce_pkey(index: u16) -> Result<u16> {
     if index >= PKEY_TABLE_LENGTH {
         return Err(EINVAL);
     }
@@ -185,8 +281,8 @@ mod tests {
 
     #[test]
     fn there_is_one_pkey() {
-        assert_eq!(pkey(0), Ok(0xffff));
-        assert_eq!(pkey(1), Err(EINVAL));
+        assert_eq!(roce_pkey(0), Ok(0xffff));
+        assert_eq!(roce_pkey(1), Err(EINVAL));
     }
 
     #[test]
@@ -197,7 +293,9 @@ mod tests {
                 Ok(mtu.raw().into())
             );
         }
-        assert_eq!(State::Down.raw(), PortState::Down.raw().into());
-        assert_eq!(State::Active.raw(), PortState::Active.raw().into());
+        for state in PortState::ALL {
+            let raw = u32::from(state.raw());
+            assert_eq!(State::try_from(raw).map(State::raw), Ok(raw));
+        }
     }
 }

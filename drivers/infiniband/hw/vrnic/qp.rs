@@ -11,13 +11,13 @@ use kernel::{
     }, //
 };
 use rdma::{
-    ah::Roce,
-    gid::Gid,
+    ah::Any,
     qp::{
         modify_is_ok,
         Attribute,
         AttributeMask,
         Description,
+        MulticastGroup,
         NewQp,
         NoDriverType,
         QpAttr,
@@ -257,6 +257,7 @@ impl QueuePair for Qp {
     type DriverType = NoDriverType;
 
     const TYPES: &'static [Type] = &[
+        Type::Smi,
         Type::Gsi,
         Type::ReliableConnection,
         Type::UnreliableConnection,
@@ -399,7 +400,7 @@ impl QueuePair for Qp {
         qp: &rdma::Qp<Self>,
         call: &Call<'_>,
         mask: AttributeMask,
-        attributes: &QpAttr<Roce>,
+        attributes: &QpAttr<Any>,
     ) -> Result {
         let mut condition = qp.condition.lock();
         let from = if mask.contains(Attribute::CurrentState) {
@@ -460,7 +461,7 @@ impl QueuePair for Qp {
         result
     }
 
-    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description<Roce>> {
+    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description<Any>> {
         let describe = |attributes| Description {
             attributes,
             capabilities: qp.capabilities,
@@ -483,7 +484,7 @@ impl QueuePair for Qp {
             };
             return Ok(describe(attributes));
         }
-        Ok(describe(attr::from_wire(&reply?)?))
+        Ok(describe(attr::from_wire(&reply?, call.data().link)?))
     }
 
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) {
@@ -498,12 +499,12 @@ impl QueuePair for Qp {
         }
     }
 
-    fn attach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, gid: &Gid) -> Result {
-        multicast::attach(call, qp.number(), gid)
+    fn attach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, group: &MulticastGroup) -> Result {
+        multicast::attach(call, qp.number(), group)
     }
 
-    fn detach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, gid: &Gid) -> Result {
-        multicast::detach(call, qp.number(), gid)
+    fn detach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, group: &MulticastGroup) -> Result {
+        multicast::detach(call, qp.number(), group)
     }
 
     fn post_send(
@@ -613,6 +614,7 @@ fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -
 const _: () = {
     use vrnic_wire::qp::QpType;
 
+    assert!(QpType::Smi.raw() as u32 == Type::Smi.raw());
     assert!(QpType::Gsi.raw() as u32 == Type::Gsi.raw());
     assert!(QpType::ReliableConnection.raw() as u32 == Type::ReliableConnection.raw());
     assert!(QpType::UnreliableConnection.raw() as u32 == Type::UnreliableConnection.raw());

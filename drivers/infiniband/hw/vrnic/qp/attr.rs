@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rdma::{
     access::AccessFlags,
-    ah::Roce,
+    ah::Any,
     port::{
         Mtu,
         Port, //
@@ -26,7 +26,10 @@ use vrnic_wire::{
     }, //
 };
 
-use crate::ah;
+use crate::{
+    ah,
+    port::Link, //
+};
 
 /// Attributes that the device knows.
 const KNOWN: u32 = (attribute::DEST_QPN << 1)
@@ -39,7 +42,7 @@ const KNOWN: u32 = (attribute::DEST_QPN << 1)
 /// it does not know.
 pub(crate) fn to_wire(
     mask: AttributeMask,
-    attributes: &QpAttr<Roce>,
+    attributes: &QpAttr<Any>,
     memory_placement: bool,
 ) -> Result<QpAttributes> {
     if mask.bits() & !KNOWN != 0 {
@@ -73,7 +76,7 @@ pub(crate) fn to_wire(
 }
 
 /// Translates attributes of the device; `EINVAL` if it says what it must not.
-pub(crate) fn from_wire(wire: &QpAttributes) -> Result<QpAttr<Roce>> {
+pub(crate) fn from_wire(wire: &QpAttributes, link: Link) -> Result<QpAttr<Any>> {
     Ok(QpAttr {
         state: State::try_from(u32::from(wire.state))?,
         current_state: State::try_from(u32::from(wire.current_state))?,
@@ -94,7 +97,7 @@ pub(crate) fn from_wire(wire: &QpAttributes) -> Result<QpAttr<Roce>> {
         rnr_retry: wire.rnr_retry,
         drain_notify: wire.sqd_async_notify != 0,
         draining: wire.sq_draining != 0,
-        path: ah::from_wire(&wire.address),
+        path: ah::from_wire(&wire.address, link),
     })
 }
 
@@ -139,7 +142,7 @@ mod tests {
         let mask = Attribute::State | Attribute::PathMtu;
         let wire = to_wire(mask, &attributes, true)?;
         assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
-        assert_eq!(from_wire(&wire)?, attributes);
+        assert_eq!(from_wire(&wire, Link::Ethernet)?, attributes);
         assert_eq!(
             to_wire(mask | Attribute::AlternatePath, &attributes, true).err(),
             Some(EOPNOTSUPP)
