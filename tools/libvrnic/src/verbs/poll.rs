@@ -5,7 +5,7 @@
 use super::cq::Cq;
 use crate::ffi::verbs::*;
 use core::ffi::{c_int, c_uint};
-use vrnic_wire::completion::{Cqe, Status, flags};
+use vrnic_wire::completion::{Cqe, LidSource, Status, flags};
 
 /// What the extended interface can be asked for.
 pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
@@ -48,6 +48,16 @@ fn immediate(cqe: &Cqe) -> u32 {
     }
 }
 
+/// Where a datagram came from on an InfiniBand port; zeros for anything else.
+#[inline]
+fn lid_source(cqe: &Cqe) -> LidSource {
+    if cqe.flags & flags::SOURCE_LID != 0 {
+        LidSource::from_bytes(cqe.source_mac)
+    } else {
+        LidSource::default()
+    }
+}
+
 /// Takes up to `count` completions; how many it were.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: The verbs contract.
@@ -59,6 +69,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         let Some(cqe) = cq.next(&mut queue) else {
             break;
         };
+        let source = lid_source(&cqe);
         let completion = ibv_wc {
             wr_id: cqe.wr_id.get(),
             status: status(&cqe),
@@ -70,9 +81,9 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
             src_qp: cqe.source_qpn.get(),
             wc_flags: wc_flags(&cqe),
             pkey_index: cqe.pkey_index.get(),
-            slid: 0,
+            slid: source.slid.get(),
             sl: cqe.service_level,
-            dlid_path_bits: 0,
+            dlid_path_bits: source.path_bits,
         };
         // SAFETY: The verbs contract: the array has `count` elements.
         unsafe { wc.add(polled as usize).write(completion) };
@@ -203,13 +214,34 @@ read!(read_imm_data -> u32, cqe => immediate(cqe));
 read!(read_qp_num -> u32, cqe => cqe.qpn.get());
 read!(read_src_qp -> u32, cqe => cqe.source_qpn.get());
 read!(read_wc_flags -> c_uint, cqe => wc_flags(cqe));
-read!(read_slid -> u32, _cqe => 0);
+read!(read_slid -> u32, cqe => lid_source(cqe).slid.get().into());
 read!(read_sl -> u8, cqe => cqe.service_level);
-read!(read_dlid_path_bits -> u8, _cqe => 0);
+read!(read_dlid_path_bits -> u8, cqe => lid_source(cqe).path_bits);
 read!(read_completion_ts -> u64, cqe => cqe.timestamp.get());
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: The verbs contract.
     let (cqe, cq) = unsafe { (current(cq), Cq::of(cq.cast())) };
     cqe.timestamp.get().wrapping_add(cq.epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_infiniband_has_lids() {
+        let mut cqe = Cqe {
+            flags: flags::GRH | flags::SOURCE_MAC,
+            source_mac: [0x34, 0x12, 5, 0, 0, 0],
+            ..Cqe::default()
+        };
+        assert_eq!(lid_source(&cqe), LidSource::default());
+        cqe.flags = flags::SOURCE_LID;
+        let source = lid_source(&cqe);
+        assert_eq!((source.slid.get(), source.path_bits), (0x1234, 5));
+        assert_eq!(wc_flags(&cqe), 0);
+        cqe.flags |= flags::GRH;
+        assert_eq!(wc_flags(&cqe), IBV_WC_GRH);
+    }
 }
