@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use crate::description::{Description, Network, Nic};
 use crate::process::{self, CHILD, Process, tail};
 use crate::settings::Settings;
+use crate::vm::Fabric;
 
 /// Name of a lab's network, if it has only one. Its vrnicd's files are not named after it.
 pub const FIRST: &str = "net";
@@ -215,7 +216,7 @@ pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<Stri
             nic.name,
             quoted(&switch_socket(sockets, nic))
         )?;
-        if nic.rnic {
+        if nic.rnic && network.fabric != Fabric::Infiniband {
             writeln!(text, "device = \"{}\"", nic.name)?;
         } else {
             writeln!(text, "mac = \"{}\"", nic.mac)?;

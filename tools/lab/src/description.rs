@@ -116,6 +116,9 @@ pub struct Nic {
     pub rnic: bool,
     /// Whether the guest has Soft-RoCE on it.
     pub soft_roce: bool,
+    /// Whether the subnet manager of its InfiniBand subnet runs behind it.
+    #[serde(skip)]
+    pub manages: bool,
     /// Its address.
     pub mac: String,
     /// The guest's address there.
@@ -131,6 +134,18 @@ pub struct Nic {
     /// More lines for its port of the switch.
     #[serde(skip)]
     pub port: Vec<String>,
+}
+
+impl Nic {
+    /// GUID of the port of its RNIC on an InfiniBand subnet, as programs write it.
+    #[must_use]
+    pub fn port_guid(&self) -> String {
+        let mac = self.mac.parse::<vrnicd::config::Mac>();
+        mac.map_or_else(
+            |_| String::new(),
+            |mac| format!("{:#018x}", mac.guid().0),
+        )
+    }
 }
 
 /// A directory of the host in a guest.
@@ -383,11 +398,12 @@ impl Parsed {
         };
         let networks = networks(&source, &file, known, fabric)?;
         let (machines, copies, spans) = machines(&source, &file, known, &networks)?;
-        let description = Description {
+        let mut description = Description {
             name,
             networks,
             machines,
         };
+        description.choose_subnet_managers();
         description.check(&source, &file, &spans)?;
         Ok(Self {
             description,
@@ -889,6 +905,7 @@ fn nics(
             network: network.name.clone(),
             rnic,
             soft_roce,
+            manages: false,
             mac: format!("52:54:00:76:{:02x}:{:02x}", 0x72 + index, number + 9),
             ipv4: format!("10.77.{}.{host}", network.subnet),
             ipv6: if network.subnet == 0 {
@@ -925,6 +942,20 @@ impl Machine {
 }
 
 impl Description {
+    /// Has the first RNIC of each InfiniBand subnet manage it.
+    fn choose_subnet_managers(&mut self) {
+        for network in &self.networks {
+            if network.fabric != Fabric::Infiniband {
+                continue;
+            }
+            let nics = self.machines.iter_mut().flat_map(|it| &mut it.nics);
+            let mut rnics = nics.filter(|nic| nic.rnic && nic.network == network.name);
+            if let Some(first) = rnics.next() {
+                first.manages = true;
+            }
+        }
+    }
+
     /// Checks what concerns several sections, and what vrnicd will say.
     fn check(&self, source: &Source<'_>, file: &FileSection, spans: &Spans) -> Result<()> {
         for (network, section) in self.networks.iter().zip(&file.network) {
@@ -1050,7 +1081,7 @@ impl Description {
             || extra.two_daemons
             || !extra.port.is_empty()
             || !extra.rxe.is_empty()
-            || fabric == Fabric::Roce;
+            || fabric != Fabric::Local;
         for machine in &mut lab.machines {
             let soft = extra.rxe.contains(&machine.name);
             machine.device = if soft { Device::Rxe } else { device };

@@ -725,7 +725,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID; returns that GID's index.
+    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID, or any on InfiniBand; returns that
+    /// GID's index.
     ///
     /// # Errors
     /// It does not within half a minute; the message has the end of the guest's console.
@@ -747,16 +748,17 @@ impl Lab {
     /// As [`wait_rdma`](Self::wait_rdma).
     pub fn wait_port(&self, name: &str, ibdev: &str, family: Family) -> Result<u32> {
         let script = format!(
-            "port=/sys/class/infiniband/{0}/ports/1
+            "port=/sys/class/infiniband/{0}/ports/1 link=
             for i in $(seq 300); do
                 if grep -q ACTIVE $port/state 2>/dev/null; then
+                    read -r link <$port/link_layer
                     # Tables are long, processes slow to start.
                     n=0
                     while [ -e $port/gids/$n ]; do
                         gid= type=
                         {{ read -r gid <$port/gids/$n; read -r type <$port/gid_attrs/types/$n; }} 2>/dev/null
-                        case $gid:$type in
-                        {1}:*v2) echo $n; exit 0 ;;
+                        case $link:$gid:$type in
+                        Ethernet:{1}:*v2 | InfiniBand:fe80:*) echo $n; exit 0 ;;
                         esac
                         n=$((n + 1))
                     done

@@ -78,6 +78,8 @@ pub enum Fabric {
     Local,
     /// In RoCE frames.
     Roce,
+    /// In packets of an InfiniBand subnet; OpenSM in the first of its VMs manages it.
+    Infiniband,
 }
 
 impl Fabric {
@@ -87,6 +89,7 @@ impl Fabric {
         match self {
             Self::Local => "local",
             Self::Roce => "roce",
+            Self::Infiniband => "infiniband",
         }
     }
 }
@@ -442,7 +445,14 @@ impl Spec {
     fn words(&self) -> String {
         let nics = self.machine.nics.iter().map(|nic| {
             let soft = if nic.soft_roce { ",rxe" } else { "" };
-            format!(" lab.nic={},{},{}{soft}", nic.mac, nic.ipv4, nic.ipv6)
+            let manager = nic
+                .manages
+                .then(|| format!(" lab.subnet-manager={}", nic.port_guid()));
+            let manager = manager.unwrap_or_default();
+            format!(
+                " lab.nic={},{},{}{soft}{manager}",
+                nic.mac, nic.ipv4, nic.ipv6
+            )
         });
         let shares = self.machine.shares.iter().enumerate();
         let shares = shares.map(|(index, share)| {
