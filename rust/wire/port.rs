@@ -143,6 +143,8 @@ pub const FULL_MEMBERSHIP: u16 = 0x8000;
 pub mod capability {
     /// A subnet manager runs behind the port.
     pub const SUBNET_MANAGER: u32 = 1 << 1;
+    /// A connection manager runs there.
+    pub const COMMUNICATION_MANAGEMENT: u32 = 1 << 16;
     /// SNMP tunneling.
     pub const SNMP_TUNNELING: u32 = 1 << 17;
     /// Device management.
@@ -150,7 +152,11 @@ pub mod capability {
     /// A vendor's class of management.
     pub const VENDOR_CLASS: u32 = 1 << 20;
     /// Every bit with a meaning here.
-    pub const ALL: u32 = SUBNET_MANAGER | SNMP_TUNNELING | DEVICE_MANAGEMENT | VENDOR_CLASS;
+    pub const ALL: u32 = SUBNET_MANAGER
+        | COMMUNICATION_MANAGEMENT
+        | SNMP_TUNNELING
+        | DEVICE_MANAGEMENT
+        | VENDOR_CLASS;
 }
 
 /// Whether a LID is that of a multicast group.
