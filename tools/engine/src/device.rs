@@ -7,9 +7,7 @@ use crate::{
     fault::{BadSpec, Delivery, Faults, Spec},
     memory::{HostRange, Memory},
     rate::RateLimit,
-    recording::{
-        Digest, Flight, Halves, Header, Input, Kind, Put, Recorder, put_range, put_received,
-    },
+    recording::{Digest, Flight, Halves, Header, Input, Kind, Put, Recorder, put_range},
     resources::Io,
     rnic::{Engine, RnicConfig},
     segment::Segment,
@@ -46,16 +44,22 @@ impl Deref for Rnic {
     }
 }
 
-/// Makes a call that is given guest memory, and records it if a recorder is there.
+/// Makes a call that is given guest memory, and records it if a recorder is there, in which `begin` begins it.
 macro_rules! call {
-    ($self:ident, $io:ident, $put:expr, |$engine:ident, $inner:ident| $work:expr, $outcome:expr) => {{
+    (
+        $self:ident,
+        $io:ident,
+        |$recorder:ident| $begin:expr,
+        |$engine:ident, $inner:ident| $work:expr,
+        $outcome:expr
+    ) => {{
         $self.turn();
         let $engine = &mut $self.engine;
         match $self.recorder.as_deref_mut() {
-            Some(recorder) if recorder.goes_on() => {
-                recorder.begin($io.now, $put);
-                let result = recorder.during($io, |$inner| $work);
-                recorder.finish(|digest| $outcome(digest, &result));
+            Some($recorder) if $recorder.goes_on() => {
+                $begin;
+                let result = $recorder.during($io, |$inner| $work);
+                $recorder.finish(|digest| $outcome(digest, &result));
                 result
             }
             _ => {
@@ -166,7 +170,11 @@ impl Rnic {
 
     /// Does nothing, which a recording has.
     pub(crate) fn mark(&mut self) {
-        self.plain(|| Input::Mark, |_| (), |()| true, nothing);
+        if let Some(recorder) = self.recorder.as_deref_mut()
+            && recorder.goes_on()
+        {
+            recorder.mark();
+        }
     }
 
     /// What the device was called with lately, oldest first, in words. Also after a panic.
@@ -222,7 +230,7 @@ impl Rnic {
         call!(
             self,
             io,
-            |out| Input::put_request(request, out),
+            |recorder| recorder.begin(io.now, |out| Input::put_request(request, out)),
             |engine, io| engine.execute(request, reply, io),
             |digest: &mut Digest, done| {
                 answer(digest, done);
@@ -251,7 +259,7 @@ impl Rnic {
         let worked = call!(
             self,
             io,
-            |out| Input::Poll(budget).put(out),
+            |recorder| recorder.begin(io.now, |out| Input::Poll(budget).put(out)),
             |engine, io| engine.poll(budget, io),
             answer
         );
@@ -269,7 +277,7 @@ impl Rnic {
         let work = call!(
             self,
             io,
-            |out| Input::PrepareSleep.put(out),
+            |recorder| recorder.begin(io.now, |out| Input::PrepareSleep.put(out)),
             |engine, io| engine.prepare_sleep(io),
             answer
         );
@@ -286,7 +294,7 @@ impl Rnic {
         call!(
             self,
             io,
-            |out| put_received(&segment, out),
+            |recorder| recorder.begin_received(io.now, &segment),
             |engine, io| engine.receive(segment, io),
             nothing
         );
@@ -309,7 +317,7 @@ impl Rnic {
         call!(
             self,
             io,
-            |out| Input::Advance.put(out),
+            |recorder| recorder.begin(io.now, |out| Input::Advance.put(out)),
             |engine, io| engine.advance(io),
             nothing
         );
@@ -318,6 +326,9 @@ impl Rnic {
     /// The next asynchronous event, when the driver has a buffer for it.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
         let faulty = !self.faults().is_idle();
+        if !faulty && self.engine.resources.async_events.is_empty() {
+            return None;
+        }
         self.plain(
             || Input::AsyncEvent,
             Engine::next_async_event,
@@ -328,6 +339,9 @@ impl Rnic {
 
     /// The next completion event of a vector, when the driver has a buffer for it.
     pub fn next_completion_event(&mut self, vector: u16) -> Option<CompletionEvent> {
+        if self.engine.resources.completion_events.is_empty(vector) {
+            return None;
+        }
         self.plain(
             || Input::CompletionEvent(vector),
             |engine| engine.next_completion_event(vector),
@@ -455,11 +469,13 @@ impl Rnic {
     /// What has to be made to survive a loss of power next, one range in each block of memory;
     /// `None` if nothing, or if it was asked before and [`synced`](Self::synced) was not called.
     pub fn next_sync(&mut self) -> Option<Vec<HostRange>> {
-        let wanted = self.wants_sync();
+        if !self.wants_sync() {
+            return None;
+        }
         self.plain(
             || Input::NextSync,
             Engine::next_sync,
-            |_| wanted,
+            |_| true,
             |digest, ranges| {
                 for range in ranges.iter().flatten() {
                     put_range(digest, range);
@@ -489,6 +505,9 @@ impl Rnic {
 
     /// Takes the oldest thing that went wrong. The device keeps a few hundred.
     pub fn next_explanation(&mut self) -> Option<Explanation> {
+        if self.engine.resources.record.is_empty() {
+            return None;
+        }
         self.plain(
             || Input::Explanation,
             Engine::next_explanation,

@@ -70,6 +70,11 @@ impl AsyncEvents {
         self.held.iter().map(|(due, _)| *due).min()
     }
 
+    /// Whether there is none that goes out now.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.released.is_empty()
+    }
+
     /// Takes an event that was kept back, and is not any more.
     pub(crate) fn pop_released(&mut self) -> Option<AsyncEvent> {
         let event = self.released.pop_front()?;
@@ -163,6 +168,12 @@ impl CompletionEvents {
         if let Some(queue) = self.vectors.get_mut(usize::from(vector)) {
             queue.push_back(cqn);
         }
+    }
+
+    /// Whether a vector has none.
+    pub(crate) fn is_empty(&self, vector: u16) -> bool {
+        let queue = self.vectors.get(usize::from(vector));
+        queue.is_none_or(VecDeque::is_empty)
     }
 
     /// The next event of a vector.

@@ -248,6 +248,11 @@ impl Record {
         true
     }
 
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Takes the oldest entry out.
     pub fn take(&mut self) -> Option<Explanation> {
         Some(self.entries.pop_front()?.1)

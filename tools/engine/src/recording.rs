@@ -36,6 +36,7 @@
 //! recording := "VRNICREC" version:byte program:text device:text config begin call* [over]
 //! config    := mac:6 guid:8 vectors doorbell-pages mtu:byte segmentation:byte recovery:byte features seed:32 limit*22
 //! begin     := 0 | 1 start state:bytes               0: with a reset, at the time 0. Version 1 has none of this
+//! received  := 0 headers | 1 path headers            0: of the path of the one before. Up to version 2: path headers
 //! call      := time 64                       as the call before
 //!            | time kind:16…34 argument* access* (0 digest:8 | 15)       15: the engine panicked
 //! over      := 0 65 why:text
@@ -53,7 +54,7 @@
 //! | 17 | doorbell | page, value |
 //! | 18 | poll | units |
 //! | 19 | prepare to sleep | |
-//! | 20 | receive | segment |
+//! | 20 | receive | received |
 //! | 21 | count a bad packet | wrong ICRC: flag |
 //! | 22 | advance | |
 //! | 23 | next asynchronous event | |
@@ -68,20 +69,22 @@
 //! | 32 | next explanation | |
 //! | 33 | set the rate limit | of bytes, then of requests: flag; if it is 1, how many a second |
 //! | 34 | poll | units, bytes |
-//! | 35 | mark: nothing | |
+//! | 35 | mark: nothing. Behind it stands no repetition of what was before, and a path | |
 //!
-//! `format` has the rest: how segments and faults are written. A state is in the format of the crate `postcard`; see
+//! `format` has the rest: how segments and faults are written. `digest` has what a digest is: up to version 2, it takes
+//! numbers byte by byte, later two at a time. A state is in the format of the crate `postcard`; see
 //! the module `state`. The recording holds the seed of the device's keys, or the generator that they come from, and
 //! what was in the memory of the guest's rings: it is as confidential as the guest.
 
+mod digest;
 mod flight;
 mod format;
 mod halves;
 mod player;
 mod recorder;
 
+pub(crate) use digest::Digest;
 pub(crate) use flight::{Flight, Kind};
-use format::tag;
 pub use format::{
     Access, BadRecording, Call, Header, Input, KEPT_PAYLOAD, MAGIC, Outcome, Recording, VERSION,
     ending,
@@ -89,19 +92,4 @@ pub use format::{
 pub(crate) use format::{Put, Take, put_range, put_segment, take_segment};
 pub(crate) use halves::Halves;
 pub use player::{Divergence, Failed, Output, Player, Step, Touch, panic_message, perform, replay};
-pub(crate) use recorder::Digest;
 pub use recorder::Recorder;
-
-/// Writes that a segment arrived.
-pub(crate) fn put_received(segment: &crate::Segment<'_>, out: &mut Vec<u8>) {
-    out.byte(tag::RECEIVE);
-    put_segment(out, segment);
-}
-
-impl Input {
-    /// Writes that a request is to be executed.
-    pub(crate) fn put_request(request: &[u8], out: &mut Vec<u8>) {
-        out.byte(tag::EXECUTE);
-        out.string(request);
-    }
-}

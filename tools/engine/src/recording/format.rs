@@ -2,6 +2,7 @@
 
 //! The bytes of a recording: what is described in the [module](super)'s documentation, and nothing else.
 
+use super::digest::Digest;
 use crate::{
     fault::{self, Faults, Kind},
     limits::{Features, Limits},
@@ -25,8 +26,12 @@ use vrnic_wire::port::Mtu;
 /// What a recording begins with.
 pub const MAGIC: [u8; 8] = *b"VRNICREC";
 
-/// Version of the format. The one before had no states; it is read as well.
-pub const VERSION: u8 = 2;
+/// Version of the format. Those before are read as well: the first had no states, and both had each path in full and
+/// digests of bytes.
+pub const VERSION: u8 = 3;
+
+/// Last version with each path in full and digests of bytes.
+pub(crate) const BYTEWISE: u8 = 2;
 
 /// Payloads with more bytes than this are recorded by their length alone, and are zeros in a replay. The engine looks
 /// into none that is longer than 8 bytes.
@@ -282,6 +287,8 @@ pub struct Header {
     pub device: String,
     /// What made it, in words.
     pub program: String,
+    /// Version of the format.
+    pub version: u8,
     /// The seed included: whoever has it knows all keys. It is 0 if the state has what became of it.
     pub config: RnicConfig,
     /// State of the device; none if it begins with a reset.
@@ -296,6 +303,7 @@ impl Header {
         Self {
             device: device.to_owned(),
             program: concat!("vrnic ", env!("CARGO_PKG_VERSION")).to_owned(),
+            version: VERSION,
             config,
             state: None,
             start: Instant::default(),
@@ -304,7 +312,7 @@ impl Header {
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         out.bytes(&MAGIC);
-        out.byte(VERSION);
+        out.byte(self.version);
         out.string(self.program.as_bytes());
         out.string(self.device.as_bytes());
         let RnicConfig {
@@ -338,6 +346,9 @@ impl Header {
         out.bytes(seed);
         for limit in limit_values(limits) {
             out.number(limit);
+        }
+        if self.version == 1 {
+            return;
         }
         out.byte(self.state.is_some().into());
         if let Some(state) = &self.state {
@@ -400,6 +411,7 @@ impl Header {
         Ok(Self {
             device,
             program,
+            version,
             config,
             state,
             start: Instant::from_nanos(start),
@@ -493,8 +505,63 @@ fn take_limits(from: &mut Take<'_>) -> Taken<Limits> {
 
 /// A segment, without long payload. The same segment always gives the same bytes.
 pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
+    put_path(out, &segment.path);
+    put_headers(out, segment);
+}
+
+fn put_path(out: &mut impl Put, path: &Path) {
+    let Path {
+        source,
+        destination,
+        source_mac,
+        destination_mac,
+        vlan,
+        hop_limit,
+        traffic_class,
+        service_level,
+        flow_label,
+        source_port,
+        roce_v1,
+        lids,
+    } = path;
+    out.bytes(source);
+    out.bytes(destination);
+    out.bytes(source_mac);
+    out.bytes(destination_mac);
+    out.number((*vlan).into());
+    out.byte(*hop_limit);
+    out.byte(*traffic_class);
+    out.byte(*service_level);
+    out.number((*flow_label).into());
+    out.number((*source_port).into());
+    // 2 instead of yes or no: LIDs follow.
+    match lids {
+        None => out.byte((*roce_v1).into()),
+        Some(lids) => {
+            out.byte(2);
+            out.number(lids.source.into());
+            out.number(lids.destination.into());
+            out.byte(lids.global.into());
+        }
+    }
+}
+
+/// A segment that arrived; `last` is the path of the one before. It is there only if it is another one.
+pub(crate) fn put_received(out: &mut Vec<u8>, segment: &Segment<'_>, last: &mut Option<Path>) {
+    let path = &segment.path;
+    let new = last.as_ref() != Some(path);
+    out.byte(new.into());
+    if new {
+        put_path(out, path);
+        *last = Some(*path);
+    }
+    put_headers(out, segment);
+}
+
+/// A segment without its path and long payload.
+fn put_headers(out: &mut impl Put, segment: &Segment<'_>) {
     let Segment {
-        path,
+        path: _,
         source_qpn,
         destination_qpn,
         pkey,
@@ -506,26 +573,6 @@ pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
         payload,
         touched,
     } = segment;
-    out.bytes(&path.source);
-    out.bytes(&path.destination);
-    out.bytes(&path.source_mac);
-    out.bytes(&path.destination_mac);
-    out.number(path.vlan.into());
-    out.byte(path.hop_limit);
-    out.byte(path.traffic_class);
-    out.byte(path.service_level);
-    out.number(path.flow_label.into());
-    out.number(path.source_port.into());
-    // 2 instead of yes or no: LIDs follow.
-    match &path.lids {
-        None => out.byte(path.roce_v1.into()),
-        Some(lids) => {
-            out.byte(2);
-            out.number(lids.source.into());
-            out.number(lids.destination.into());
-            out.byte(lids.global.into());
-        }
-    }
     out.number((*source_qpn).into());
     out.number((*destination_qpn).into());
     out.number((*pkey).into());
@@ -552,6 +599,10 @@ pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
         Payload::Bytes(bytes) => put_payload(out, bytes),
         Payload::Frame(bytes) => put_payload(out, bytes),
     }
+    put_touched(out, touched);
+}
+
+fn put_touched(out: &mut impl Put, touched: &Touched) {
     out.string(touched.kind.map_or("", |kind| kind.name).as_bytes());
     out.byte(match touched.damage {
         None => 0,
@@ -571,6 +622,21 @@ fn put_payload(out: &mut impl Put, bytes: &[u8]) {
 }
 
 pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
+    let path = take_path(from)?;
+    take_headers(from, path)
+}
+
+fn take_received(from: &mut Take<'_>, last: &mut Option<Path>) -> Taken<Segment<'static>> {
+    if from.flag()? {
+        *last = Some(take_path(from)?);
+    }
+    match *last {
+        Some(path) => take_headers(from, path),
+        None => from.bad("the first packet has no path"),
+    }
+}
+
+fn take_path(from: &mut Take<'_>) -> Taken<Path> {
     let mut path = Path {
         source: from.array()?,
         destination: from.array()?,
@@ -597,6 +663,10 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
         }
         _ => return from.bad("there is no such path"),
     }
+    Ok(path)
+}
+
+fn take_headers(from: &mut Take<'_>, path: Path) -> Taken<Segment<'static>> {
     let source_qpn = from.small()?;
     let destination_qpn = from.small()?;
     let pkey = from.small()?;
@@ -662,6 +732,75 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
             ..Touched::NOT
         },
     })
+}
+
+/// A digest of a segment without long payload: what [`put_segment`] writes, two words at a time.
+pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
+    let Segment {
+        path,
+        source_qpn,
+        destination_qpn,
+        pkey,
+        psn,
+        solicited,
+        ack_request,
+        service,
+        body,
+        payload,
+        touched,
+    } = segment;
+    let Path {
+        source,
+        destination,
+        source_mac: [s0, s1, s2, s3, s4, s5],
+        destination_mac: [d0, d1, d2, d3, d4, d5],
+        vlan,
+        hop_limit,
+        traffic_class,
+        service_level,
+        flow_label,
+        source_port,
+        roce_v1,
+    } = path;
+    for gid in [source, destination] {
+        let gid = u128::from_le_bytes(*gid);
+        digest.pair(gid as u64, (gid >> 64) as u64);
+    }
+    let [v0, v1] = vlan.to_le_bytes();
+    digest.pair(
+        u64::from_le_bytes([*s0, *s1, *s2, *s3, *s4, *s5, v0, v1]),
+        u64::from_le_bytes([*d0, *d1, *d2, *d3, *d4, *d5, *hop_limit, *traffic_class]),
+    );
+    let (service, srqn) = match service {
+        Service::Reliable => (0, 0),
+        Service::Unreliable => (1, 0),
+        Service::Xrc { srqn } => (2, *srqn),
+    };
+    let flags =
+        u8::from(*solicited) | u8::from(*ack_request) << 1 | u8::from(*roce_v1) << 2 | service << 3;
+    let [p0, p1] = pkey.to_le_bytes();
+    let [u0, u1] = source_port.to_le_bytes();
+    digest.pair(
+        u64::from(*flow_label) | u64::from(psn.raw()) << 32,
+        u64::from_le_bytes([p0, p1, u0, u1, flags, *service_level, 0, 0]),
+    );
+    digest.pair(
+        u64::from(*source_qpn) | u64::from(*destination_qpn) << 32,
+        srqn.into(),
+    );
+    put_body(digest, body);
+    match payload {
+        Payload::Empty => digest.byte(0),
+        Payload::Ranges(ranges) => {
+            digest.pair(1, ranges.len() as u64);
+            for range in ranges {
+                digest.range(1, range);
+            }
+        }
+        Payload::Bytes(bytes) => put_payload(digest, bytes),
+        Payload::Frame(bytes) => put_payload(digest, bytes),
+    }
+    put_touched(digest, touched);
 }
 
 pub(crate) fn put_range(out: &mut impl Put, range: &HostRange) {
@@ -1062,6 +1201,12 @@ impl Flavor for Room {
 }
 
 impl Input {
+    /// Writes that a request is to be executed.
+    pub(crate) fn put_request(request: &[u8], out: &mut Vec<u8>) {
+        out.byte(tag::EXECUTE);
+        out.string(request);
+    }
+
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Execute(request) => Self::put_request(request, out),
@@ -1080,7 +1225,10 @@ impl Input {
                 out.number(budget.bytes);
             }
             Self::PrepareSleep => out.byte(tag::PREPARE_SLEEP),
-            Self::Receive(segment) => super::put_received(segment, out),
+            Self::Receive(segment) => {
+                out.byte(tag::RECEIVE);
+                put_received(out, segment, &mut None);
+            }
             Self::BadPacket(wrong_crc) => {
                 out.byte(tag::BAD_PACKET);
                 out.byte((*wrong_crc).into());
@@ -1134,7 +1282,8 @@ impl Input {
         }
     }
 
-    fn take(tag: u8, from: &mut Take<'_>) -> Taken<Self> {
+    /// `last` is the path of the last packet that arrived, if such paths are not written again.
+    fn take(tag: u8, from: &mut Take<'_>, last: Option<&mut Option<Path>>) -> Taken<Self> {
         Ok(match tag {
             tag::EXECUTE => Self::Execute(from.string()?.to_vec()),
             tag::DOORBELL => Self::Doorbell(from.small()?, from.small()?),
@@ -1144,7 +1293,10 @@ impl Input {
                 bytes: from.number()?,
             }),
             tag::PREPARE_SLEEP => Self::PrepareSleep,
-            tag::RECEIVE => Self::Receive(Box::new(take_segment(from)?)),
+            tag::RECEIVE => Self::Receive(Box::new(match last {
+                Some(last) => take_received(from, last)?,
+                None => take_segment(from)?,
+            })),
             tag::BAD_PACKET => Self::BadPacket(from.flag()?),
             tag::ADVANCE => Self::Advance,
             tag::ASYNC_EVENT => Self::AsyncEvent,
@@ -1180,6 +1332,8 @@ pub struct Recording<'a> {
     index: u64,
     /// The last call, for repetitions.
     last: Option<Call>,
+    /// Path of the last packet that arrived since the beginning or the last mark.
+    path: Option<Path>,
     ended: Option<String>,
     broken: bool,
     panicked: bool,
@@ -1200,6 +1354,7 @@ impl<'a> Recording<'a> {
             from,
             index: 0,
             last: None,
+            path: None,
             ended: None,
             broken: false,
             panicked: false,
@@ -1266,12 +1421,19 @@ impl<'a> Recording<'a> {
                 index: self.index,
                 at,
                 now: Instant::from_nanos(self.now),
-                input: Input::take(tag, from)?,
+                input: Input::take(
+                    tag,
+                    from,
+                    (self.header.version > BYTEWISE).then_some(&mut self.path),
+                )?,
                 accesses: Vec::new(),
                 outcome: Outcome::Panicked,
             }
             .take_rest(from)?,
         };
+        if matches!(call.input, Input::Mark) {
+            self.path = None;
+        }
         self.index += 1;
         self.panicked = call.outcome == Outcome::Panicked;
         if tag != tag::REPEAT {

@@ -6,10 +6,7 @@
 //! state, so that half of the calls are there at any time. A [mark](super::Input::Mark) ends each half: what follows it
 //! is never written as a repetition, which it would be of a call that is forgotten by then.
 
-use super::{
-    format::{Header, Put, tag},
-    recorder::Recorder,
-};
+use super::{format::Header, recorder::Recorder};
 use crate::{rnic::Engine, time::Instant};
 
 /// Bytes of calls that fill a half.
@@ -77,8 +74,7 @@ impl Halves {
 
     /// The half is full, and another begins. `false` if it cannot: the state is too large.
     pub(crate) fn turn(&mut self, recorder: &mut Recorder, engine: &Engine) -> bool {
-        recorder.begin_untimed(|out| out.byte(tag::MARK));
-        recorder.finish(|_| {});
+        recorder.mark();
         let Some(header) = self.header(engine, recorder.now()) else {
             return false;
         };

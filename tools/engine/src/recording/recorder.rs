@@ -2,48 +2,20 @@
 
 //! Makes recordings.
 
-use super::format::{
-    Header, KEPT_PAYLOAD, MAX_REPEATED, Put, fold_sign, put_ending, put_range, put_segment, tag,
+use super::{
+    digest::Digest,
+    format::{
+        BYTEWISE, Header, KEPT_PAYLOAD, MAX_REPEATED, Put, fold_sign, put_ending, put_received,
+        put_segment, tag,
+    },
 };
 use crate::{
     memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped},
     resources::Io,
+    segment::{Path, Segment},
     time::Instant,
 };
 use std::cell::RefCell;
-
-/// A digest of what the engine does: any difference gives, for all practical purposes, another one.
-#[derive(Debug)]
-pub(crate) struct Digest(u64);
-
-impl Digest {
-    const START: u64 = 0x9e37_79b9_7f4a_7c15;
-
-    fn new() -> Self {
-        Self(Self::START)
-    }
-
-    /// Adds a number.
-    pub(crate) fn add(&mut self, value: u64) {
-        const FACTOR: u128 = 0xd6e8_feb8_6659_fd93;
-        let product = u128::from(self.0 ^ value ^ 0xa5a5_1234_5678_9abc) * FACTOR;
-        self.0 = (product ^ product >> 64) as u64 ^ self.0.rotate_left(29);
-    }
-}
-
-impl Put for Digest {
-    fn byte(&mut self, value: u8) {
-        self.add(value.into());
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.add(u64::from_le_bytes(word));
-        }
-    }
-}
 
 /// Bytes of a recording that nobody took yet, and what the next depend on.
 #[derive(Debug)]
@@ -58,6 +30,10 @@ struct Log {
     call: Option<(usize, usize)>,
     /// The last call, without its time, if it may be repeated.
     last: Vec<u8>,
+    /// Path of the last packet that arrived since the beginning or the last mark.
+    path: Option<Path>,
+    /// Version of the format.
+    version: u8,
     digest: Digest,
     over: bool,
 }
@@ -82,7 +58,9 @@ impl Recorder {
                 now: header.start.as_nanos(),
                 call: None,
                 last: Vec::new(),
-                digest: Digest::new(),
+                path: None,
+                version: header.version,
+                digest: Digest::new(header.version),
                 over: false,
             }),
         }
@@ -155,6 +133,28 @@ impl Recorder {
         log.begin(log.now, put);
     }
 
+    /// A segment arrives.
+    pub(crate) fn begin_received(&mut self, now: Instant, segment: &Segment<'_>) {
+        let log = self.log.get_mut();
+        let (version, mut path) = (log.version, log.path.take());
+        log.begin(now.as_nanos(), |out| {
+            out.byte(tag::RECEIVE);
+            if version <= BYTEWISE {
+                put_segment(out, segment);
+            } else {
+                put_received(out, segment, &mut path);
+            }
+        });
+        log.path = path;
+    }
+
+    /// Nothing: a half of a flight recorder ends. What follows does not depend on what was before, but for its time.
+    pub(crate) fn mark(&mut self) {
+        self.begin_untimed(|out| out.byte(tag::MARK));
+        self.finish(|_| {});
+        self.log.get_mut().path = None;
+    }
+
     /// Makes the call that has begun, and looks at what it finds in guest memory, does there, and sends.
     pub(crate) fn during<M: Memory, R>(
         &mut self,
@@ -173,7 +173,7 @@ impl Recorder {
         });
         let log = self.log.get_mut();
         for segment in &io.outbox.segments[before..] {
-            put_segment(&mut log.digest, segment);
+            log.digest.segment(segment);
         }
         result
     }
@@ -203,16 +203,16 @@ impl Log {
         self.now = now;
         self.call = Some((start, self.buffer.len()));
         put(&mut self.buffer);
-        self.digest = Digest::new();
+        self.digest.restart();
     }
 
     fn finish(&mut self) {
         let Some((_, body)) = self.call.take() else {
             return;
         };
-        self.buffer.byte(tag::END);
-        let digest = self.digest.0.to_le_bytes();
-        self.buffer.bytes(&digest);
+        let mut end = [tag::END; 9];
+        end[1..].copy_from_slice(&self.digest.value().to_le_bytes());
+        self.buffer.bytes(&end);
         let written = &self.buffer[body..];
         if written == self.last {
             self.buffer.truncate(body);
@@ -255,12 +255,6 @@ impl Log {
             Err(Unmapped) => self.buffer.byte(tag::UNMAPPED),
         }
     }
-
-    /// The engine accesses `range` in a way that `kind` tells from others.
-    fn access(&mut self, kind: u64, range: &HostRange) {
-        self.digest.add(kind);
-        put_range(&mut self.digest, range);
-    }
 }
 
 /// Guest memory on whose accesses a recorder looks.
@@ -275,8 +269,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
         let result = self.inner.resolve(address, length);
         let log = &mut *self.log.borrow_mut();
         log.digest.add(0);
-        log.digest.add(address.0);
-        log.digest.add(length);
+        log.digest.pair(address.0, length);
         match &result {
             Some(range) => {
                 log.buffer.byte(tag::RESOLVED);
@@ -291,8 +284,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn persistent_length(&self, region: RegionId) -> Option<u64> {
         let result = self.inner.persistent_length(region);
         let log = &mut *self.log.borrow_mut();
-        log.digest.add(1);
-        log.digest.add(region.0.into());
+        log.digest.pair(1, region.0.into());
         match result {
             Some(length) => {
                 log.buffer.byte(tag::LENGTH);
@@ -306,7 +298,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
         let result = self.inner.read(from, buffer);
         let log = &mut *self.log.borrow_mut();
-        log.access(2, &from);
+        log.digest.range(2, &from);
         match result {
             Ok(()) => {
                 log.buffer.byte(tag::READ);
@@ -320,7 +312,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn read_payload(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
         let result = self.inner.read_payload(from, buffer);
         let log = &mut *self.log.borrow_mut();
-        log.access(3, &from);
+        log.digest.range(3, &from);
         log.digest.add(buffer.len() as u64);
         match result {
             Ok(()) if buffer.len() <= KEPT_PAYLOAD => {
@@ -336,7 +328,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
         let result = self.inner.write(to, bytes);
         let log = &mut *self.log.borrow_mut();
-        log.access(4, &to);
+        log.digest.range(4, &to);
         log.digest.string(bytes);
         log.done(result);
         result
@@ -345,7 +337,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn write_payload(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
         let result = self.inner.write_payload(to, bytes);
         let log = &mut *self.log.borrow_mut();
-        log.access(5, &to);
+        log.digest.range(5, &to);
         log.digest.add(bytes.len() as u64);
         log.done(result);
         result
@@ -354,8 +346,8 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
         let result = self.inner.copy(from, to);
         let log = &mut *self.log.borrow_mut();
-        log.access(6, &from);
-        log.access(6, &to);
+        log.digest.range(6, &from);
+        log.digest.range(6, &to);
         log.done(result);
         result
     }
@@ -363,7 +355,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn clear(&self, to: HostRange) -> Result<(), Unmapped> {
         let result = self.inner.clear(to);
         let log = &mut *self.log.borrow_mut();
-        log.access(7, &to);
+        log.digest.range(7, &to);
         log.done(result);
         result
     }
@@ -371,7 +363,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped> {
         let result = self.inner.load_u32(range, offset);
         let log = &mut *self.log.borrow_mut();
-        log.access(8, &range);
+        log.digest.range(8, &range);
         log.digest.add(offset);
         log.word(result.map(u64::from));
         result
@@ -384,9 +376,8 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
         let result = self.inner.store_u32(range, offset, value);
         let log = &mut *self.log.borrow_mut();
-        log.access(9, &range);
-        log.digest.add(offset);
-        log.digest.add(value.into());
+        log.digest.range(9, &range);
+        log.digest.pair(offset, value.into());
         log.done(result);
         result
     }
@@ -394,9 +385,8 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn store_u8(&self, range: HostRange, offset: u64, value: u8) -> Result<(), Unmapped> {
         let result = self.inner.store_u8(range, offset, value);
         let log = &mut *self.log.borrow_mut();
-        log.access(10, &range);
-        log.digest.add(offset);
-        log.digest.add(value.into());
+        log.digest.range(10, &range);
+        log.digest.pair(offset, value.into());
         log.done(result);
         result
     }
@@ -404,7 +394,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn load_u64(&self, range: HostRange, offset: u64) -> Result<u64, Unmapped> {
         let result = self.inner.load_u64(range, offset);
         let log = &mut *self.log.borrow_mut();
-        log.access(11, &range);
+        log.digest.range(11, &range);
         log.digest.add(offset);
         log.word(result);
         result
@@ -413,9 +403,8 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn swap_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
         let result = self.inner.swap_u64(range, offset, value);
         let log = &mut *self.log.borrow_mut();
-        log.access(12, &range);
-        log.digest.add(offset);
-        log.digest.add(value);
+        log.digest.range(12, &range);
+        log.digest.pair(offset, value);
         log.word(result);
         result
     }
@@ -423,9 +412,8 @@ impl<M: Memory> Memory for Tap<'_, M> {
     fn fetch_add_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
         let result = self.inner.fetch_add_u64(range, offset, value);
         let log = &mut *self.log.borrow_mut();
-        log.access(13, &range);
-        log.digest.add(offset);
-        log.digest.add(value);
+        log.digest.range(13, &range);
+        log.digest.pair(offset, value);
         log.word(result);
         result
     }
@@ -439,7 +427,7 @@ impl<M: Memory> Memory for Tap<'_, M> {
     ) -> Result<u64, Unmapped> {
         let result = self.inner.compare_exchange_u64(range, offset, current, new);
         let log = &mut *self.log.borrow_mut();
-        log.access(14, &range);
+        log.digest.range(14, &range);
         log.digest.add(offset);
         log.digest.add(current);
         log.digest.add(new);
