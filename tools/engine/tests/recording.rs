@@ -189,6 +189,57 @@ fn a_panic_is_replayed() {
 }
 
 #[test]
+fn who_watches_what_faults_keep_back_is_not_in_a_recording() {
+    for segmentation in [Segmentation::Local, Segmentation::PathMtu] {
+        let config = RnicConfig {
+            segmentation,
+            ..RnicConfig::default()
+        };
+        let mut world = World::recorded(&vec![config; 2], 2048, 5);
+        let mut c = world.connect([0, 1], &QpOptions::default(), 100_000, |_, attributes| {
+            attributes.timeout = 8;
+        });
+        world.watch();
+        let now = world.now;
+        for fault in ["drop type=rc nth=2", "delay type=rc nth=4"] {
+            let fault = fault.parse().expect("fault");
+            let mut faults = world.nodes[0].rnic.faults_mut();
+            faults.arm(fault, now).expect("room");
+        }
+        for wr_id in 0..5 {
+            let send = Send::new(wr_id, SendOpcode::Write)
+                .rdma(c.mrs[1].iova, c.mrs[1].key)
+                .element(c.mrs[0].sge(0, 10_000));
+            c.send(&mut world, 0, &send);
+        }
+        world.settle();
+        assert_eq!(c.send_cqs[0].drain().len(), 5);
+        assert_eq!(world.withheld, 2, "{segmentation:?}");
+        for recording in world.recordings() {
+            replay(&recording).unwrap_or_else(|why| panic!("{segmentation:?}: {why}"));
+        }
+    }
+}
+
+#[test]
+fn a_path_is_written_once() {
+    let mut world = world(Segmentation::PathMtu);
+    let recording = world.recordings().remove(1);
+    let gid = world.nodes[0].rnic.gids().next().expect("a GID").gid;
+    let count = |bytes: &[u8]| bytes.windows(16).filter(|bytes| *bytes == gid).count();
+    let received = Recording::new(&recording).expect("recording");
+    let received =
+        received.filter(|call| matches!(&call.as_ref().unwrap().input, Input::Receive(_)));
+    assert!(received.count() > 20);
+    // In the address handle of the queue pair, and with the first packet.
+    assert!(
+        (1..=4).contains(&count(&recording)),
+        "{}",
+        count(&recording)
+    );
+}
+
+#[test]
 fn a_recording_is_bounded() {
     let mut rnic = Rnic::recorded(RnicConfig::default(), "x", 1000);
     let mut before = 0;

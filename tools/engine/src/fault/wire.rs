@@ -182,10 +182,11 @@ impl Resources {
         let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
         self.note_sent(&segment, io.memory);
         let is_told = strike.is_some_and(|strike| !strike.kind.is_quiet());
-        let seen = (io.outbox.watched && is_told).then(|| segment.to_owned(io.memory));
+        // What is there for somebody to see is not read here: nothing that the engine does may depend on watchers.
+        let seen = (io.outbox.watched && is_told).then(|| segment.clone());
         let goes = self.faults.settle_packet(out, segment, &fate, io);
         if goes.is_empty()
-            && let Some(Ok(seen)) = seen
+            && let Some(seen) = seen
         {
             io.outbox.withhold(seen);
         }

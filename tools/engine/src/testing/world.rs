@@ -162,6 +162,8 @@ pub struct World {
     steps: u64,
     /// How many there are when a device is recorded anew.
     next_cut: u64,
+    /// Packets that faults kept back, since somebody [watches](Self::watch).
+    pub withheld: u64,
     /// Whether recordings are cut into many, each of which begins with the state.
     cuts: bool,
 }
@@ -219,6 +221,11 @@ impl World {
         Self::build(configs, pages, seed, |config, index| {
             Rnic::recorded(config, &index.to_string(), u64::MAX)
         })
+    }
+
+    /// From now on somebody wants to see what faults keep back, as captures do.
+    pub fn watch(&mut self) {
+        self.outbox.watched = true;
     }
 
     /// Ends the recordings of all devices, and gives them.
@@ -322,6 +329,7 @@ impl World {
             sent: 0,
             steps: 0,
             next_cut: STEPS,
+            withheld: 0,
             cuts: false,
         }
     }
@@ -490,9 +498,15 @@ impl World {
             }
             worked |= node.rnic.poll(Budget::units(16), &mut io);
         }
+        self.outbox.reveal();
         let mut sent = std::mem::take(&mut self.outbox.segments);
         for segment in sent.drain(..) {
             worked = true;
+            if segment.touched.withheld {
+                self.withheld += 1;
+                self.outbox.recycle(segment.payload);
+                continue;
+            }
             if self.filter.is_none_or(|accepts| accepts(&segment)) {
                 self.send(segment);
             }
