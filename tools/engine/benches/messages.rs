@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! Cost of a message in the engine, both devices and the fabric included, by size and by number of
-//! queue pairs, and what of it is more if the devices are traced. Memory is that of the tests: copies and their checks
-//! are part of the figures.
+//! queue pairs, and what of it is more if the devices are traced, or keep their last calls. Memory is that of the
+//! tests: copies and their checks are part of the figures.
+//!
+//! `messages OPCODE LENGTH BATCHES [kept]` only sends that many batches, for a program that counts instructions.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,22 +91,51 @@ fn clock() -> u64 {
     START.elapsed().as_nanos() as u64 + AHEAD.load(Ordering::Relaxed)
 }
 
+/// What may cost something.
+#[derive(Copy, Clone)]
+enum Extra {
+    /// Somebody looks at the trace.
+    Trace,
+    /// The last calls are kept for a replay.
+    Flight,
+}
+
+impl Extra {
+    /// Switches it on or off.
+    fn switch(self, world: &mut World, on: bool) {
+        match (self, on) {
+            (Self::Trace, true) => {
+                for node in &mut world.nodes {
+                    node.rnic.trace(clock, u64::MAX, 0);
+                }
+            }
+            (Self::Trace, false) => {
+                // Devices stop to trace at the next step.
+                AHEAD.fetch_add(2 * PATIENCE.as_nanos() as u64, Ordering::Relaxed);
+            }
+            (Self::Flight, true) => {
+                for node in &mut world.nodes {
+                    node.rnic.keep_flight("x");
+                }
+            }
+            (Self::Flight, false) => {
+                for node in &mut world.nodes {
+                    node.rnic.take_flight("off");
+                }
+            }
+        }
+    }
+}
+
 /// Nanoseconds per message in the median batch of a turn.
 fn turn(
     world: &mut World,
     connections: &mut [Connection],
     opcode: SendOpcode,
     length: usize,
-    traced: bool,
+    (extra, on): (Extra, bool),
 ) -> f64 {
-    if traced {
-        for node in &mut world.nodes {
-            node.rnic.trace(clock, u64::MAX, 0);
-        }
-    } else {
-        // Devices stop to trace at the next step.
-        AHEAD.fetch_add(2 * PATIENCE.as_nanos() as u64, Ordering::Relaxed);
-    }
+    extra.switch(world, on);
     let mut batch = || {
         let spent = run(world, connections, opcode, length, BATCH.into());
         spent.as_secs_f64() * 1e9 / f64::from(BATCH)
@@ -121,12 +152,12 @@ fn median(mut figures: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| figures[figures.len() * quarter / 4])
 }
 
-/// What it costs to be traced, by turns, so that both suffer from the same neighbours.
-fn trace(opcode: SendOpcode, length: usize) {
+/// What something costs, by turns, so that both suffer from the same neighbours.
+fn compare(extra: Extra, opcode: SendOpcode, length: usize) {
     let (mut world, mut connections) = pair(1, length);
     let (mut without, mut with, mut more) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..TURNS {
-        let mut turn = |traced| turn(&mut world, &mut connections, opcode, length, traced);
+        let mut turn = |on| turn(&mut world, &mut connections, opcode, length, (extra, on));
         let (off, on) = (turn(false), turn(true));
         without.push(off);
         with.push(on);
@@ -141,7 +172,33 @@ fn trace(opcode: SendOpcode, length: usize) {
     );
 }
 
+/// Sends batches and nothing else; `None` if the arguments do not say which.
+fn count(arguments: &[String]) -> Option<()> {
+    let [opcode, length, batches, rest @ ..] = arguments else {
+        return None;
+    };
+    let opcode = match opcode.as_str() {
+        "write" => SendOpcode::Write,
+        "send" => SendOpcode::Send,
+        "read" => SendOpcode::Read,
+        _ => return None,
+    };
+    let (length, batches) = (length.parse().ok()?, batches.parse().ok()?);
+    let (mut world, mut connections) = pair(1, length);
+    if rest.iter().any(|word| word == "kept") {
+        Extra::Flight.switch(&mut world, true);
+    }
+    for _ in 0..batches {
+        run(&mut world, &mut connections, opcode, length, BATCH.into());
+    }
+    Some(())
+}
+
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if count(&arguments).is_some() {
+        return;
+    }
     println!(
         "{:<8} {:>8} {:>6} {:>12}",
         "opcode", "bytes", "QPs", "ns/message"
@@ -167,16 +224,18 @@ fn main() {
             format!("{opcode:?}")
         );
     }
-    println!(
-        "\n{:<8} {:>8} {:>12} {:>12} {:>12}  (quartiles)",
-        "opcode", "bytes", "ns/message", "traced", "more"
-    );
-    for (opcode, length) in [
-        (SendOpcode::Write, 2),
-        (SendOpcode::Write, 4096),
-        (SendOpcode::Send, 2),
-        (SendOpcode::Read, 2),
-    ] {
-        trace(opcode, length);
+    for (extra, what) in [(Extra::Trace, "traced"), (Extra::Flight, "kept")] {
+        println!(
+            "\n{:<8} {:>8} {:>12} {what:>12} {:>12}  (quartiles)",
+            "opcode", "bytes", "ns/message", "more"
+        );
+        for (opcode, length) in [
+            (SendOpcode::Write, 2),
+            (SendOpcode::Write, 4096),
+            (SendOpcode::Send, 2),
+            (SendOpcode::Read, 2),
+        ] {
+            compare(extra, opcode, length);
+        }
     }
 }
