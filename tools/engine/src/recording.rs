@@ -36,7 +36,9 @@
 //! recording := "VRNICREC" version:byte program:text device:text config begin call* [over]
 //! config    := mac:6 guid:8 vectors doorbell-pages mtu:byte segmentation:byte recovery:byte features seed:32 limit*22
 //! begin     := 0 | 1 start state:bytes               0: with a reset, at the time 0. Version 1 has none of this
-//! received  := 0 headers | 1 path headers            0: of the path of the one before. Up to version 2: path headers
+//! received  := head rest | head path rest            the flag: there is a path, which is not that of the one before
+//!            | path headers rest                     up to version 2
+//! head      := flag flags p-key:2 source-qp:4 destination-qp:4 psn:4      the lowest byte first
 //! call      := time 64                       as the call before
 //!            | time kind:16…34 argument* access* (0 digest:8 | 15)       15: the engine panicked
 //! over      := 0 65 why:text

@@ -546,43 +546,65 @@ fn put_path(out: &mut impl Put, path: &Path) {
     }
 }
 
-/// A segment that arrived; `last` is the path of the one before. It is there only if it is another one.
+/// A segment that arrived; `last` is the path of the one before. It is there only if it is another one. What each
+/// packet has stands in fixed places, which is faster than numbers of any length.
 pub(crate) fn put_received(out: &mut Vec<u8>, segment: &Segment<'_>, last: &mut Option<Path>) {
     let path = &segment.path;
     let new = last.as_ref() != Some(path);
-    out.byte(new.into());
+    let mut head = [0; HEAD];
+    head[0] = new.into();
+    head[1] = flags(segment);
+    head[2..4].copy_from_slice(&segment.pkey.to_le_bytes());
+    head[4..8].copy_from_slice(&segment.source_qpn.to_le_bytes());
+    head[8..12].copy_from_slice(&segment.destination_qpn.to_le_bytes());
+    head[12..].copy_from_slice(&segment.psn.raw().to_le_bytes());
+    out.bytes(&head);
     if new {
         put_path(out, path);
         *last = Some(*path);
     }
-    put_headers(out, segment);
+    put_rest(out, segment);
 }
+
+/// Bytes in fixed places.
+const HEAD: usize = 16;
 
 /// A segment without its path and long payload.
 fn put_headers(out: &mut impl Put, segment: &Segment<'_>) {
+    out.number(segment.source_qpn.into());
+    out.number(segment.destination_qpn.into());
+    out.number(segment.pkey.into());
+    out.number(segment.psn.raw().into());
+    out.byte(flags(segment));
+    put_rest(out, segment);
+}
+
+/// What is two-valued of a segment, and its service.
+fn flags(segment: &Segment<'_>) -> u8 {
+    let service = match segment.service {
+        Service::Reliable => 0,
+        Service::Unreliable => 1 << 2,
+        Service::Xrc { .. } => 1 << 3,
+    };
+    u8::from(segment.solicited) | u8::from(segment.ack_request) << 1 | service
+}
+
+/// What of a segment has no fixed place.
+fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
+    // All fields: who adds one has to write it somewhere.
     let Segment {
         path: _,
-        source_qpn,
-        destination_qpn,
-        pkey,
-        psn,
-        solicited,
-        ack_request,
+        source_qpn: _,
+        destination_qpn: _,
+        pkey: _,
+        psn: _,
+        solicited: _,
+        ack_request: _,
         service,
         body,
         payload,
         touched,
     } = segment;
-    out.number((*source_qpn).into());
-    out.number((*destination_qpn).into());
-    out.number((*pkey).into());
-    out.number(psn.raw().into());
-    let service_bits = match service {
-        Service::Reliable => 0,
-        Service::Unreliable => 1 << 2,
-        Service::Xrc { .. } => 1 << 3,
-    };
-    out.byte(u8::from(*solicited) | u8::from(*ack_request) << 1 | service_bits);
     if let Service::Xrc { srqn } = service {
         out.number((*srqn).into());
     }
@@ -603,6 +625,11 @@ fn put_headers(out: &mut impl Put, segment: &Segment<'_>) {
 }
 
 fn put_touched(out: &mut impl Put, touched: &Touched) {
+    // Nearly always. This is what the rest writes then.
+    if *touched == Touched::NOT {
+        out.byte(0);
+        return out.byte(0);
+    }
     out.string(touched.kind.map_or("", |kind| kind.name).as_bytes());
     out.byte(match touched.damage {
         None => 0,
@@ -627,11 +654,27 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
 }
 
 fn take_received(from: &mut Take<'_>, last: &mut Option<Path>) -> Taken<Segment<'static>> {
-    if from.flag()? {
+    let new = from.flag()?;
+    let flags = from.byte()?;
+    let pkey = u16::from_le_bytes(from.array()?);
+    let source_qpn = u32::from_le_bytes(from.array()?);
+    let destination_qpn = u32::from_le_bytes(from.array()?);
+    let psn = Psn::new(u32::from_le_bytes(from.array()?));
+    if new {
         *last = Some(take_path(from)?);
     }
     match *last {
-        Some(path) => take_headers(from, path),
+        Some(path) => take_rest(
+            from,
+            path,
+            Head {
+                source_qpn,
+                destination_qpn,
+                pkey,
+                psn,
+                flags,
+            },
+        ),
         None => from.bad("the first packet has no path"),
     }
 }
@@ -666,12 +709,34 @@ fn take_path(from: &mut Take<'_>) -> Taken<Path> {
     Ok(path)
 }
 
+/// What each packet has.
+struct Head {
+    source_qpn: u32,
+    destination_qpn: u32,
+    pkey: u16,
+    psn: Psn,
+    flags: u8,
+}
+
 fn take_headers(from: &mut Take<'_>, path: Path) -> Taken<Segment<'static>> {
-    let source_qpn = from.small()?;
-    let destination_qpn = from.small()?;
-    let pkey = from.small()?;
-    let psn = Psn::new(from.small()?);
-    let flags = from.byte()?;
+    let head = Head {
+        source_qpn: from.small()?,
+        destination_qpn: from.small()?,
+        pkey: from.small()?,
+        psn: Psn::new(from.small()?),
+        flags: from.byte()?,
+    };
+    take_rest(from, path, head)
+}
+
+fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'static>> {
+    let Head {
+        source_qpn,
+        destination_qpn,
+        pkey,
+        psn,
+        flags,
+    } = head;
     let service = match flags >> 2 {
         0 => Service::Reliable,
         1 => Service::Unreliable,
