@@ -105,6 +105,8 @@ pub struct Device {
     record: Record,
     /// Its faults while there is no engine that has them.
     faults: Faults,
+    /// Firings of its faults that captures have seen, or that were before them.
+    shown: u64,
     /// Time of the last turn.
     now: Instant,
 }
@@ -173,6 +175,7 @@ impl Device {
             hostile: None,
             record: Record::new(EXPLANATIONS),
             faults: Faults::default(),
+            shown: 0,
             now: Instant::default(),
         }
     }
@@ -389,7 +392,44 @@ impl Device {
             error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
             self.fail(shared, Cause::InternalFault);
         }
+        self.show_firings(shared, None);
         result
+    }
+
+    /// Its faults, wherever they are.
+    fn all_faults(&self) -> &Faults {
+        let session = self.session.as_ref();
+        let rnic = session.and_then(|session| session.rnic.as_ref());
+        rnic.map_or(&self.faults, |rnic| rnic.faults())
+    }
+
+    /// A capture begins: it has the firings from now on.
+    pub fn begin_capture(&mut self, shared: &mut Shared) {
+        self.show_firings(shared, None);
+        self.shown = self.all_faults().fired();
+    }
+
+    /// Shows captures the new firings of its faults, and gives their names: but for those that struck a packet that
+    /// leaves, which has them in its own comment. The packet that arrived for the queue pair `by` has them as well.
+    fn show_firings(&mut self, shared: &mut Shared, by: Option<u32>) -> String {
+        let mut names = String::new();
+        if shared.captures.is_empty() {
+            return names;
+        }
+        let faults = self.all_faults();
+        let log = faults.log().rev();
+        let new = log.take_while(|firing| firing.number >= self.shown);
+        let new: Vec<_> = new
+            .filter(|firing| firing.direction != Some(Way::Out))
+            .collect();
+        for firing in new.into_iter().rev() {
+            let mac = &self.config.mac;
+            shared.captures.firing(self.index, mac, firing, by);
+            names += ", fault ";
+            names += firing.name;
+        }
+        self.shown = faults.fired();
+        names
     }
 
     /// Executes requests and commands. Nothing may be in the outbox. True if there was anything to do.
@@ -694,21 +734,14 @@ impl Device {
         segment: Segment<'_>,
         now: Instant,
     ) -> String {
-        let before = self.rnic().map_or(0, |rnic| rnic.faults().fired());
+        self.show_firings(shared, None);
+        let qpn = segment.destination_qpn;
+        let mut names = String::new();
         self.contained(shared, |device, shared| {
             device.receive(shared, segment, now);
+            names = device.show_firings(shared, Some(qpn));
         });
-        let Some(rnic) = self.rnic() else {
-            return String::new();
-        };
-        let log = rnic.faults().log().rev();
-        let new = log.take_while(|firing| firing.number >= before);
-        let mut note = String::new();
-        for firing in new.filter(|firing| firing.direction != Some(Way::Out)) {
-            note.insert_str(0, firing.name);
-            note.insert_str(0, ", fault ");
-        }
-        note
+        names
     }
 
     /// Hands events to the driver as far as it has given buffers.

@@ -435,6 +435,12 @@ fn faults_of_devices_are_in_captures() {
         let mut ends = pair::start(&mut daemon, 0, REGION, 256).unwrap();
         pair::connect(&mut ends, 1, 16).unwrap();
         let mut control = Client::connect(&daemon.control()).unwrap();
+        let tapes = ["0", "1"].map(|name| {
+            let file = tempfile::tempfile().unwrap();
+            let tape = control.start_recording(name, "tape", None, file.as_fd());
+            tape.unwrap();
+            file
+        });
         // Whether the fault keeps something back, and whether something that passes has its name.
         for (seed, (device, fault, keeps, passes)) in (1..).zip([
             ("0", "drop type=rc nth=2", true, false),
@@ -478,6 +484,106 @@ fn faults_of_devices_are_in_captures() {
                 fabric.name()
             );
             assert_eq!((kept > 0, passed > 0), (keeps, passes), "{what}");
+        }
+        // What captures have seen changed nothing of what the devices did.
+        for (name, mut file) in ["0", "1"].into_iter().zip(tapes) {
+            let stopped = control.stop_recording(name).unwrap();
+            assert_eq!(stopped.state, "ended: stopped");
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(0)).unwrap();
+            file.read_to_end(&mut bytes).unwrap();
+            let calls = replay(&bytes).unwrap_or_else(|why| panic!("{}: {why}", fabric.name()));
+            assert!(calls > 100, "{calls}");
+        }
+    }
+}
+
+/// Firings that strike no packet are comments in captures, too: of a device, of all of them, and of a queue pair.
+#[test]
+fn faults_without_packets_are_in_captures() {
+    for fabric in Fabric::ALL {
+        let devices = ["0", "1"].map(|name| (name.to_owned(), ""));
+        let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
+        let mut daemon = Daemon::configured(program, fabric, &devices, "faults = true").unwrap();
+        let mut ends = pair::start(&mut daemon, 0, REGION, 256).unwrap();
+        pair::connect(&mut ends, 1, 16).unwrap();
+        let mut control = Client::connect(&daemon.control()).unwrap();
+        let qp = ends[0].qps[0].qpn();
+        // It fires before there is a capture.
+        control.add_fault("0", "event-lid-change").unwrap();
+        let fired = |control: &mut Client, count: u64| {
+            let deadline = std::time::Instant::now() + Duration::from_secs(60);
+            while (control.fault_log("0").unwrap().len() as u64) < count {
+                assert!(std::time::Instant::now() < deadline, "it does not fire");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        fired(&mut control, 1);
+        let choices = [
+            Choice::default(),
+            Choice {
+                device: Some("0".to_owned()),
+                ..Choice::default()
+            },
+            Choice {
+                device: Some("0".to_owned()),
+                qp: Some(qp),
+                ..Choice::default()
+            },
+            Choice {
+                device: Some("1".to_owned()),
+                ..Choice::default()
+            },
+        ];
+        let captures = choices.map(|choice| {
+            let file = tempfile::tempfile().unwrap();
+            let capture = control.start_capture(choice, "one", file.as_fd()).unwrap();
+            (capture.id, file)
+        });
+        for fault in [
+            "event-gid-change",
+            "doorbell-late delay=1ms",
+            "cqe-late type=rc delay=1ms",
+            "drop dir=in opcode=ack",
+        ] {
+            control.add_fault("0", fault).unwrap();
+        }
+        prepare(&ends, 1);
+        let [a, b] = &mut ends;
+        let write = request(SendOpcode::Write, 7, b.mr.target(MESSAGE));
+        let sge = a.mr.sge(0, MESSAGE);
+        a.qps[0].post(&mut a.vm, &write, sge).unwrap();
+        sent(a, 7, Opcode::Write).unwrap();
+        fired(&mut control, 5);
+        let own = format!("QP {qp:#x}");
+        for (index, (id, mut file)) in captures.into_iter().enumerate() {
+            control.stop_capture(id).unwrap();
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(0)).unwrap();
+            file.read_to_end(&mut bytes).unwrap();
+            let count = |comment: &str| {
+                let all = bytes.windows(comment.len());
+                all.filter(|text| *text == comment.as_bytes()).count()
+            };
+            let of_all = usize::from(index < 3);
+            for (comment, wanted) in [
+                ("fault event-lid-change".to_owned(), 0),
+                (
+                    "0, fault event-gid-change: its time came".to_owned(),
+                    of_all,
+                ),
+                (format!("0 {own}, fault doorbell-late: doorbell"), of_all),
+                // Those of the device and of the queue pair have these as comments of the ACK that set them off.
+                ("fault cqe-late".to_owned(), of_all),
+                ("fault drop".to_owned(), of_all),
+                (
+                    "fault drop: in ack, 0 bytes".to_owned(),
+                    usize::from(index == 0),
+                ),
+            ] {
+                let found = count(&comment);
+                assert_eq!(found, wanted, "{} {index}: {comment:?}", fabric.name());
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, SystemTime};
 
 use vrnic_engine::Segment;
+use vrnic_engine::fault::Firing;
 use vrnic_engine::memory::Memory;
 use vrnic_roce::{MAX_FRAME, encode, opcode_name, split};
 
@@ -30,6 +31,9 @@ pub(crate) use sink::Sink;
 
 /// Payload bytes of packets that are rendered of longer segments.
 pub const RENDERED_MTU: u64 = 4096;
+
+/// Ethertype of frames that were never sent, whose comments tell of faults: one for local experiments (IEEE 802).
+pub const NO_PACKET: u16 = 0x88b5;
 
 /// Packets that wait to be written.
 const QUEUE: usize = 8192;
@@ -49,7 +53,8 @@ pub enum Direction {
 struct Packet {
     /// Index of the device; behind all devices, of the port.
     interface: u32,
-    direction: Direction,
+    /// None if it did not pass.
+    direction: Option<Direction>,
     /// Since the epoch.
     time: Duration,
     frame: Vec<u8>,
@@ -110,7 +115,13 @@ impl Capture {
         self.progress.over.load(Ordering::Relaxed)
     }
 
-    fn put(&mut self, interface: usize, direction: Direction, frame: &[u8], comment: String) {
+    fn put(
+        &mut self,
+        interface: usize,
+        direction: Option<Direction>,
+        frame: &[u8],
+        comment: String,
+    ) {
         let queued = &self.progress.queued;
         let room = queued.load(Ordering::Relaxed) + frame.len() <= QUEUE_BYTES;
         let sent = room.then(|| {
@@ -196,7 +207,7 @@ impl Captures {
         for capture in &mut self.captures {
             if capture.scope.has(device, direction, segment) {
                 let comment = comment(&self.devices[device], direction, segment) + note;
-                capture.put(device, direction, frame, comment);
+                capture.put(device, Some(direction), frame, comment);
             }
         }
     }
@@ -223,6 +234,23 @@ impl Captures {
         self.buffer = buffer;
     }
 
+    /// A fault of a device with that MAC address fired. Captures have it as the comment of a frame that was never sent,
+    /// but for those that have it as the comment of the packet that arrived for the queue pair `by`.
+    pub fn firing(&mut self, device: usize, mac: &[u8; 6], firing: &Firing, by: Option<u32>) {
+        self.drop_ended();
+        let mut frame = [0; 14];
+        frame[..6].copy_from_slice(mac);
+        frame[6..12].copy_from_slice(mac);
+        frame[12..].copy_from_slice(&NO_PACKET.to_be_bytes());
+        for capture in &mut self.captures {
+            let has_packet = |qpn| capture.scope.has_packet(device, Direction::In, qpn);
+            if capture.scope.has_firing(device, firing.qpn) && !by.is_some_and(has_packet) {
+                let comment = firing_comment(&self.devices[device], firing);
+                capture.put(device, None, &frame, comment);
+            }
+        }
+    }
+
     /// A frame passes the port of the switch with this index and name: one that comes from something that is no RNIC of
     /// ours, or one that a fault struck or made, of which `note` tells.
     pub fn outside(
@@ -238,10 +266,21 @@ impl Captures {
         for capture in &mut self.captures {
             if matches!(capture.scope, Scope::Switch) {
                 let comment = format!("switch port {name}{note}");
-                capture.put(interface, direction, frame, comment);
+                capture.put(interface, Some(direction), frame, comment);
             }
         }
     }
+}
+
+/// What a fault did that struck no packet, or none that the capture has, for people.
+fn firing_comment(name: &str, firing: &Firing) -> String {
+    let mut comment = name.to_owned();
+    for (kind, number) in [("QP", firing.qpn), ("CQ", firing.cqn)] {
+        if number != 0 {
+            comment += &format!(" {kind} {number:#x}");
+        }
+    }
+    comment + &format!(", fault {}: {}", firing.name, firing.what)
 }
 
 /// What a packet is, for people.

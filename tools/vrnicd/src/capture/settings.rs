@@ -118,10 +118,24 @@ impl Scope {
             Direction::In => segment.destination_qpn,
             Direction::Out => segment.source_qpn,
         };
+        self.has_packet(device, direction, qp)
+    }
+
+    /// Whether a packet of a queue pair of a device is to be captured.
+    pub(super) fn has_packet(self, device: usize, direction: Direction, qp: u32) -> bool {
         match self {
             Self::Rnics | Self::Switch => direction == Direction::Out,
             Self::Device(wanted) => wanted == device,
             Self::Qp(wanted, number) => wanted == device && number == qp,
+        }
+    }
+
+    /// Whether a firing of a fault of a device is to be captured, which was about that queue pair, or 0 if about none.
+    pub(super) fn has_firing(self, device: usize, qp: u32) -> bool {
+        match self {
+            Self::Rnics | Self::Switch => true,
+            Self::Device(wanted) => wanted == device,
+            Self::Qp(wanted, number) => wanted == device && (qp == number || qp == 0),
         }
     }
 }

@@ -112,8 +112,9 @@ impl Writer {
         let mut options = vec![
             EnhancedPacketOption::Comment(Cow::Owned(packet.comment)),
             EnhancedPacketOption::Flags(match packet.direction {
-                Direction::In => INBOUND,
-                Direction::Out => OUTBOUND,
+                Some(Direction::In) => INBOUND,
+                Some(Direction::Out) => OUTBOUND,
+                None => 0,
             }),
         ];
         if packet.missing > 0 {

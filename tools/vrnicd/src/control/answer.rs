@@ -48,6 +48,9 @@ pub fn answer(
         Topic::Request(request) => about_all(request, devices, network, shared, now),
         Topic::Capture(capture) => {
             if let Some(capture) = capture.take() {
+                for device in devices {
+                    device.begin_capture(shared);
+                }
                 shared.captures.add(capture);
             }
             Reply::Done
