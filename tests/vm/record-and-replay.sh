@@ -8,7 +8,6 @@
 # lab: one-fabric
 # lab: timeout=400
 # lab: vrnicd faults = true
-# lab: vrnicd crash_directory = "{lab}"
 # lab: allow-leaks
 . "$LAB_LIB"
 

@@ -36,7 +36,7 @@ pub enum Command {
         device: Option<String>,
     },
     /// Print the last calls to a device since its driver reset it, about 2000, oldest first. This is always on. It
-    /// cannot be replayed: for that, set crash_directory in the configuration of vrnicd.
+    /// cannot be replayed. What can is the file DEVICE-crash.vrnic that a device leaves when it fails.
     Last {
         /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]

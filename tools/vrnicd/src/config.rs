@@ -2,8 +2,10 @@
 //! Configuration: a TOML file for any number of devices, or the command line for one.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::num::NonZeroU64;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -55,9 +57,12 @@ pub struct Config {
     /// Permissions of the control socket, in octal digits.
     #[serde(default)]
     pub control_mode: SocketMode,
-    /// Where a device that fails leaves a recording of the last calls to its engine; absent, none is kept.
+    /// Whether a device that fails leaves a recording of the last calls to its engine.
+    #[serde(default = "default_crash_recordings")]
+    pub crash_recordings: bool,
+    /// Where; see [`Config::crash_directory`].
     #[serde(default)]
-    pub crash_directory: Option<PathBuf>,
+    crash_directory: Option<PathBuf>,
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
@@ -290,6 +295,10 @@ fn default_holder() -> bool {
     true
 }
 
+fn default_crash_recordings() -> bool {
+    true
+}
+
 fn default_doorbells() -> bool {
     true
 }
@@ -312,6 +321,7 @@ impl Config {
             holder: default_holder(),
             control: None,
             control_mode: SocketMode::default(),
+            crash_recordings: default_crash_recordings(),
             crash_directory: None,
             test_panic_on_sigusr1: Vec::new(),
             test_hostile: None,
@@ -368,11 +378,6 @@ impl Config {
                 "two devices have the MAC address {}",
                 device.mac
             );
-            ensure!(
-                self.crash_directory.is_none() || !device.name.contains('/'),
-                "`{}` cannot be part of the name of a file in crash_directory",
-                device.name
-            );
         }
         if let Some(capture) = &self.capture {
             capture
@@ -412,6 +417,22 @@ impl Config {
             ensure!(hostile.one_in > 0, "test_hostile: one_in is at least 1");
         }
         Ok(())
+    }
+
+    /// Where devices that fail leave recordings: in the directory of the configuration, or else in `state`, the
+    /// directory that a service manager gave the daemon for what it keeps, or else beside the control socket. None if
+    /// no recordings are wanted, or there is no such place.
+    pub fn crash_directory(&self, state: Option<&OsStr>) -> Option<PathBuf> {
+        // There may be several, of which the first is as good as any (systemd.exec).
+        let state = state.and_then(|state| state.as_bytes().split(|byte| *byte == b':').next());
+        let state = state.filter(|path| !path.is_empty());
+        let state = state.map(|path| PathBuf::from(OsStr::from_bytes(path)));
+        let beside = || match self.control.as_ref()?.parent() {
+            Some(directory) if directory.as_os_str().is_empty() => Some(PathBuf::from(".")),
+            directory => directory.map(PathBuf::from),
+        };
+        let directory = self.crash_directory.clone().or(state).or_else(beside);
+        directory.filter(|_| self.crash_recordings)
     }
 
     /// The polling time.
@@ -607,6 +628,26 @@ mod tests {
     }
 
     #[test]
+    fn recordings_of_devices_that_fail_have_a_place() {
+        let place = |lines: &str, state: Option<&str>| {
+            let config = Config::parse(&format!("{lines}\n{ONE}")).unwrap();
+            let found = config.crash_directory(state.map(OsStr::new));
+            found.map(|path| path.to_string_lossy().into_owned())
+        };
+        let own = "crash_directory = \"/own\"\ncontrol = \"/run/x/control\"";
+        assert_eq!(place(own, Some("/state")).as_deref(), Some("/own"));
+        let control = "control = \"/run/x/control\"";
+        assert_eq!(place(control, Some("/state:/b")).as_deref(), Some("/state"));
+        for state in [None, Some("")] {
+            assert_eq!(place(control, state).as_deref(), Some("/run/x"));
+            assert_eq!(place("control = \"c\"", state).as_deref(), Some("."));
+            assert_eq!(place("", state), None);
+        }
+        let off = format!("{own}\ncrash_recordings = false");
+        assert_eq!(place(&off, Some("/state")), None);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         assert!(error("").contains("no devices"));
         assert!(error("pol_us = 3").contains("pol_us"));
@@ -615,8 +656,6 @@ mod tests {
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
         assert!(error(&ONE.replace("\"a\"", "\"port:a\"")).contains("the switch's ports"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
-        let slash = ONE.replace("\"a\"", "\"a/b\"");
-        assert!(error(&format!("crash_directory = \"/\"\n{slash}")).contains("`a/b` cannot"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         for gbps in ["0.0", "-1.0", "nan", "inf", "10001.0"] {
             assert!(error(&format!("{ONE}tx_gbps = {gbps}")).contains("0.001 to 10000"));

@@ -53,6 +53,14 @@ pub fn run(config: &Config) -> Result<()> {
     let stop = Arc::new(Stop::new()?);
     let waker = Arc::new(Waker::new()?);
 
+    let crash_directory = config.crash_directory(std::env::var_os("STATE_DIRECTORY").as_deref());
+    if let Some(directory) = &crash_directory {
+        let name = directory.display();
+        ensure!(
+            directory.is_dir(),
+            "crash_directory: {name} is no directory"
+        );
+    }
     let (network, network_thread) = Network::new(config, waker.clone()).context("the switch")?;
     let subnet = SubnetFabric::new(config).context("the subnet")?;
     let weights = config.devices.iter().map(|settings| settings.weight);
@@ -64,7 +72,7 @@ pub fn run(config: &Config) -> Result<()> {
         .map(|(index, settings)| {
             let mtu = network.path_mtu(index);
             let mut device = Device::new(index, settings, heaviest, mtu, waker.clone());
-            if let Some(directory) = &config.crash_directory {
+            if let Some(directory) = &crash_directory {
                 device.set_crash_directory(directory);
             }
             if let Some(hostile) = &config.test_hostile
@@ -105,13 +113,6 @@ pub fn run(config: &Config) -> Result<()> {
         captures.add(center.start(settings.choice(), file, &name)?);
     }
 
-    if let Some(directory) = &config.crash_directory {
-        let name = directory.display();
-        ensure!(
-            directory.is_dir(),
-            "crash_directory = {name}: no such directory"
-        );
-    }
     let mut front_ends = Vec::new();
     let inspector = Arc::new(Inspector::new(waker.clone()));
     if let Some(path) = &config.control {

@@ -38,7 +38,7 @@ use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
-use crate::recording::{Tape, create_private};
+use crate::recording::{Tape, replace_private};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec};
@@ -973,9 +973,10 @@ impl Device {
         let Some(directory) = &self.crash_directory else {
             return Ok(());
         };
-        let path = directory.join(format!("{}-crash.vrnic", self.name));
+        let file = format!("{}-crash.vrnic", self.name.replace('/', "_"));
+        let path = directory.join(file);
         let name = path.display().to_string();
-        let file = create_private(&path).with_context(|| format!("cannot write {name}"))?;
+        let file = replace_private(&path).with_context(|| format!("cannot write {name}"))?;
         let mut tape = Tape::new(file, &name, u64::MAX)?;
         tape.hold(flight, why);
         warn!(device = %self.name, file = name, "a recording of the last calls is left");

@@ -57,6 +57,20 @@ pub fn create_private(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// As [`create_private`], but a file that was there is not emptied: another one takes its place, whatever it was. So
+/// nobody else has it open, and a link leads nowhere.
+///
+/// # Errors
+/// It cannot be opened, or what is there cannot be removed, for example because it is the file of another user.
+pub fn replace_private(path: &Path) -> std::io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).open(path)
+}
+
 /// How a recording ended.
 #[derive(Debug, Default)]
 struct End {
@@ -268,6 +282,24 @@ mod tests {
             assert!(Instant::now() < deadline, "{state}");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn a_file_that_takes_the_place_of_another_is_new() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, victim) = (directory.path().join("x"), directory.path().join("victim"));
+        std::fs::write(&victim, "kept").unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        for text in ["first", "second"] {
+            let mut file = replace_private(&path).unwrap();
+            assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+            file.write_all(text.as_bytes()).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(replace_private(&path).is_err());
     }
 
     #[test]

@@ -27,10 +27,9 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
         let config = format!(
-            "log = \"debug\"\ncrash_directory = \"{}\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
+            "log = \"debug\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
              [[device]]\nname = \"a\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:01\"\n\
              [[device]]\nname = \"b\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:02\"\n",
-            directory.path().display(),
             path("control"),
             path("a.sock"),
             path("b.sock"),
