@@ -141,10 +141,7 @@ impl Nic {
     #[must_use]
     pub fn port_guid(&self) -> String {
         let mac = self.mac.parse::<vrnicd::config::Mac>();
-        mac.map_or_else(
-            |_| String::new(),
-            |mac| format!("{:#018x}", mac.guid().0),
-        )
+        mac.map_or_else(|_| String::new(), |mac| format!("{:#018x}", mac.guid().0))
     }
 }
 

@@ -393,6 +393,11 @@ impl Config {
                     path.display()
                 );
             }
+            // That of an HCA is nothing but its GUID.
+            let on_subnet = |device: &&Device| device.fabric == FabricKind::Infiniband;
+            for device in self.devices.iter().filter(on_subnet) {
+                macs.remove(&device.mac);
+            }
             for mac in switch.ports.iter().filter_map(|port| port.mac) {
                 ensure!(
                     macs.insert(mac),

@@ -826,6 +826,7 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         flow_label,
         source_port,
         roce_v1,
+        lids,
     } = path;
     for gid in [source, destination] {
         let gid = u128::from_le_bytes(*gid);
@@ -841,8 +842,11 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         Service::Unreliable => (1, 0),
         Service::Xrc { srqn } => (2, *srqn),
     };
-    let flags =
-        u8::from(*solicited) | u8::from(*ack_request) << 1 | u8::from(*roce_v1) << 2 | service << 3;
+    let flags = u8::from(*solicited)
+        | u8::from(*ack_request) << 1
+        | u8::from(*roce_v1) << 2
+        | service << 3
+        | u8::from(lids.is_some()) << 5;
     let [p0, p1] = pkey.to_le_bytes();
     let [u0, u1] = source_port.to_le_bytes();
     digest.pair(
@@ -853,6 +857,12 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         u64::from(*source_qpn) | u64::from(*destination_qpn) << 32,
         srqn.into(),
     );
+    if let Some(lids) = lids {
+        digest.pair(
+            u64::from(lids.source) | u64::from(lids.destination) << 16,
+            lids.global.into(),
+        );
+    }
     put_body(digest, body);
     match payload {
         Payload::Empty => digest.byte(0),
