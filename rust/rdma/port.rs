@@ -4,18 +4,9 @@
 
 use core::num::NonZeroU32;
 
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
-use crate::{
-    bindings,
-    device::{
-        Device,
-        Operations, //
-    }, //
-};
+use crate::bindings;
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
@@ -209,7 +200,7 @@ pub struct Change {
 
 impl Change {
     /// Takes over a change of C. What has no name here is refused with `EOPNOTSUPP`.
-    fn from_raw(mask: c_int, raw: &bindings::ib_port_modify) -> Result<Self> {
+    pub(crate) fn from_raw(mask: c_int, raw: &bindings::ib_port_modify) -> Result<Self> {
         const RESET: u32 = bindings::ib_port_modify_flags_IB_PORT_RESET_QKEY_CNTR;
 
         // CAST: A set of bits that C keeps in an `int`.
@@ -223,33 +214,6 @@ impl Change {
             reset_qkey_violations: mask & RESET != 0,
         })
     }
-}
-
-/// # Safety
-///
-/// `device` must be a registered device of `T`, and `change` valid.
-pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
-    device: *mut bindings::ib_device,
-    port: u32,
-    mask: c_int,
-    change: *mut bindings::ib_port_modify,
-) -> c_int {
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    from_result(|| unsafe {
-        let device = Device::<T>::from_raw(device);
-        let port = device.port(port)?;
-        let change = Change::from_raw(mask, &*change)?;
-        if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
-            // As the core does it for drivers without the verb: a connection manager needs none.
-            let others = change.set_capabilities | change.clear_capabilities;
-            return match others & !bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP {
-                0 => Ok(0),
-                _ => Err(EOPNOTSUPP),
-            };
-        }
-        device.with(|call| T::modify_port(call, port, &change))?;
-        Ok(0)
-    })
 }
 
 /// Attributes of a port (`struct ib_port_attr`).

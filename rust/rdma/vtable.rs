@@ -155,7 +155,7 @@ impl<T: Operations> VTable<T> {
             None
         },
         modify_port: if T::HAS_MODIFY_PORT {
-            Some(port::modify_callback::<T>)
+            Some(Self::modify_port_callback)
         } else {
             None
         },
@@ -530,6 +530,33 @@ impl<T: Operations> VTable<T> {
                 T::query_port(call, port)?.write(device.immutable(port)?, blank(attr))?;
                 Ok(0)
             })
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `device` must be a registered device of `T`, and `change` valid.
+    unsafe extern "C" fn modify_port_callback(
+        device: *mut bindings::ib_device,
+        port: u32,
+        mask: c_int,
+        change: *mut bindings::ib_port_modify,
+    ) -> c_int {
+        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            let device = Device::<T>::from_raw(device);
+            let port = device.port(port)?;
+            let change = port::Change::from_raw(mask, &*change)?;
+            if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
+                // As the core does it for drivers without the verb: a connection manager needs none.
+                let others = change.set_capabilities | change.clear_capabilities;
+                return match others & !bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP {
+                    0 => Ok(0),
+                    _ => Err(EOPNOTSUPP),
+                };
+            }
+            device.with(|call| T::modify_port(call, port, &change))?;
+            Ok(0)
         })
     }
 

@@ -311,7 +311,7 @@ impl<'a> Completions<'a> {
         let Some(qp) = found else {
             return Err(request);
         };
-        if !qp.complete(&request, self.cq) {
+        if !qp.complete(request.poster, is_receive, request.position, self.cq) {
             return Err(request);
         }
         // Users believe in the length of a message that was received.

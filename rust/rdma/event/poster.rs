@@ -15,10 +15,7 @@ use super::table::{
     Named,
     Place, //
 };
-use crate::{
-    bindings,
-    wr::Continuation, //
-};
+use crate::bindings;
 
 /// Who has requests of users: a queue pair or a shared receive queue, from the beginning or its
 /// last reset on. No other has the same, not even one that has the number of an object that is
@@ -235,22 +232,26 @@ impl Entry<bindings::ib_qp> {
         self.notice.port.load(Relaxed)
     }
 
-    /// Whether `request` completes in `cq`. If so, none that was posted before it does any more.
-    pub(crate) fn complete(&self, request: &Continuation, cq: *const bindings::ib_cq) -> bool {
+    /// Whether the request that `poster` has posted as the one at `position` completes in `cq`. If
+    /// so, none that was posted before it to the same queue does any more.
+    pub(crate) fn complete(
+        &self,
+        poster: Poster,
+        is_receive: bool,
+        position: u64,
+        cq: *const bindings::ib_cq,
+    ) -> bool {
         let InUse {
-            poster,
             completes,
             sends,
             receives,
             ..
         } = &self.notice;
-        let own = request.poster == Poster(poster.load(Relaxed));
-        match (request.is_receive, completes.receives) {
-            (false, _) => own && ptr::eq(completes.send_cq, cq) && sends.complete(request.position),
-            (true, None) => {
-                own && ptr::eq(completes.recv_cq, cq) && receives.complete(request.position)
-            }
-            (true, Some(shared)) => request.poster == shared && ptr::eq(completes.recv_cq, cq),
+        let own = poster == Poster(self.notice.poster.load(Relaxed));
+        match (is_receive, completes.receives) {
+            (false, _) => own && ptr::eq(completes.send_cq, cq) && sends.complete(position),
+            (true, None) => own && ptr::eq(completes.recv_cq, cq) && receives.complete(position),
+            (true, Some(shared)) => poster == shared && ptr::eq(completes.recv_cq, cq),
         }
     }
 }

@@ -555,6 +555,23 @@ mod tests {
     }
 
     #[test]
+    fn a_network_device_of_the_same_guest_may_have_the_address_of_an_hca() {
+        let port = |mac: u8| {
+            format!(
+                "[[switch.port]]\nname = \"n{mac}\"\nstream = \"n{mac}.sock\"\nmac = \"02:00:00:00:00:0{mac}\"\n"
+            )
+        };
+        let ports = format!("{}{}", port(0), port(1));
+        assert!(config(&ports).switch.is_some());
+        // Two ports have not the same.
+        let twice = ports.replace("00:01\"", "00:00\"");
+        let plain = "[[device]]\nname = \"a\"\nsocket = \"a.sock\"\nmac = \"02:00:00:00:00:09\"\n";
+        assert!(Config::parse(&format!("{plain}{twice}")).is_err());
+        // Nor has one that of a device on Ethernet.
+        assert!(Config::parse(&format!("{plain}{}", port(9))).is_err());
+    }
+
+    #[test]
     fn packets_come_back_as_the_segments_that_they_were() {
         let memory = Memories::new().add(0);
         let mut fabric = SubnetFabric::new(&config("")).unwrap().unwrap();

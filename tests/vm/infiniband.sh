@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# On an InfiniBand subnet, unmodified software works: OpenSM in VM a manages it, infiniband-diags show it, programs
+# connect by LIDs and by GIDs, and IPoIB carries IP, with which rdma_cm finds its paths.
+# lab: fabric=infiniband
+# lab: timeout=400
+. "$LAB_LIB"
+
+# What every program of infiniband-diags shows.
+attribute() { on "$1" ibstat $DEV 1 | sed -n "s/^ *$2: //p"; }
+[ "$(attribute b 'Link layer')" = InfiniBand ] || fail "the link layer is not InfiniBand"
+[ "$(attribute b State)" = Active ] || fail "the port of VM b is not active"
+lid_a=$(attribute a 'Base lid') lid_b=$(attribute b 'Base lid')
+[ "$lid_a" -gt 0 ] && [ "$lid_b" -gt 0 ] && [ "$lid_a" != "$lid_b" ] || fail "the LIDs are $lid_a and $lid_b"
+[ "$(attribute b 'SM lid')" = "$lid_a" ] || fail "the subnet manager is not that of VM a"
+# Not all ports of the switch have something behind them, and there is one switch.
+on b ibnetdiscover >"$LAB_DIR/subnet"
+grep -c '^Ca' "$LAB_DIR/subnet" | found -x 2 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/subnet")"
+grep -c '^Switch' "$LAB_DIR/subnet" | found -x 1 || fail "ibnetdiscover finds another number of switches"
+on b sminfo | found 'SMINFO_MASTER' || fail "there is no master"
+on b saquery NR | found 'NodeRecord dump' || fail "the subnet administration has no nodes"
+on b smpquery nodedesc "$lid_a" | found 'Node Description' || fail "VM a does not answer"
+on b ibtracert "$lid_b" "$lid_a" | found 'To ca' || fail "there is no route"
+on b ibqueryerrors | found ' 0 bad nodes found' || fail "ports have errors"
+
+# run PROGRAM...: the server in VM a, and the client in VM b.
+port=18600
+run() {
+	port=$((port + 1))
+	pair a b $port "$* -d $DEV -p $port" "$* -d $DEV -p $port $IP_a"
+}
+sent() { on b sh -c "perfquery -x $lid_b 1 | sed -n 's/^PortXmitData:\.*//p'"; }
+before=$(sent)
+for program in "ibv_rc_pingpong -c" "ibv_uc_pingpong -c" "ibv_ud_pingpong -s 1024 -c" "ibv_srq_pingpong -c"; do
+	run "$program -n 100"
+	# With a global route header.
+	run "$program -n 100 -g 0"
+done
+for program in ib_write_bw ib_read_bw ib_send_bw "ib_send_bw -c UD -s 1024" ib_atomic_bw; do
+	run "$program -n 100"
+done
+[ "$(sent)" -gt "$before" ] || fail "the port has counted nothing"
+
+# IP over InfiniBand.
+for vm in a b; do
+	address=IP_$vm
+	on "$vm" sh -ec "modprobe ib_ipoib; ip link set ib0 up; ip addr add 10.99.0.${!address##*.}/24 dev ib0"
+done
+there=10.99.0.${IP_a##*.}
+within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries nothing"
+on b ping -c 5 -i 0.2 -W 5 "$there" | found ' 0% packet loss' || fail "IPoIB loses packets"
+pair a b 18700 "rping -s -a $there -C 10 -p 18700" "rping -c -a $there -C 10 -V -p 18700"
+pair a b 18701 "ucmatose -b $there -p 18701" "ucmatose -s $there -p 18701"
+
+for vm in a b; do on "$vm" modprobe -r ib_ipoib; done
