@@ -1095,6 +1095,7 @@ impl Description {
             nic.device.clone_from(&extra.device);
             nic.port.clone_from(&extra.port);
         }
+        lab.choose_subnet_managers();
         if extra.two_daemons {
             let other = format!("{}-2", lab.networks[0].name);
             let mut second = lab.networks[0].clone();
@@ -1130,6 +1131,34 @@ mod tests {
 
     fn lab(text: &str) -> Description {
         parse(text).unwrap().description
+    }
+
+    #[test]
+    fn the_first_hca_of_each_subnet_manages_it() {
+        let lab = lab(
+            "[[network]]\nname = \"one\"\nfabric = \"infiniband\"\n[[network]]\nname = \"wire\"\nfabric = \"roce\"\n\
+             [[network]]\nname = \"two\"\nfabric = \"infiniband\"\n\
+             [[vm]]\nname = \"a\"\n[[vm.rnic]]\nnetwork = \"one\"\n[[vm.rnic]]\nnetwork = \"wire\"\n\
+             [[vm]]\nname = \"b\"\n[[vm.rnic]]\nnetwork = \"one\"\n[[vm.rnic]]\nnetwork = \"two\"\n",
+        );
+        let manages = |vm: usize| {
+            let nics = lab.machines[vm].nics.iter();
+            nics.map(|nic| nic.manages).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (manages(0), manages(1)),
+            (vec![true, false], vec![false, true])
+        );
+        let nic = &lab.machines[0].nics[0];
+        assert_eq!(
+            (nic.mac.as_str(), nic.port_guid().as_str()),
+            ("52:54:00:76:72:0a", "0x505400fffe76720a")
+        );
+        for (fabric, first) in [(Fabric::Roce, false), (Fabric::Infiniband, true)] {
+            let pair = Description::pair(fabric, Device::Vrnic, true, &Extra::default()).unwrap();
+            assert_eq!(pair.machines[0].nics[0].manages, first);
+            assert!(!pair.machines[1].nics[0].manages);
+        }
     }
 
     #[test]

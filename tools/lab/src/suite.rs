@@ -612,6 +612,7 @@ impl Script {
         match fabric {
             Fabric::Local => self.name.clone(),
             Fabric::Roce => format!("{}-roce", self.name),
+            Fabric::Infiniband if self.fabrics == [fabric] => self.name.clone(),
             Fabric::Infiniband => format!("{}-infiniband", self.name),
         }
     }
