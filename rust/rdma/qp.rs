@@ -153,8 +153,8 @@ pub struct QpCap {
 }
 
 impl QpCap {
-    /// Whether a queue pair of these sizes has what `asked` wants, receives only if it `receives` by
-    /// a queue of its own.
+    /// Whether a queue pair of these sizes has what `asked` wants, receives only if it `receives`
+    /// by a queue of its own.
     fn holds(&self, asked: &Self, receives: bool) -> bool {
         self.max_send_wr >= asked.max_send_wr
             && self.max_send_sge >= asked.max_send_sge

@@ -184,8 +184,8 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
-    /// What is posted is said as for [sends](crate::QueuePair::post_send). Without this method there
-    /// are no queues of the kernel.
+    /// What is posted is said as for [sends](crate::QueuePair::post_send). Without this method
+    /// there are no queues of the kernel.
     fn post_recv(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,

@@ -548,7 +548,7 @@ impl<T: Operations> VTable<T> {
             let port = device.port(port)?;
             let change = port::Change::from_raw(mask, &*change)?;
             if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
-                // As the core does it for drivers without the verb: a connection manager needs none.
+                // As the core does it for drivers without the verb: connection managers need none.
                 let others = change.set_capabilities | change.clear_capabilities;
                 return match others & !bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP {
                     0 => Ok(0),

@@ -82,8 +82,8 @@ pub const F_CONTEXT_NAMES: u32 = 16;
 /// Feature bit: regions on demand can be made of other regions. Needs [`F_ON_DEMAND_PAGING`].
 pub const F_NESTED_PAGING: u32 = 17;
 
-/// Feature bit: the link layer of the port is InfiniBand, not Ethernet. A device that offers it does
-/// not work without it.
+/// Feature bit: the link layer of the port is InfiniBand, not Ethernet. A device that offers it
+/// does not work without it.
 pub const F_INFINIBAND: u32 = 18;
 
 /// Virtqueue that carries control commands.

@@ -193,7 +193,8 @@ pub struct DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// Whether the limits are such that users in the kernel can divide by them (`rdma_rw_ctx_init`).
+    /// Whether the limits are such that users in the kernel can divide by them
+    /// (`rdma_rw_ctx_init`).
     pub(crate) fn serves_kernel(&self, registers_fast: bool) -> bool {
         self.max_send_sge != 0
             && self.max_sge_rd != 0

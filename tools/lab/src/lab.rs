@@ -725,8 +725,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID, or any on InfiniBand; returns that
-    /// GID's index.
+    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID, or any on InfiniBand; returns
+    /// that GID's index.
     ///
     /// # Errors
     /// It does not within half a minute; the message has the end of the guest's console.

@@ -51,8 +51,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for `devices` and the `network` or `subnet` that some of them are on, which goes on looking for `poll_time` after
-    /// the last work. In each turn it answers one question that came through `inspector`.
+    /// A worker for `devices` and the `network` or `subnet` that some of them are on, which goes on looking for
+    /// `poll_time` after the last work. In each turn it answers one question that came through `inspector`.
     pub fn new(
         devices: Vec<Device>,
         network: Network,

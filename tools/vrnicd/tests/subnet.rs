@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Two guests of a real vrnicd on an InfiniBand subnet, joined by a switch. The first one manages the subnet through its
-//! queue pair 0, as software of a VM does, and then both exchange messages by LID, every byte checked.
+//! Two guests of a real vrnicd on an InfiniBand subnet, joined by a switch. The first one manages the subnet through
+//! its queue pair 0, as software of a VM does, and then both exchange messages by LID, every byte checked.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

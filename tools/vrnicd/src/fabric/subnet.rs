@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The InfiniBand subnet of this process: switches and HCAs of `vrnic_infiniband`, with an RNIC behind some of the HCAs.
+//! The InfiniBand subnet of this process: switches and HCAs of `vrnic_infiniband`, with an RNIC behind some of the
+//! HCAs.
 //!
-//! The subnet runs in the worker's thread, and its time is that of the devices. An HCA has the agents of management, and
-//! sees to it that an RNIC sends only with LIDs and P_Keys of its own. It does so whether or not a driver is there, as
-//! the firmware of an adapter does. What a subnet manager makes of the port, the engine is told; the other way round,
-//! agents do what commands ask for.
+//! The subnet runs in the worker's thread, and its time is that of the devices. An HCA has the agents of management,
+//! and sees to it that an RNIC sends only with LIDs and P_Keys of its own. It does so whether or not a driver is there,
+//! as the firmware of an adapter does. What a subnet manager makes of the port, the engine is told; the other way
+//! round, agents do what commands ask for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
