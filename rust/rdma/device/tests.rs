@@ -51,7 +51,7 @@ mod cases {
     fn the_kernel_divides_by_limits() -> Result {
         with_device(|device, _| {
             // SAFETY: The device is registered.
-            let attributes = unsafe { device.with(|call| TestDriver::query_device(call)) }?;
+            let attributes = unsafe { device.with(TestDriver::query_device) }?;
             assert!(attributes.serves_kernel(true));
             for change in [
                 |attributes: &mut DeviceAttr| attributes.max_send_sge = 0,

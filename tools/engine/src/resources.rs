@@ -384,13 +384,12 @@ impl Resources {
         let Some(subnet) = &self.subnet else {
             return (pkey == DEFAULT_PKEY).then_some(0);
         };
-        match own {
-            Some(index) => pkeys_match(subnet.port.pkey(index), pkey).then_some(index),
-            None => {
-                let mut pkeys = subnet.port.pkeys.iter();
-                let index = pkeys.position(|&own| pkeys_match(own, pkey));
-                index.map(|index| index as u16)
-            }
+        if let Some(index) = own {
+            pkeys_match(subnet.port.pkey(index), pkey).then_some(index)
+        } else {
+            let mut pkeys = subnet.port.pkeys.iter();
+            let index = pkeys.position(|&own| pkeys_match(own, pkey));
+            index.map(|index| index as u16)
         }
     }
 

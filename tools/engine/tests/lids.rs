@@ -440,10 +440,10 @@ fn a_wrong_qkey_is_a_violation() {
 
 #[test]
 fn the_gsi_takes_any_pkey_and_tells_which() {
+    const KEY: u32 = 0x8001_0000;
     let mut world = world(2, 8);
     let mut a = end(&mut world, 0, QpType::Gsi);
     let mut b = end(&mut world, 1, QpType::Gsi);
-    const KEY: u32 = 0x8001_0000;
     // Entry 2 is that of a limited member at both ends, entry 3 is empty.
     for (index, heard) in [(0, true), (1, true), (2, false), (3, false)] {
         b.receive(&mut world, 7, 1000, 300);
@@ -514,6 +514,9 @@ fn groups_have_a_lid_and_a_gid() {
     );
 }
 
+/// What a subnet manager changes, and the event of that.
+type Change = (fn(&mut HcaPort), EventType);
+
 #[test]
 fn events_tell_what_the_subnet_manager_changed() {
     let mut world = world(1, 10);
@@ -527,7 +530,7 @@ fn events_tell_what_the_subnet_manager_changed() {
             EventType::PortActive
         ]
     );
-    let changes: [(fn(&mut HcaPort), EventType); 7] = [
+    let changes: [Change; 7] = [
         (|port| port.subnet.lid = 100.into(), EventType::LidChange),
         (|port| port.subnet.lmc = 1, EventType::LidChange),
         (|port| port.subnet.sm_lid = 100.into(), EventType::SmChange),

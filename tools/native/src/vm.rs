@@ -251,9 +251,10 @@ impl Vm {
         let area = ram.allocate(notify::area_length(SLOTS))?;
         let created = device.execute(&CreateContext {
             // The guest of an HCA is its kernel too, which alone has queue pair 0.
-            kind: match infiniband {
-                true => ContextKind::Kernel,
-                false => ContextKind::User,
+            kind: if infiniband {
+                ContextKind::Kernel
+            } else {
+                ContextKind::User
             }
             .raw(),
             slots: SLOTS.into(),

@@ -102,14 +102,11 @@ impl Attributes {
         }
         if mask & attribute::ADDRESS_VECTOR != 0 {
             self.address = wanted.address;
-            match &resources.subnet {
-                Some(subnet) => {
-                    subnet.path_of(&self.address, false)?;
-                }
-                None => {
-                    let local = resources.gids.get(self.address.sgid_index);
-                    local.ok_or(Cause::GidIndex)?;
-                }
+            if let Some(subnet) = &resources.subnet {
+                subnet.path_of(&self.address, false)?;
+            } else {
+                let local = resources.gids.get(self.address.sgid_index);
+                local.ok_or(Cause::GidIndex)?;
             }
         }
         if mask & attribute::PATH_MTU != 0 {

@@ -274,13 +274,12 @@ impl Captures {
 
 /// What a fault did that struck no packet, or none that the capture has, for people.
 fn firing_comment(name: &str, firing: &Firing) -> String {
-    let mut comment = name.to_owned();
-    for (kind, number) in [("QP", firing.qpn), ("CQ", firing.cqn)] {
-        if number != 0 {
-            comment += &format!(" {kind} {number:#x}");
-        }
-    }
-    comment + &format!(", fault {}: {}", firing.name, firing.what)
+    let number = |kind, number| match number {
+        0 => String::new(),
+        _ => format!(" {kind} {number:#x}"),
+    };
+    let (qp, cq) = (number("QP", firing.qpn), number("CQ", firing.cqn));
+    format!("{name}{qp}{cq}, fault {}: {}", firing.name, firing.what)
 }
 
 /// What a packet is, for people.

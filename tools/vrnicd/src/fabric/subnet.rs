@@ -8,6 +8,7 @@
 //! round, agents do what commands ask for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -92,23 +93,21 @@ pub fn topology(config: &Config) -> Result<Topology> {
     let is_on = |device: &&Device| device.fabric == FabricKind::Infiniband;
     let devices: Vec<&Device> = config.devices.iter().filter(is_on).collect();
     let file = config.subnet.as_ref().map(|subnet| &subnet.topology);
-    let mut topology = match file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read the topology {}", path.display()))?;
-            Topology::parse(&text).with_context(|| format!("in the topology {}", path.display()))?
+    let mut topology = if let Some(path) = file {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the topology {}", path.display()))?;
+        Topology::parse(&text).with_context(|| format!("in the topology {}", path.display()))?
+    } else {
+        let ports = devices.len() + SPARE_PORTS;
+        let mut text = format!("[[switch]]\nname = \"switch\"\nports = {ports}\n");
+        for (device, port) in devices.iter().zip(1..) {
+            let name = toml::Value::String(device.name.clone());
+            writeln!(
+                text,
+                "[[hca]]\nname = {name}\n[[link]]\nends = [{name}, \"switch/{port}\"]"
+            )?;
         }
-        None => {
-            let ports = devices.len() + SPARE_PORTS;
-            let mut text = format!("[[switch]]\nname = \"switch\"\nports = {ports}\n");
-            for (device, port) in devices.iter().zip(1..) {
-                let name = toml::Value::String(device.name.clone());
-                text.push_str(&format!(
-                    "[[hca]]\nname = {name}\n[[link]]\nends = [{name}, \"switch/{port}\"]\n"
-                ));
-            }
-            Topology::parse(&text).context("the default topology")?
-        }
+        Topology::parse(&text).context("the default topology")?
     };
     for device in devices {
         let hca = |node: &&mut vrnic_infiniband::topology::Node| {
@@ -216,7 +215,7 @@ impl SubnetFabric {
     ) -> Option<Packet> {
         let path = &segment.path;
         let lids = path.lids?;
-        let grh = lids.global.then(|| Grh {
+        let grh = lids.global.then_some(Grh {
             traffic_class: path.traffic_class,
             flow_label: path.flow_label,
             next_header: GRH_NEXT_HEADER,
@@ -466,7 +465,6 @@ fn trap_of(violation: &Violation) -> Trap {
         destination_qp: violation.destination_qpn,
         source_gid: path.source,
         destination_gid: path.destination,
-        ..KeyViolation::default()
     };
     if violation.qkey {
         Trap::QKey(details)
