@@ -5,14 +5,14 @@
 # lab: timeout=400
 . "$LAB_LIB"
 
-# What every program of infiniband-diags shows.
+# attribute VM NAME: what ibstat shows of the port.
 attribute() { on "$1" ibstat $DEV 1 | sed -n "s/^ *$2: //p"; }
 [ "$(attribute b 'Link layer')" = InfiniBand ] || fail "the link layer is not InfiniBand"
 [ "$(attribute b State)" = Active ] || fail "the port of VM b is not active"
 lid_a=$(attribute a 'Base lid') lid_b=$(attribute b 'Base lid')
 [ "$lid_a" -gt 0 ] && [ "$lid_b" -gt 0 ] && [ "$lid_a" != "$lid_b" ] || fail "the LIDs are $lid_a and $lid_b"
 [ "$(attribute b 'SM lid')" = "$lid_a" ] || fail "the subnet manager is not that of VM a"
-# Not all ports of the switch have something behind them, and there is one switch.
+# One switch joins the two HCAs.
 on b ibnetdiscover >"$LAB_DIR/subnet"
 grep -c '^Ca' "$LAB_DIR/subnet" | found -x 2 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/subnet")"
 grep -c '^Switch' "$LAB_DIR/subnet" | found -x 1 || fail "ibnetdiscover finds another number of switches"
@@ -28,6 +28,7 @@ run() {
 	port=$((port + 1))
 	pair a b $port "$* -d $DEV -p $port" "$* -d $DEV -p $port $IP_a"
 }
+# sent: words that the port of VM b has sent.
 sent() { on b sh -c "perfquery -x $lid_b 1 | sed -n 's/^PortXmitData:\.*//p'"; }
 before=$(sent)
 for program in "ibv_rc_pingpong -c" "ibv_uc_pingpong -c" "ibv_ud_pingpong -s 1024 -c" "ibv_srq_pingpong -c"; do

@@ -132,7 +132,7 @@ impl<D: Destroy> Object<D> {
     /// On return the device has let go of everything that belonged to the object. A device that
     /// refuses is stopped: the kernel has done with the object, and frees its memory next.
     pub(crate) fn destroy(&self) {
-        // Never in use, so never an error.
+        // The only error is that it is in use, which it cannot be.
         let _ = self.try_destroy(false);
     }
 
