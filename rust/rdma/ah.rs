@@ -264,10 +264,32 @@ impl RawPath for Any {
     }
 }
 
+/// Whether a verb of address handles may sleep (`enum rdma_create_ah_flags`, `enum
+/// rdma_destroy_ah_flags`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// The verb may sleep. Verbs that a process calls always may.
+    MaySleep,
+    /// The verb may not sleep, because its caller in the kernel may hold a spinlock. If creation
+    /// has to sleep, it fails with `EOPNOTSUPP`.
+    Atomic,
+}
+
+impl Context {
+    /// Translates the flags of a verb; the bit `sleepable` says that it may sleep.
+    fn from_raw(flags: u32, sleepable: u32) -> Self {
+        if flags & sleepable != 0 {
+            Self::MaySleep
+        } else {
+            Self::Atomic
+        }
+    }
+}
+
 /// An address handle (`struct ib_ah`): a path that datagrams take.
 ///
-/// Methods may not sleep, nor may its [`Drop`], if the driver has verbs for the kernel
-/// ([`Operations::Users`]).
+/// A [`Context`] tells creation and destruction whether they may sleep. [`query`](Self::query) and
+/// [`Drop`] may never sleep if the driver has verbs for the kernel ([`Operations::Users`]).
 #[vtable]
 pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver.
@@ -284,13 +306,14 @@ pub trait AddressHandle: Send + Sync + Sized + 'static {
     fn create(
         call: &Call<'_, Self::Driver>,
         path: &<Self::Driver as Operations>::Path,
+        context: Context,
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
     /// Makes the hardware forget the address handle, if it knows of it; then it is dropped.
     ///
     /// This cannot fail: hardware that refuses is to be stopped.
-    fn destroy(_ah: &Ah<Self>, _call: &Call<'_, Self::Driver>) {
+    fn destroy(_ah: &Ah<Self>, _context: Context, _call: &Call<'_, Self::Driver>) {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
@@ -326,14 +349,19 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let path = T::Path::from_raw(&*(*init).ah_attr)?;
+            let context = Context::from_raw(
+                (*init).flags,
+                bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE,
+            );
             let user = udata
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
-            let (init, response) = T::AddressHandle::create(call, &path, caller::<T, _>(user)?)?;
+            let (init, response) =
+                T::AddressHandle::create(call, &path, context, caller::<T, _>(user)?)?;
 
             Ah::construct(ah, (), init);
-            respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(ah, call))?;
+            respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(ah, context, call))?;
             Ok(0)
         })
     })
@@ -358,22 +386,27 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
 /// `ah` must be a constructed handle of a device of `T` that nobody uses any more.
 pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     ah: *mut bindings::ib_ah,
-    _flags: u32,
+    flags: u32,
 ) -> c_int {
+    let context = Context::from_raw(
+        flags,
+        bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE,
+    );
+
     // SAFETY: Verbs run only while the device, which the core set, is registered; the handle is
     // constructed, and the core frees it.
-    unsafe { Device::<T>::from_raw((*ah).device).with(|call| end(ah, call)) };
+    unsafe { Device::<T>::from_raw((*ah).device).with(|call| end(ah, context, call)) };
     0
 }
 
 /// # Safety
 ///
 /// `ah` must be a constructed handle that nobody uses any more.
-unsafe fn end<T: Operations>(ah: *mut bindings::ib_ah, call: &Call<'_, T>) {
+unsafe fn end<T: Operations>(ah: *mut bindings::ib_ah, context: Context, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller.
     unsafe {
         if T::AddressHandle::HAS_DESTROY {
-            T::AddressHandle::destroy(Ah::from_raw(ah), call);
+            T::AddressHandle::destroy(Ah::from_raw(ah), context, call);
         }
         Ah::<T::AddressHandle>::destruct(ah);
     }

@@ -11,7 +11,10 @@ use core::{
 use kernel::prelude::*;
 
 use crate::{
-    ah::AddressHandle,
+    ah::{
+        self,
+        AddressHandle, //
+    },
     device::{
         Call,
         Operations, //
@@ -160,6 +163,7 @@ impl<T: Operations<AddressHandle = Self>> AddressHandle for Unsupported<T> {
     fn create(
         _call: &Call<'_, T>,
         _path: &T::Path,
+        _context: ah::Context,
         _user: Caller<T, User<'_, T, ()>>,
     ) -> Result<(impl PinInit<Self>, ())> {
         Err::<(Self, ()), _>(EOPNOTSUPP)

@@ -7,6 +7,10 @@ use crate::testing::prelude::*;
 #[kunit_tests(rdma_ah)]
 mod cases {
     use super::*;
+    use crate::ah::Context;
+
+    const CREATE_MAY_SLEEP: u32 = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
+    const DESTROY_MAY_SLEEP: u32 = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
 
     #[test]
     fn handles_are_paths() -> Result {
@@ -14,7 +18,11 @@ mod cases {
             let mut process = Process::new(device)?;
             let mut theirs = new_handle(device, log, Some(process.call(14)?))?;
             assert_eq!(process.memory.read()?, !14);
-            to_result(verb!(device, destroy_ah(theirs.as_raw(), 0)))?;
+            to_result(verb!(
+                device,
+                destroy_ah(theirs.as_raw(), DESTROY_MAY_SLEEP)
+            ))?;
+            assert_eq!(log.asked(), Some(Asked::HandleEnd(Context::MaySleep)));
             process.end(device)?;
 
             let mut ah = new_handle(device, log, None)?;
@@ -76,11 +84,14 @@ mod cases {
                 assert_eq!((remote_qpn, remote_qkey), (0x12_3456, 0x789a_bcde));
                 assert_eq!((pkey_index, immediate), (index, with));
             }
-            to_result(verb!(device, destroy_ah(ah.as_raw(), 0)))
+            to_result(verb!(device, destroy_ah(ah.as_raw(), 0)))?;
+            assert_eq!(log.asked(), Some(Asked::HandleEnd(Context::Atomic)));
+            Ok(())
         })
     }
 
-    /// A handle, made for the process whose call this is, if it is one, and whose request is 14.
+    /// Creates a handle: for a process, whose request is 14, if there is a call; otherwise for the
+    /// kernel, which may not sleep.
     fn new_handle(
         device: &Device<TestDriver>,
         log: &Log,
@@ -97,8 +108,13 @@ mod cases {
         };
         let mut raw = bindings::rdma_ah_attr::default();
         path.write(&mut raw);
+        let (flags, context) = match call {
+            Some(_) => (CREATE_MAY_SLEEP, Context::MaySleep),
+            None => (0, Context::Atomic),
+        };
         let mut init = bindings::rdma_ah_init_attr {
             ah_attr: &mut raw,
+            flags,
             ..Default::default()
         };
         let mut ah = room!(device, ib_ah, Ah);
@@ -110,7 +126,7 @@ mod cases {
             None => verb!(device, create_ah(ah.as_raw(), &mut init, null_mut())),
         };
         to_result(created)?;
-        if log.asked() != Some(Asked::Handle(path, request)) {
+        if log.asked() != Some(Asked::Handle(path, context, request)) {
             return Err(EINVAL);
         }
         Ok(ah)

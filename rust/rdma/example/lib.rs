@@ -339,7 +339,7 @@ impl ProtectionDomain for Domain {
     }
 }
 
-/// An address handle, which the device knows. All are of processes, so creation may sleep.
+/// An address handle, which the device knows. The device is told by a command, which sleeps.
 struct Handle(Object);
 
 #[vtable]
@@ -351,8 +351,12 @@ impl AddressHandle for Handle {
     fn create(
         call: &Call<'_>,
         _path: &ah::Unspecified,
+        context: ah::Context,
         _user: Caller<Efa, User<'_, Efa, ()>>,
     ) -> Result<(impl PinInit<Self>, abi::CreateAhResponse)> {
+        if context == ah::Context::Atomic {
+            return Err(EOPNOTSUPP);
+        }
         // The command would have the GID of the destination.
         let object = Object::create(call)?;
         let response = abi::CreateAhResponse {
@@ -362,7 +366,7 @@ impl AddressHandle for Handle {
         Ok((Self(object), response))
     }
 
-    fn destroy(ah: &rdma::Ah<Self>, _call: &Call<'_>) {
+    fn destroy(ah: &rdma::Ah<Self>, _context: ah::Context, _call: &Call<'_>) {
         ah.0.destroy();
     }
 }

@@ -379,11 +379,18 @@ mod cases {
             );
             assert_eq!(to_result(refused), Err(EOPNOTSUPP));
             let mut call = process.call(&[], 8)?;
+            let refused = verb!(
+                device,
+                create_user_ah(ah.as_raw(), &raw mut init, call.udata())
+            );
+            assert_eq!(to_result(refused), Err(EOPNOTSUPP));
+            init.flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
             to_result(verb!(
                 device,
                 create_user_ah(ah.as_raw(), &raw mut init, call.udata())
             ))?;
-            to_result(verb!(device, destroy_ah(ah.as_raw(), 0)))?;
+            let may_sleep = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
+            to_result(verb!(device, destroy_ah(ah.as_raw(), may_sleep)))?;
             process.end()
         })
     }

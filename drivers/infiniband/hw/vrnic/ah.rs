@@ -6,6 +6,7 @@ use kernel::prelude::*;
 use rdma::{
     ah::{
         Any,
+        Context,
         GlobalRoute,
         InfiniBand,
         Roce, //
@@ -127,6 +128,7 @@ impl AddressHandle for Ah {
     fn create(
         call: &Call<'_>,
         path: &Any,
+        _context: Context,
         _user: Caller<Vrnic, User<'_, Vrnic, ()>>,
     ) -> Result<(impl PinInit<Self>, CreateAhResponse)> {
         let address = to_wire(path);

@@ -32,11 +32,16 @@ impl AddressHandle for Object {
     fn create(
         call: &Call<'_, TestDriver>,
         path: &ah::Roce,
+        context: ah::Context,
         user: Caller<TestDriver, User<'_, TestDriver, u64>>,
     ) -> Result<(impl PinInit<Self>, u64)> {
         let (request, response) = dialogue(user);
-        call.data().note(Asked::Handle(*path, request));
+        call.data().note(Asked::Handle(*path, context, request));
         Ok((Object::new(call), response))
+    }
+
+    fn destroy(_ah: &Ah<Self>, context: ah::Context, call: &Call<'_, TestDriver>) {
+        call.data().note(Asked::HandleEnd(context));
     }
 
     fn query(ah: &Ah<Self>) -> ah::Roce {

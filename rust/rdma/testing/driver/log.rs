@@ -50,7 +50,8 @@ use crate::{
 pub(crate) enum Asked {
     Context(u64),
     Domain(Option<u64>),
-    Handle(ah::Roce, Option<u64>),
+    Handle(ah::Roce, ah::Context, Option<u64>),
+    HandleEnd(ah::Context),
     Queue(CqInitAttr, Option<u64>),
     Resize(u32, u64),
     Moderate(u16, u16),
