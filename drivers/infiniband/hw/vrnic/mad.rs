@@ -25,11 +25,18 @@ use crate::{
     port::Link, //
 };
 
-/// Where a datagram says what it wants (IBTA volume 1, section 13.4.2).
+/// Where a datagram says for which agents it is (IBTA volume 1, section 13.4.2).
+const CLASS: usize = 1;
+
+/// Where it says what it wants.
 const METHOD: usize = 3;
 
 /// Bit of a method: the datagram is a response.
 const RESPONSE: u8 = 0x80;
+
+/// Classes of the device's agents: subnet management by LID and by a directed route, and
+/// performance management (section 13.4.4).
+const AGENTS: [u8; 3] = [0x01, 0x81, 0x04];
 
 /// Gives the agents a datagram.
 pub(crate) fn process(
@@ -38,8 +45,9 @@ pub(crate) fn process(
     incoming: &Incoming<'_>,
     answer: &mut Mad,
 ) -> Result<Outcome> {
-    // Agents are not asked what was answered, and RoCE has none.
-    if call.data().link == Link::Ethernet || is_response(incoming.mad) {
+    // RoCE has no agents. Each command costs time, and anybody may send requests to, say, the
+    // connection manager.
+    if call.data().link == Link::Ethernet || !is_for_agents(incoming.mad) {
         return Ok(Outcome::Passed);
     }
     let source = incoming.source.as_ref();
@@ -65,8 +73,9 @@ pub(crate) fn process(
     }
 }
 
-fn is_response(mad: &Mad) -> bool {
-    mad[METHOD] & RESPONSE != 0
+/// Returns whether a datagram is a request to an agent of the device.
+fn is_for_agents(mad: &Mad) -> bool {
+    AGENTS.contains(&mad[CLASS]) && mad[METHOD] & RESPONSE == 0
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -75,12 +84,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn responses_are_known_by_their_method() {
+    fn only_requests_to_agents_are_commands() {
         let mut mad = [0; rdma::mad::LENGTH];
         // Get, and its response.
-        for (method, response) in [(0x01, false), (0x81, true)] {
+        for (method, is_request) in [(0x01, true), (0x81, false)] {
             mad[METHOD] = method;
-            assert_eq!(is_response(&mad), response);
+            for class in AGENTS {
+                mad[CLASS] = class;
+                assert_eq!(is_for_agents(&mad), is_request);
+            }
+            // Subnet administration, connection management, a vendor's.
+            for class in [0x03, 0x07, 0x09] {
+                mad[CLASS] = class;
+                assert!(!is_for_agents(&mad));
+            }
         }
     }
 }
