@@ -177,6 +177,8 @@ impl Restart {
 }
 
 impl Watch for Restart {
+    const SLEEPS_WITH_MACHINE: bool = true;
+
     fn look(&self) -> Option<u32> {
         // Whoever takes the device from its driver has the lock, and waits for this.
         let Some(_locked) = Locked::try_new(&self.dev) else {

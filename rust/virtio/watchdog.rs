@@ -27,6 +27,10 @@ mod tests;
 
 /// What a [`Watchdog`] does.
 pub trait Watch: Send + Sync + 'static {
+    /// Whether looks wait while the machine is asleep, or on its way there or back. A look that
+    /// adds or removes devices must.
+    const SLEEPS_WITH_MACHINE: bool = false;
+
     /// Looks, and returns after how many milliseconds to look again, if at all. Process context.
     fn look(&self) -> Option<u32>;
 }
@@ -177,7 +181,7 @@ impl<W: Watch> Work<W> {
         unsafe {
             bindings::mod_delayed_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                bindings::system_dfl_wq,
+                Self::queue(),
                 self.work.get(),
                 msecs_to_jiffies(delay_ms),
             )
@@ -234,13 +238,24 @@ impl<W: Watch> Work<W> {
         unsafe { bindings::current_work() == &raw mut (*self.work.get()).work }
     }
 
+    /// Returns the workqueue of the work.
+    fn queue() -> *mut bindings::workqueue_struct {
+        // SAFETY: Both are set once, before there are drivers.
+        unsafe {
+            match W::SLEEPS_WITH_MACHINE {
+                true => bindings::system_freezable_wq,
+                false => bindings::system_dfl_wq,
+            }
+        }
+    }
+
     /// Has the work done after so many milliseconds, or earlier if somebody else asked for that.
     fn schedule(&self, delay_ms: u32) {
         // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
         unsafe {
             bindings::queue_delayed_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                bindings::system_dfl_wq,
+                Self::queue(),
                 self.work.get(),
                 msecs_to_jiffies(delay_ms),
             )
