@@ -175,8 +175,8 @@ pub struct AddressSpace {
     implicit: Owned,
     _mm: ARef<Mm>,
     mapper: Arc<Mapper>,
-    /// Bytes that were watched, and how many may be.
-    watched: Atomic<usize>,
+    /// Bytes that are watched, and how many may be.
+    watched: Arc<Atomic<usize>>,
     limit: usize,
 }
 
@@ -210,7 +210,7 @@ impl AddressSpace {
             implicit: Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
             _mm: mm,
             mapper: mapper.clone(),
-            watched: Atomic::new(0),
+            watched: Arc::new(Atomic::new(0), GFP_KERNEL)?,
             limit: bytes_of_machine().saturating_mul(WATCHED_PER_BYTE),
         })
     }
@@ -218,11 +218,10 @@ impl AddressSpace {
     /// Watches `length` bytes at `address` of the process. Sleeps.
     ///
     /// `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more, `ENOMEM`
-    /// if so much was watched, also of what is not any more, that the lists of its pages take a
-    /// sixteenth of the machine's memory.
+    /// if so much is watched that the lists of its pages take a sixteenth of the machine's memory.
     pub fn watch<P: Pager>(&self, address: u64, length: usize, pager: P) -> Result<OnDemand<P>> {
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
-        self.count(length)?;
+        let counted = self.count(length)?;
         // SAFETY: The structure is implicit by the type invariant, and its device registered. The
         // operations are static. C refers to the address space, which `_mm` keeps.
         // CAST: Addresses of processes are `c_ulong`.
@@ -235,19 +234,32 @@ impl AddressSpace {
             )
         };
         let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        OnDemand::keep(Memory::of(owned, &self.mapper, pager)?)
+        OnDemand::keep(Memory::of(owned, &self.mapper, pager, Some(counted))?)
     }
 
-    /// Counts bytes as watched; `ENOMEM` if there are too many.
-    fn count(&self, length: usize) -> Result {
-        let before = self.watched.fetch_add(length, Relaxed);
+    /// Counts bytes as watched, as long as the result lives; `ENOMEM` if there are too many.
+    fn count(&self, length: usize) -> Result<Counted> {
+        let counted = Counted {
+            watched: self.watched.clone(),
+            length,
+        };
+        let before = counted.watched.fetch_add(length, Relaxed);
         match before.checked_add(length) {
-            Some(all) if all <= self.limit => Ok(()),
-            _ => {
-                self.watched.fetch_add(length.wrapping_neg(), Relaxed);
-                Err(ENOMEM)
-            }
+            Some(all) if all <= self.limit => Ok(counted),
+            _ => Err(ENOMEM),
         }
+    }
+}
+
+/// Bytes that are counted as watched until this is dropped.
+struct Counted {
+    watched: Arc<Atomic<usize>>,
+    length: usize,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.watched.fetch_add(self.length.wrapping_neg(), Relaxed);
     }
 }
 
@@ -297,6 +309,8 @@ pub struct Memory<P: Pager> {
     work: Opaque<bindings::work_struct>,
     pager: P,
     mapper: Arc<Mapper>,
+    /// Of an address space.
+    _counted: Option<Counted>,
 }
 
 /// Owns memory until it is part of a [`Memory`].
@@ -367,11 +381,17 @@ impl<P: Pager> Memory<P> {
             Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
             mapper,
             pager,
+            None,
         )
     }
 
     /// Watches memory of the device of `mapper`, whose operations are [`Self::OPS`].
-    fn of(owned: Owned, mapper: &Arc<Mapper>, pager: P) -> Result<Arc<Self>> {
+    fn of(
+        owned: Owned,
+        mapper: &Arc<Mapper>,
+        pager: P,
+        counted: Option<Counted>,
+    ) -> Result<Arc<Self>> {
         // SAFETY: Valid, and none of this changes.
         let (pages, address, length) = unsafe {
             let raw = owned.0.as_ref();
@@ -404,6 +424,7 @@ impl<P: Pager> Memory<P> {
                 length,
                 pager,
                 mapper: mapper.clone(),
+                _counted: counted,
             }),
             GFP_KERNEL,
         )?;

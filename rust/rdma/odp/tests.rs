@@ -150,10 +150,12 @@ mod cases {
         assert_eq!(watch(4).err(), Some(ENOMEM));
         let two = watch(2)?;
         assert_eq!(watch(2).err(), Some(ENOMEM));
-        // It is counted for good.
-        drop(two);
-        assert_eq!(watch(2).err(), Some(ENOMEM));
-        watch(1)?;
+        let one = watch(1)?;
+        assert_eq!(watch(1).err(), Some(ENOMEM));
+        // What is not watched any more, or never was, does not count.
+        drop((one, two));
+        assert!(space.watch(u64::MAX, PAGE_SIZE, log.clone()).is_err());
+        watch(3)?;
         Ok(())
     }
 
