@@ -208,6 +208,13 @@ impl Pairing {
             looks: Atomic::new(true),
             told_active: Atomic::new(false),
             _: {
+                // The core allocates its data of all ports when one of them is given a network
+                // device, or the device is registered, and does not lock: so it does now. While a
+                // port has none, it is "given" none.
+                // SAFETY: The device is valid, and nobody else has it yet.
+                to_result(unsafe {
+                    bindings::ib_device_set_netdev(*device, core::ptr::null_mut(), port.number())
+                })?;
                 // SAFETY: The notifier is initialised, pinned, and unregistered before it is
                 // dropped; all that its callback uses is initialised. It is called at once for each
                 // network device that exists.
@@ -373,7 +380,7 @@ impl Pairing {
             }
             match event {
                 bindings::netdev_cmd_NETDEV_REGISTER if bound.is_null() && this.matches(netdev) => {
-                    // The port is valid, and there is memory for it already: it cannot fail.
+                    // The port is valid, and `new` had the memory for it allocated: it cannot fail.
                     bindings::ib_device_set_netdev(this.device, netdev, port);
                     this.queue_work();
                 }

@@ -68,6 +68,15 @@ mod cases {
     }
 
     #[test]
+    fn the_core_has_its_data_of_ports_before_events_come() -> Result {
+        let paired = Paired::new()?;
+        assert!(paired.netdev().is_none());
+        // SAFETY: The device is valid.
+        assert!(!unsafe { (*paired.device.as_raw()).port_data }.is_null());
+        Ok(())
+    }
+
+    #[test]
     fn a_network_device_comes_and_goes() -> Result {
         let paired = Paired::new()?;
         for _ in 0..2 {
