@@ -53,6 +53,7 @@ use crate::{
     mw::Mw,
     odp::BoxedPager,
     pd::Pd,
+    port::Link,
     qp::Qp,
     srq::Srq,
     uapi::{
@@ -75,11 +76,20 @@ const ACK_DELAY: u8 = 15;
 
 /// Objects that users can have of a kind of which the device has `all`.
 ///
-/// `ib_core` makes one of each kind itself, for the management datagrams of the port: queue pair 1,
-/// its completion queue, its protection domain, and, without a local DMA key, the memory region of
+/// `ib_core` makes one of each kind itself, for the management datagrams of the port: its
+/// completion queue, its protection domain, and, without a local DMA key, the memory region of
 /// that.
 fn left_for_users(all: u32) -> u32 {
     all.saturating_sub(1)
+}
+
+/// Queue pairs that users can have of a device with `all`: `ib_core` makes queue pair 1, and on
+/// InfiniBand queue pair 0.
+fn queue_pairs_for_users(all: u32, link: Link) -> u32 {
+    all.saturating_sub(match link {
+        Link::Ethernet => 1,
+        Link::InfiniBand => 2,
+    })
 }
 
 /// What a device with these limits can do, and with or without memory placement.
@@ -182,7 +192,7 @@ impl Operations for Vrnic {
             capabilities: capabilities(limits, call.data().memory_placement),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
-            max_qp: left_for_users(limits.max_qp.get()),
+            max_qp: queue_pairs_for_users(limits.max_qp.get(), call.data().link),
             max_qp_wr: limits.max_qp_entries.get(),
             max_send_sge: limits.max_send_sge.get(),
             max_recv_sge: limits.max_recv_sge.get(),
