@@ -285,6 +285,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     /// Gives the device's own agents a management datagram, and writes their answer to `answer`,
     /// which is zeroed. An error is told to nobody.
     ///
+    /// Asked for only if [`Properties::answers_management`] is set.
+    ///
     /// Every datagram to queue pairs 0 and 1 gets here first, as do those that the core asks for
     /// itself (`sysfs`), and those along a directed route without hops. May sleep.
     fn process_mad(
@@ -522,6 +524,9 @@ pub struct Properties {
     /// Whether queue pairs can be counted by themselves: [`Operations::create_qp_counter`] and what
     /// belongs to it work.
     pub counters_of_queue_pairs: bool,
+    /// Whether the ports have agents of their own, which [`Operations::process_mad`] asks. Then
+    /// `sysfs` has the counters of performance management.
+    pub answers_management: bool,
     /// Key, not 0, by which local work requests of the kernel name all memory, by DMA addresses.
     pub local_dma_key: Option<u32>,
 }
@@ -585,6 +590,9 @@ impl<T: Operations> UnregisteredDevice<T> {
             (*raw).driver_def = Definitions::<T>::as_raw();
             if properties.counters_of_queue_pairs {
                 bindings::ib_set_device_ops(raw, &VTable::<T>::COUNTER_OPS);
+            }
+            if properties.answers_management {
+                bindings::ib_set_device_ops(raw, &VTable::<T>::MANAGEMENT_OPS);
             }
         }
         Ok(Self {

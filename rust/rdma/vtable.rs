@@ -159,11 +159,6 @@ impl<T: Operations> VTable<T> {
         } else {
             None
         },
-        process_mad: if T::HAS_PROCESS_MAD {
-            Some(mad::process_callback::<T>)
-        } else {
-            None
-        },
         query_pkey: if T::HAS_QUERY_PKEY {
             Some(Self::query_pkey_callback)
         } else {
@@ -454,6 +449,16 @@ impl<T: Operations> VTable<T> {
         pin_init::zeroed()
     };
 
+    /// What a device has besides whose ports have agents.
+    pub(crate) const MANAGEMENT_OPS: bindings::ib_device_ops = bindings::ib_device_ops {
+        process_mad: if T::HAS_PROCESS_MAD {
+            Some(mad::process_callback::<T>)
+        } else {
+            None
+        },
+        ..pin_init::zeroed()
+    };
+
     /// # Safety
     ///
     /// `device` must be a registered device of `T`, `attr` valid for writes, and `udata` the udata
@@ -477,8 +482,7 @@ impl<T: Operations> VTable<T> {
                 if !T::Pager::IS_SUPPORTED {
                     attributes.on_demand_paging = OnDemandPaging::default();
                 }
-                if Self::HAS_KERNEL && !attributes.serves_kernel(T::MemoryRegion::HAS_ALLOCATE_FAST)
-                {
+                if Self::HAS_KERNEL && !attributes.serves_kernel() {
                     return Err(EIO);
                 }
                 attributes.write(blank(attr));

@@ -195,10 +195,8 @@ pub struct DeviceAttr {
 impl DeviceAttr {
     /// Whether the limits are such that users in the kernel can divide by them
     /// (`rdma_rw_ctx_init`).
-    pub(crate) fn serves_kernel(&self, registers_fast: bool) -> bool {
-        self.max_send_sge != 0
-            && self.max_sge_rd != 0
-            && !(registers_fast && self.max_fast_registration_pages == 0)
+    pub(crate) fn serves_kernel(&self) -> bool {
+        self.max_send_sge != 0 && self.max_sge_rd != 0
     }
 
     /// Writes into a zeroed C structure.
@@ -229,7 +227,9 @@ impl DeviceAttr {
         raw.max_mr = self.max_mr;
         raw.max_mw = self.max_mw;
         raw.max_dm_size = self.max_dm_size;
-        raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
+        // Users in the kernel divide by it, also if there is no fast registration
+        // (`rdma_rw_mr_factor`).
+        raw.max_fast_reg_page_list_len = self.max_fast_registration_pages.max(1);
         raw.max_pd = self.max_pd;
         raw.max_ah = self.max_ah;
         raw.max_qp_rd_atom = self.max_qp_rd_atomic;

@@ -52,19 +52,22 @@ mod cases {
         with_device(|device, _| {
             // SAFETY: The device is registered.
             let attributes = unsafe { device.with(TestDriver::query_device) }?;
-            assert!(attributes.serves_kernel(true));
+            assert!(attributes.serves_kernel());
             for change in [
                 |attributes: &mut DeviceAttr| attributes.max_send_sge = 0,
                 |attributes: &mut DeviceAttr| attributes.max_sge_rd = 0,
-                |attributes: &mut DeviceAttr| attributes.max_fast_registration_pages = 0,
             ] {
                 let mut other = attributes;
                 change(&mut other);
-                assert!(!other.serves_kernel(true));
+                assert!(!other.serves_kernel());
             }
+            // A device need not have fast registration, and users divide all the same.
             let mut other = attributes;
             other.max_fast_registration_pages = 0;
-            assert!(other.serves_kernel(false));
+            assert!(other.serves_kernel());
+            let mut raw = bindings::ib_device_attr::default();
+            other.write(&mut raw);
+            assert_eq!(raw.max_fast_reg_page_list_len, 1);
             Ok(())
         })
     }
@@ -202,6 +205,22 @@ mod cases {
     fn description(device: &Device<TestDriver>) -> Result<[u8; 64]> {
         // SAFETY: The device is valid, and nobody changes the description now.
         Ok(unsafe { (*device.as_raw()).node_desc })
+    }
+
+    #[test]
+    fn ports_without_agents_are_not_asked() -> Result {
+        for answers_management in [false, true] {
+            let properties = Properties {
+                answers_management,
+                ..PROPERTIES
+            };
+            let device = UnregisteredDevice::<TestDriver>::new(&properties, Objects::new(1)?)?;
+            // SAFETY: The device is valid, and its operations do not change.
+            let ops = unsafe { &(*device.as_raw()).ops };
+            // With it, `sysfs` has counters that somebody must answer for.
+            assert_eq!(ops.process_mad.is_some(), answers_management);
+        }
+        Ok(())
     }
 
     #[test]

@@ -58,6 +58,7 @@ const PROPERTIES: Properties = Properties {
     node_description: c"an example of a driver",
     user_posts_by_verb: false,
     counters_of_queue_pairs: false,
+    answers_management: false,
     local_dma_key: None,
 };
 

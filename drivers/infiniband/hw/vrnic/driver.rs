@@ -272,6 +272,7 @@ fn register<'bound>(
         node_description: c"vrnic",
         user_posts_by_verb: resources.doorbells.is_none(),
         counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
+        answers_management: resources.link == Link::InfiniBand,
         local_dma_key: resources.local_dma_key,
     };
     let device = UnregisteredDevice::new(&properties, objects)?;

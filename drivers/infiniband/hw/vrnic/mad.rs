@@ -20,10 +20,7 @@ use vrnic_wire::{
     port::PERMISSIVE_LID, //
 };
 
-use crate::{
-    device::Call,
-    port::Link, //
-};
+use crate::device::Call;
 
 /// Where a datagram says for which agents it is (IBTA volume 1, section 13.4.2).
 const CLASS: usize = 1;
@@ -45,9 +42,8 @@ pub(crate) fn process(
     incoming: &Incoming<'_>,
     answer: &mut Mad,
 ) -> Result<Outcome> {
-    // RoCE has no agents. Each command costs time, and anybody may send requests to, say, the
-    // connection manager.
-    if call.data().link == Link::Ethernet || !is_for_agents(incoming.mad) {
+    // Each command costs time, and anybody may send requests to, say, the connection manager.
+    if !is_for_agents(incoming.mad) {
         return Ok(Outcome::Passed);
     }
     let source = incoming.source.as_ref();

@@ -322,5 +322,6 @@ pub(crate) const PROPERTIES: Properties = Properties {
     node_description: c"a driver without hardware",
     user_posts_by_verb: true,
     counters_of_queue_pairs: true,
+    answers_management: true,
     local_dma_key: Some(0x2122_2324),
 };
