@@ -4,8 +4,8 @@
 #
 #   build.sh m|y [NUMBER] [TARGET...]    INFINIBAND is a module or built in; only the first patches; or something else
 #
-# The sources are hard links to the pristine ones, and what the patches change are files of their own. Objects are kept
-# for the next time.
+# The sources are hard links to the pristine ones, and what the patches change are files of their own. Sources and objects
+# are kept outside the tree, so that the next build, of any tree, compiles only what differs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
@@ -15,13 +15,25 @@ shift $(($# < 2 ? $# : 2))
 targets=("$@")
 [ $# -gt 0 ] || targets=(prepare drivers/virtio/ drivers/infiniband/)
 series=$PWD/build/series
-tree=$series/tree
-objects=$series/objects-$infiniband
+builds=$CACHE/series
+key=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG"; } | sha256sum | cut -c 1-16)
+tree=$builds/$key/tree
+objects=$builds/$key/objects-$infiniband
 
-# apply: puts the first patches into the tree.
+# One build at a time. Those of other kernels are of no use any more.
+mkdir -p "$builds/$key"
+exec 9>"$builds/lock"
+flock -n 9 || { echo "waiting for the build of the series in another tree ..."; flock 9; }
+find "$builds" -mindepth 1 -maxdepth 1 -type d ! -name "$key" -exec rm -rf {} +
+
+# apply: makes the tree the pristine one with the first patches.
 apply() {
 	local patch count=0
-	[ -d "$tree" ] || cp -al "$KERNEL" "$tree" 2>/dev/null || { rm -rf "$tree"; cp -a "$KERNEL" "$tree"; }
+	if [ ! -d "$tree" ]; then
+		rm -rf "$tree".*
+		cp -al "$KERNEL" "$tree.new" 2>/dev/null || { rm -rf "$tree.new"; cp -a "$KERNEL" "$tree.new"; }
+		mv "$tree.new" "$tree"
+	fi
 	rm -rf "$series/changed"
 	mkdir "$series/changed"
 	sed -n 's|^--- a/||p' "$series"/0*.patch | sort -u | while read -r path; do
@@ -33,6 +45,14 @@ apply() {
 		count=$((count + 1))
 		(cd "$series/changed" && GIT_DIR=/nonexistent git apply --whitespace=error-all "$patch")
 	done
+	# $tree.changed lists all files that may differ from the pristine ones.
+	(cd "$series/changed" && find . -type f) | sort >"$series/files"
+	touch "$tree.changed"
+	comm -23 "$tree.changed" "$series/files" | while read -r path; do
+		rm -f "$tree/$path"
+		[ ! -f "$KERNEL/$path" ] || cp "$KERNEL/$path" "$tree/$path"
+	done
+	cp "$series/files" "$tree.changed"
 	# What did not change keeps its time, so that make does not compile it again.
 	rsync -rc --out-format='changed: %n' "$series/changed/" "$tree/"
 }

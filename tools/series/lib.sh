@@ -9,3 +9,6 @@ BUILT=build/kernel/$([ -n "${KDIR:-}" ] && echo own || echo lab)
 CONFIG=$(readlink -f "$BUILT/tree/.config")
 KERNEL=$(readlink -f "$BUILT/tree")
 [ ! -e "$KERNEL/source" ] || KERNEL=$(readlink -f "$KERNEL/source")
+
+# What is kept for the next time, in this tree or another.
+CACHE=${VRNIC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vrnic}
