@@ -1,19 +1,21 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The series as a test: it is made, applies to the pristine kernel, and builds without a warning with INFINIBAND as a
-# module and built in. What has passed once, in any tree, is not built again before something changes.
+# The series as a test: it is made, checkpatch.pl has nothing to say, it applies to the pristine kernel, and builds
+# without a warning with INFINIBAND as a module and built in. What has passed once, in any tree, is not built again
+# before something changes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tools/series/lib.sh
 
 bash tools/series/series.sh
-inputs=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG" tools/series/{build.sh,config} \
+inputs=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG" tools/series/{build.sh,style.sh,config} \
 	build/series/0*.patch | grep -vE '^(From|Date|Subject): '; } | sha256sum)
-passed=${VRNIC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vrnic}/series-passed
+passed=$CACHE/series-passed
 if [ "$(cat "$passed" 2>/dev/null)" = "$inputs" ]; then
 	echo "built before, without a change since"
 	exit
 fi
+bash tools/series/style.sh
 for infiniband in m y; do
 	log=build/series/build-$infiniband.log
 	if ! bash tools/series/build.sh "$infiniband" >"$log" 2>&1 || grep -E '^(warning|error)|: warning: ' "$log" | grep -v 'override: reassigning'; then
