@@ -18,7 +18,10 @@ use crate::capture;
 use crate::control::protocol;
 use crate::device::hostile;
 
+pub mod feature;
 pub mod switch;
+
+use feature::Feature;
 
 pub use switch::Switch;
 
@@ -119,6 +122,9 @@ pub struct Device {
     /// Whether the device has doorbell pages. Without them the driver rings by commands.
     #[serde(default = "default_doorbells")]
     pub doorbells: bool,
+    /// Optional features that the device does not offer, as a simpler device would not.
+    #[serde(default)]
+    pub without: Vec<Feature>,
     /// Gigabits of payload that the device may send a second, those of read responses included; no limit if absent.
     #[serde(default)]
     pub tx_gbps: Option<f64>,
@@ -458,6 +464,7 @@ impl Device {
             fabric: FabricKind::default(),
             recovery: RecoveryKind::default(),
             doorbells: default_doorbells(),
+            without: Vec::new(),
             tx_gbps: None,
             max_iops: None,
             weight: default_weight(),
@@ -572,7 +579,7 @@ mod tests {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
              node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\nrecovery = \"selective\"\n\
-             doorbells = false\ntx_gbps = 0.5\nmax_iops = 1000\nweight = 3\n\
+             doorbells = false\nwithout = [\"xrc\"]\ntx_gbps = 0.5\nmax_iops = 1000\nweight = 3\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
         .unwrap();
@@ -583,6 +590,7 @@ mod tests {
         assert_eq!(device.limits.qp, 100);
         assert_eq!(device.limits.contexts, 16);
         assert_eq!(device.weight, 3);
+        assert_eq!(device.without, [Feature::Xrc]);
         assert_eq!(
             device.rate_limit().unwrap(),
             RateLimit {

@@ -33,7 +33,7 @@ use vrnic_wire::port::Mtu;
 use zerocopy::IntoBytes;
 
 use crate::capture::{Captures, Direction};
-use crate::config::{self, FabricKind, RecoveryKind};
+use crate::config::{self, FabricKind, RecoveryKind, feature::all_without};
 use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
@@ -135,7 +135,7 @@ impl Device {
             } else {
                 0
             },
-            features: Features::ALL,
+            features: all_without(&settings.without),
             limits,
             max_mtu,
             segmentation: match settings.fabric {
@@ -362,7 +362,7 @@ impl Device {
         DeviceSpec {
             virtio_id: VIRTIO_ID_RDMA,
             pci_class: [0x00, 0x80, 0x02],
-            offered_features: required | doorbell | Features::ALL.bits(),
+            offered_features: required | doorbell | self.config.features.bits(),
             required_features: required,
             config: Rnic::new(self.config.clone())
                 .config_space()

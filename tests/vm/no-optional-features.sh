@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A device that has nothing but what every device must have. The driver binds, programs run, and what is not there is
+# reported as not there and refused.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: one-fabric
+# lab: timeout=240
+# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging"]
+. "$LAB_LIB"
+
+on -t 60 a ibv_devinfo -v -d "$DEV" >"$LAB_DIR/devinfo"
+for limit in max_srq max_srq_wr max_mw max_mcast_grp max_mcast_qp_attach; do
+	grep -qE "^[[:space:]]$limit:[[:space:]]+0$" "$LAB_DIR/devinfo" || fail "$limit is not 0"
+done
+! grep -qE 'MEM_WINDOW|MGT_EXTENSIONS|XRC' "$LAB_DIR/devinfo" || fail "the device claims what it does not have"
+
+perf a b ibv_rc_pingpong -n 100
+perf a b ibv_ud_pingpong -n 100
+perf a b ib_write_bw -s 65536 -n 100
+perf a b ib_read_bw -s 65536 -n 100
+perf a b ib_send_lat -n 100
+perf a b ib_atomic_bw -n 100
+on -t 60 b sh -c "rping -s -a $IP_b -p 18710 -C 5" &
+server=$!
+listening b 18710
+on -t 60 a rping -c -a "$IP_b" -p 18710 -C 5 -V
+wait $server || fail "the server of rping failed"
+
+! on -t 60 a ibv_uc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are UC queue pairs"
+! on -t 60 a ibv_srq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are shared receive queues"
+! on -t 60 a ibv_xsrq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are XRC domains"
+
+# The counters of performance management are those of InfiniBand ports.
+on a test ! -e "/sys/class/infiniband/$DEV/ports/1/counters" || fail "sysfs offers counters that nobody keeps"
+on -t 60 a rmmod vrnic
+on -t 60 a modprobe vrnic || on -t 60 a insmod /lib/modules/vrnic.ko
+on -t 60 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" zero-length

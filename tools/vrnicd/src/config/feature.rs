@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Features that a device offers unless the configuration says otherwise.
+
+use serde::Deserialize;
+use vrnic_engine::Features;
+use vrnic_wire::config;
+
+/// An optional feature of the device (Documentation/virtio-rdma.rst, "Feature bits").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Feature {
+    /// Fast registration and invalidation.
+    MemoryExtensions,
+    /// Memory windows.
+    MemoryWindows,
+    /// Regions whose memory, rights or protection domain change.
+    Reregistration,
+    /// Shared receive queues.
+    SharedReceiveQueues,
+    /// FLUSH and ATOMIC WRITE.
+    MemoryPlacement,
+    /// Completion queues that change their size or moderation.
+    CompletionQueueChanges,
+    /// Multicast groups.
+    Multicast,
+    /// The driver says whether the port is up.
+    PortState,
+    /// On-demand paging.
+    OnDemandPaging,
+    /// The null key.
+    NullKey,
+    /// Counters of single queue pairs.
+    CounterSets,
+    /// UC queue pairs.
+    UnreliableConnections,
+    /// Extended reliable connections.
+    Xrc,
+    /// Timestamps of completions.
+    Clock,
+    /// Completion queues that ignore overruns.
+    IgnoredOverrun,
+    /// Contexts that know their process.
+    ContextNames,
+    /// Regions of all of an address space.
+    NestedPaging,
+}
+
+impl Feature {
+    /// Number of the feature bit.
+    const fn bit(self) -> u32 {
+        match self {
+            Self::MemoryExtensions => config::F_MEMORY_EXTENSIONS,
+            Self::MemoryWindows => config::F_MEMORY_WINDOWS,
+            Self::Reregistration => config::F_REREGISTRATION,
+            Self::SharedReceiveQueues => config::F_SHARED_RECEIVE_QUEUES,
+            Self::MemoryPlacement => config::F_MEMORY_PLACEMENT,
+            Self::CompletionQueueChanges => config::F_COMPLETION_QUEUE_CHANGES,
+            Self::Multicast => config::F_MULTICAST,
+            Self::PortState => config::F_PORT_STATE,
+            Self::OnDemandPaging => config::F_ON_DEMAND_PAGING,
+            Self::NullKey => config::F_NULL_KEY,
+            Self::CounterSets => config::F_COUNTER_SETS,
+            Self::UnreliableConnections => config::F_UNRELIABLE_CONNECTIONS,
+            Self::Xrc => config::F_XRC,
+            Self::Clock => config::F_CLOCK,
+            Self::IgnoredOverrun => config::F_IGNORED_OVERRUN,
+            Self::ContextNames => config::F_CONTEXT_NAMES,
+            Self::NestedPaging => config::F_NESTED_PAGING,
+        }
+    }
+}
+
+/// All features but some.
+pub fn all_without(without: &[Feature]) -> Features {
+    let bits = without
+        .iter()
+        .fold(Features::ALL.bits(), |bits, feature| bits & !(1 << feature.bit()));
+    Features::from_bits(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_feature_has_a_name() {
+        #[derive(Deserialize)]
+        struct Setting {
+            without: Vec<Feature>,
+        }
+        let names = "without = ['memory-extensions', 'memory-windows', 'reregistration', 'shared-receive-queues', \
+                     'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
+                     'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
+                     'context-names', 'nested-paging']";
+        let all: Setting = toml::from_str(names).unwrap();
+        assert_eq!(all_without(&all.without).bits(), 0);
+        assert_eq!(all_without(&[]), Features::ALL);
+        let clock = all_without(&[Feature::Clock]);
+        assert!(!clock.clock && clock.xrc);
+        assert!(toml::from_str::<Setting>("without = ['rdma']").is_err());
+    }
+}
