@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Processor time that the front end takes for a doorbell: `cargo bench -p vrnicd`.
+//! CPU time that the front end takes for a doorbell: `cargo bench -p vrnicd`.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -28,14 +28,14 @@ impl Backend for Nothing {
     fn doorbell(&self, _: u32, _: u32) {}
 }
 
-/// Nanoseconds that the calling thread has run.
+/// Returns the nanoseconds for which the calling thread has run.
 fn cpu_time() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let first = text.split(' ').next();
     first.and_then(|first| first.parse().ok()).unwrap_or(0)
 }
 
-/// Posts doorbells, `batch` with one write; nanoseconds per doorbell.
+/// Posts doorbells, `batch` per write, and returns the nanoseconds per doorbell.
 fn measure(batch: u32) -> u64 {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
     let server = std::thread::spawn(move || {

@@ -25,13 +25,13 @@ use feature::Feature;
 
 pub use switch::Switch;
 
-/// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
+/// Largest number of completion vectors of a device: together with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
-/// Most `weight`.
+/// Largest `weight`.
 pub(crate) const MAX_WEIGHT: u32 = 8;
-/// Least `tx_gbps`. At this rate, the longest packet (64 KiB) takes half a second.
+/// Smallest `tx_gbps`. At this rate, the longest packet (64 KiB) takes half a second.
 const MIN_GBPS: f64 = 0.001;
-/// Most `tx_gbps`.
+/// Largest `tx_gbps`.
 const MAX_GBPS: f64 = 10_000.0;
 /// Longest path that fits the address of a UNIX socket.
 const MAX_SOCKET_PATH: usize = 107;
@@ -47,35 +47,35 @@ pub struct Config {
     /// How to log.
     #[serde(default)]
     pub log_format: LogFormat,
-    /// Microseconds that the worker goes on looking for work by itself after the last it found. More is faster and
+    /// Microseconds for which the worker keeps polling after it last found work. A higher value lowers latency and
     /// keeps a CPU busy for longer.
     #[serde(default = "default_poll_us")]
     pub poll_us: u32,
-    /// Whether a holder process lets QEMU survive the death of this daemon.
+    /// Whether a holder process keeps QEMU alive if this daemon dies.
     #[serde(default = "default_holder")]
     pub holder: bool,
-    /// Where the control socket is made, which `vrnicctl` talks to; none if absent.
+    /// Path of the control socket, to which `vrnicctl` connects; no control socket if absent.
     #[serde(default)]
     pub control: Option<PathBuf>,
     /// Permissions of the control socket, in octal digits.
     #[serde(default)]
     pub control_mode: SocketMode,
-    /// Whether a device that fails leaves a recording of the last calls to its engine.
+    /// Whether a device that fails leaves a recording of the last calls into its engine.
     #[serde(default = "default_crash_recordings")]
     pub crash_recordings: bool,
-    /// Where; see [`Config::crash_directory`].
+    /// Directory for these recordings; see [`Config::crash_directory`].
     #[serde(default)]
     crash_directory: Option<PathBuf>,
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
-    /// For tests of drivers: devices that lie.
+    /// For tests of drivers: devices that give the driver wrong answers.
     #[serde(default)]
     pub test_hostile: Option<hostile::Settings>,
     /// Whether clients of the control socket may arm faults.
     #[serde(default)]
     pub faults: bool,
-    /// A capture that begins with the daemon.
+    /// A capture that starts with the daemon.
     #[serde(default)]
     pub capture: Option<capture::Settings>,
     /// The devices.
@@ -93,7 +93,7 @@ pub struct Config {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subnet {
-    /// File that describes its switches, links and HCAs; each device is an HCA of its name.
+    /// File that describes the subnet's switches, links and HCAs. Each device is the HCA with the same name.
     pub topology: PathBuf,
 }
 
@@ -103,59 +103,60 @@ pub struct Subnet {
 pub struct Device {
     /// Name in logs.
     pub name: String,
-    /// Where the vfio-user socket is made.
+    /// Path at which the vfio-user socket is created.
     pub socket: PathBuf,
-    /// MAC address of the network device in the guest that the RNIC is paired with.
+    /// MAC address of the guest's network device with which the RNIC is paired.
     pub mac: Mac,
-    /// GUID of the node; derived from the MAC address if absent.
+    /// Node GUID; derived from the MAC address if absent.
     #[serde(default)]
     pub node_guid: Option<Guid>,
-    /// Completion vectors, each with an MSI-X vector of its own.
+    /// Number of completion vectors, each with its own MSI-X vector.
     #[serde(default = "default_completion_vectors")]
     pub completion_vectors: u16,
-    /// Which network the device is on.
+    /// Network that the device is on.
     #[serde(default)]
     pub fabric: FabricKind,
-    /// How reliable connections make up for lost packets.
+    /// How reliable connections recover lost packets.
     #[serde(default)]
     pub recovery: RecoveryKind,
-    /// Whether the device has doorbell pages. Without them the driver rings by commands.
+    /// Whether the device has doorbell pages. Without them, the driver rings doorbells with commands.
     #[serde(default = "default_doorbells")]
     pub doorbells: bool,
-    /// Optional features that the device does not offer, as a simpler device would not.
+    /// Optional features that the device does not offer.
     #[serde(default)]
     pub without: Vec<Feature>,
-    /// Gigabits of payload that the device may send a second, those of read responses included; no limit if absent.
+    /// Limit on the payload that the device sends, including read responses, in gigabits per second; no limit if
+    /// absent.
     #[serde(default)]
     pub tx_gbps: Option<f64>,
-    /// Requests that the device may begin a second; no limit if absent.
+    /// Limit on the requests that the device starts per second; no limit if absent.
     #[serde(default)]
     pub max_iops: Option<u64>,
-    /// Its share of the worker when there is more to do than the worker can: twice that of a device with half the
-    /// weight.
+    /// The device's share of the worker when the worker cannot keep up: a device with twice the weight gets twice the
+    /// share.
     #[serde(default = "default_weight")]
     pub weight: u32,
-    /// Limits; those not given have their default.
+    /// Limits; those not given keep their defaults.
     #[serde(default)]
     pub limits: Limits,
 }
 
-/// Form of log lines.
+/// Format of log lines.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Networks.
+/// Network that a device can be on.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FabricKind {
-    /// Memory of this process: payload is copied straight from guest to guest.
+    /// Memory of this process: payload is copied directly from guest to guest.
     #[default]
     Local,
     /// RoCE frames.
@@ -164,14 +165,15 @@ pub enum FabricKind {
     Infiniband,
 }
 
-/// Ways to make up for lost packets.
+/// How reliable connections recover lost packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecoveryKind {
-    /// Packets behind a missing one are kept, and only that one is sent again to peers that keep them, too.
+    /// The receiver keeps packets that follow a missing one. A sender whose peer does this resends only the missing
+    /// packet.
     #[default]
     Selective,
-    /// Packets behind a missing one are dropped, and sent again with it.
+    /// The receiver drops packets that follow a missing one. The sender resends all of them.
     GoBackN,
 }
 
@@ -181,7 +183,7 @@ pub enum RecoveryKind {
 pub struct SocketMode(pub u32);
 
 impl Default for SocketMode {
-    /// For the user alone.
+    /// Returns permissions for the owner only.
     fn default() -> Self {
         Self(0o600)
     }
@@ -198,13 +200,13 @@ impl TryFrom<String> for SocketMode {
     }
 }
 
-/// A unicast MAC address, `xx:xx:xx:xx:xx:xx`.
+/// Unicast MAC address, `xx:xx:xx:xx:xx:xx`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// The EUI-64 made of this address, as a GUID.
+    /// Returns the EUI-64 derived from this address, as a GUID.
     pub fn guid(self) -> Guid {
         let [a, b, c, d, e, f] = self.0;
         Guid(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
@@ -251,7 +253,7 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// A GUID, `xxxx:xxxx:xxxx:xxxx`.
+/// GUID, `xxxx:xxxx:xxxx:xxxx`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Guid(pub u64);
@@ -275,7 +277,7 @@ impl TryFrom<String> for Guid {
     }
 }
 
-/// Bytes of groups of `digits` hexadecimal digits (an even number) separated by colons.
+/// Parses colon-separated groups of `digits` hexadecimal digits (an even number) into bytes.
 fn hex_groups(text: &str, digits: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for group in text.split(':') {
@@ -318,7 +320,7 @@ fn default_completion_vectors() -> u16 {
 }
 
 impl Config {
-    /// A configuration of one device, the rest default.
+    /// Returns a configuration with one device and defaults for everything else.
     pub fn of_one(device: Device) -> Self {
         Self {
             log: default_log(),
@@ -339,21 +341,21 @@ impl Config {
         }
     }
 
-    /// Reads and checks a file.
+    /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the configuration {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("in the configuration {}", path.display()))
     }
 
-    /// Parses and checks a text.
+    /// Parses and checks the text of a configuration.
     pub fn parse(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text)?;
         config.check()?;
         Ok(config)
     }
 
-    /// Checks what the types do not express.
+    /// Checks what the types cannot express.
     pub fn check(&self) -> Result<()> {
         ensure!(
             !self.devices.is_empty() || self.switch.is_some(),
@@ -399,7 +401,7 @@ impl Config {
                     path.display()
                 );
             }
-            // That of an HCA is nothing but its GUID.
+            // The MAC address of an HCA only serves to derive its GUID, so a switch port may have the same one.
             let on_subnet = |device: &&Device| device.fabric == FabricKind::Infiniband;
             for device in self.devices.iter().filter(on_subnet) {
                 macs.remove(&device.mac);
@@ -430,11 +432,11 @@ impl Config {
         Ok(())
     }
 
-    /// Where devices that fail leave recordings: in the directory of the configuration, or else in `state`, the
-    /// directory that a service manager gave the daemon for what it keeps, or else beside the control socket. None if
-    /// no recordings are wanted, or there is no such place.
+    /// Returns the directory for recordings of devices that fail: the one in the configuration; or else `state`, the
+    /// state directory that a service manager assigned to the daemon; or else the directory of the control socket.
+    /// Returns `None` if recordings are turned off or none of these exists.
     pub fn crash_directory(&self, state: Option<&OsStr>) -> Option<PathBuf> {
-        // There may be several, of which the first is as good as any (systemd.exec).
+        // `state` may list several directories (systemd.exec(5)); the first one will do.
         let state = state.and_then(|state| state.as_bytes().split(|byte| *byte == b':').next());
         let state = state.filter(|path| !path.is_empty());
         let state = state.map(|path| PathBuf::from(OsStr::from_bytes(path)));
@@ -446,14 +448,14 @@ impl Config {
         directory.filter(|_| self.crash_recordings)
     }
 
-    /// The polling time.
+    /// Returns the polling time.
     pub fn poll_time(&self) -> Duration {
         Duration::from_micros(self.poll_us.into())
     }
 }
 
 impl Device {
-    /// A device with default settings.
+    /// Returns a device with default settings.
     pub fn new(name: String, socket: PathBuf, mac: Mac) -> Self {
         Self {
             name,
@@ -472,12 +474,12 @@ impl Device {
         }
     }
 
-    /// The GUID given, or else the one derived from the MAC address.
+    /// Returns the configured GUID, or else the one derived from the MAC address.
     pub fn guid(&self) -> Guid {
         self.node_guid.unwrap_or_else(|| self.mac.guid())
     }
 
-    /// How fast it may send.
+    /// Returns the rate limit of the device.
     ///
     /// # Errors
     /// A rate is out of range.
@@ -509,7 +511,7 @@ impl Device {
     }
 }
 
-/// The rate limit of a device that may send so many gigabits of payload and begin so many requests a second.
+/// Returns the rate limit for a payload of `tx_gbps` gigabits and `max_iops` requests per second.
 ///
 /// # Errors
 /// A rate is out of range.
@@ -535,7 +537,7 @@ pub fn rate_limit(tx_gbps: Option<f64>, max_iops: Option<u64>) -> Result<RateLim
     })
 }
 
-/// Whether a UNIX socket can have this path.
+/// Checks that `path` fits the address of a UNIX socket.
 fn check_socket_path(path: &Path) -> Result<()> {
     let length = path.as_os_str().len();
     ensure!(length > 0, "the socket path is empty");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Joins the parts: holder, listeners with their threads, worker, signals.
+//! Assembles the daemon: holder, listeners with their threads, worker, signals.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -30,15 +30,15 @@ use crate::waker::Waker;
 use crate::watchdog;
 use crate::worker::Worker;
 
-/// How long front ends get to say goodbye.
+/// How long front ends may take to close their connections.
 const STOP_TIME: Duration = Duration::from_secs(2);
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until SIGTERM or SIGINT arrives.
 pub fn run(config: &Config) -> Result<()> {
     socket::inherit();
-    // Before any thread: the holder shall not inherit locks or sockets.
+    // Starts before any thread does, so that the holder inherits neither locks nor sockets.
     let holder = if config.holder {
-        // The running file, even if it was replaced on disk since.
+        // The running executable, even if the file on disk has been replaced since.
         let program = std::path::Path::new("/proc/self/exe");
         Some(Arc::new(
             Holder::start(program).context("cannot start the holder process")?,
@@ -46,8 +46,8 @@ pub fn run(config: &Config) -> Result<()> {
     } else {
         None
     };
-    // SIGHUP comes when a terminal closes; there is nothing to reload.
-    // SIGXFSZ comes when a file may not grow, which its writer is told anyway.
+    // SIGHUP comes when a terminal closes; there is nothing to reload. SIGXFSZ comes when a file may not grow; the
+    // writer of the file gets an error as well.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, libc::SIGXFSZ])
         .context("cannot catch signals")?;
     let stop = Arc::new(Stop::new()?);
@@ -204,7 +204,8 @@ pub fn run(config: &Config) -> Result<()> {
     while front_ends.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));
     }
-    // A front end that still writes to a VMM which does not read ends with the process; its socket file goes here.
+    // A front end stuck in a write to a VMM that does not read ends with the process, so its socket file is removed
+    // here.
     let sockets = config.devices.iter().map(|settings| &settings.socket);
     for socket in sockets.chain(&config.control) {
         socket::remove(socket);
@@ -214,7 +215,7 @@ pub fn run(config: &Config) -> Result<()> {
     if let Some(thread) = network_thread {
         let _ = thread.join();
     }
-    // The worker took its ends of the captures with it.
+    // The worker has dropped its ends of the captures.
     if !center.wait(None, STOP_TIME) {
         warn!("a capture does not end");
     }

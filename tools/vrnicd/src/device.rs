@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! One RDMA device: the engine joined to its virtqueues, guest memory and mailbox.
+//! An RDMA device: connects the engine to the device's virtqueues, guest memory and mailbox.
 //!
-//! Lives in the worker's thread. A panic anywhere in here is caught by the worker's calls of
-//! [`contained`](Device::contained) and fails this device alone.
+//! Devices run in the worker's thread. The worker calls them through [`contained`](Device::contained), which catches
+//! panics, so a panic fails one device only.
 
 pub mod hostile;
 mod session;
@@ -46,16 +46,16 @@ use crate::waker::Waker;
 use hostile::Hostile;
 use session::{EventQueue, Queues, Session};
 
-/// A turn while few devices are busy: what comes with each turn takes little of it.
+/// Budget of a turn while few devices are busy. It is large enough to make the fixed cost of a turn negligible.
 const LONG_TURN: Budget = Budget::units(64);
-/// A turn of the heaviest device while others wait for theirs. It takes a few microseconds.
+/// Budget of a turn of the heaviest device while others wait. It lasts a few microseconds.
 const SHORT_TURN: Budget = Budget {
     units: 8,
     bytes: 64 * 1024,
 };
-/// How long a device counts as busy after it had something to do.
+/// How long a device counts as busy after it last had work.
 const BUSY_FOR: Duration = Duration::from_millis(2);
-/// Explanations that are kept, also when the driver resets the device.
+/// Number of explanations kept, even when the driver resets the device.
 const EXPLANATIONS: usize = 4096;
 /// Largest virtqueue.
 const MAX_QUEUE_SIZE: u16 = 256;
@@ -63,13 +63,13 @@ const MAX_QUEUE_SIZE: u16 = 256;
 const F_VERSION_1: u64 = 1 << 32;
 const F_ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// What all devices of a worker share.
+/// State shared by all devices of a worker.
 pub struct Shared {
-    /// Names of guest memory.
+    /// Names of regions of guest memory.
     pub regions: RegionTable,
-    /// Segments on their way.
+    /// Segments waiting to be sent.
     pub outbox: Outbox,
-    /// The captures under way.
+    /// The running captures.
     pub captures: Captures,
 }
 
@@ -79,41 +79,41 @@ pub struct Device {
     index: usize,
     config: RnicConfig,
     mailbox: Arc<Mailbox>,
-    /// Whether its link is up, whatever its driver does.
+    /// Whether the link is up, independent of the driver.
     link: bool,
-    /// How fast it may send, whoever its driver is.
+    /// Rate limit, which outlives drivers.
     rate_limit: RateLimit,
-    /// Its turn while others wait for theirs.
+    /// Budget of a turn while others wait.
     share: Budget,
-    /// When there was last something to do.
+    /// When the device last had work.
     busy_at: Instant,
-    /// Its end of the wire, if it is on one.
+    /// The RNIC's end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
-    /// Makes guest memory survive a loss of power.
+    /// Makes writes to guest memory persistent.
     syncer: Syncer,
-    /// Its recording: the one that waits or runs, or else the last.
+    /// The recording that waits or runs, or else the last one.
     tape: Option<Tape>,
-    /// What the engine that failed last was called with before; drivers that come later do not change it.
+    /// Calls into the engine before its last failure. Later drivers do not change it.
     flown: Option<Vec<String>>,
-    /// Where it leaves a recording of its last calls when it fails.
+    /// Directory for a recording of the last calls when the device fails.
     crash_directory: Option<PathBuf>,
-    /// Whether a fault has pulled it out of its slot.
+    /// Whether a fault has removed the device from its slot.
     removed: bool,
-    /// Its ill will, if it has any.
+    /// Hostile behaviour, if enabled.
     hostile: Option<Hostile>,
     record: Record,
-    /// Its faults while there is no engine that has them.
+    /// The device's faults while there is no engine to hold them.
     faults: Faults,
-    /// Firings of its faults that captures have seen, or that were before them.
+    /// Number of the first firing that captures have not been shown.
     shown: u64,
     /// Time of the last turn.
     now: Instant,
 }
 
 impl Device {
-    /// A device that waits for its driver; `index` is its place in the worker, `heaviest` the largest weight of all
-    /// devices, `max_mtu` what its frames can carry.
+    /// Creates a device that waits for its driver. `index` is its index in the worker, `heaviest` the largest weight of
+    /// all devices, and `max_mtu` the largest MTU that its frames can carry.
     pub fn new(
         index: usize,
         settings: &config::Device,
@@ -123,7 +123,7 @@ impl Device {
     ) -> Self {
         let limits = settings.limits.clamped();
         let config = RnicConfig {
-            // An HCA has none.
+            // An HCA has no MAC address.
             mac: match settings.fabric {
                 FabricKind::Infiniband => [0; 6],
                 FabricKind::Local | FabricKind::Roce => settings.mac.0,
@@ -161,7 +161,7 @@ impl Device {
             config,
             mailbox,
             link: true,
-            // It was checked with the rest.
+            // The configuration has been checked, so this does not fail.
             rate_limit: settings.rate_limit().unwrap_or_default(),
             share: share(settings.weight, heaviest),
             busy_at: Instant::default(),
@@ -180,28 +180,28 @@ impl Device {
         }
     }
 
-    /// Has the device mean its driver ill.
+    /// Makes the device hostile to its driver.
     pub fn set_hostile(&mut self, settings: &hostile::Settings) {
         warn!(device = %self.name, seed = settings.seed, one_in = settings.one_in, "hostile");
         self.hostile = Some(Hostile::new(settings));
     }
 
-    /// Has it leave a recording of its last calls in that directory when it fails.
+    /// Sets the directory for a recording of the last calls when the device fails.
     pub fn set_crash_directory(&mut self, directory: &Path) {
         self.crash_directory = Some(directory.to_owned());
     }
 
-    /// Name in logs.
+    /// Returns the name used in logs.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it is made with.
+    /// Returns the configuration of the engine.
     pub fn config(&self) -> &RnicConfig {
         &self.config
     }
 
-    /// `down` without a driver, `up`, `failed` until the driver resets it, or `removed` by a fault.
+    /// Returns the state: `down` without a driver, `up`, `failed` until the driver resets it, or `removed` by a fault.
     pub fn state(&self) -> &'static str {
         match &self.session {
             None if self.removed => "removed",
@@ -211,17 +211,17 @@ impl Device {
         }
     }
 
-    /// Whether its link is up.
+    /// Returns whether the link is up.
     pub fn link(&self) -> bool {
         self.link
     }
 
-    /// What the VM is known by whose driver is up.
+    /// Returns an identifier of the VM whose driver is up.
     pub fn vm(&self) -> Option<FileId> {
         self.session.as_ref()?.memory.largest_file()
     }
 
-    /// Brings its link up, or takes it down, also for drivers to come.
+    /// Brings the link up or takes it down, for the current driver and later ones.
     pub fn set_link(&mut self, up: bool) {
         info!(device = %self.name, up, "link");
         self.link = up;
@@ -230,12 +230,12 @@ impl Device {
         }
     }
 
-    /// How fast it may send.
+    /// Returns the rate limit.
     pub fn rate_limit(&self) -> RateLimit {
         self.rate_limit
     }
 
-    /// Gives it another rate limit, also for drivers to come.
+    /// Changes the rate limit, for the current driver and later ones.
     pub fn set_rate_limit(&mut self, limit: RateLimit) {
         info!(device = %self.name, ?limit, "rate limit");
         self.rate_limit = limit;
@@ -244,7 +244,7 @@ impl Device {
         }
     }
 
-    /// Its faults, which outlive its drivers.
+    /// Returns the device's faults, which outlive its drivers.
     pub fn faults(&mut self) -> Armory<'_> {
         match self
             .session
@@ -256,10 +256,10 @@ impl Device {
         }
     }
 
-    /// Records the device from now on; if it has no driver, from when it has one.
+    /// Starts recording the device; if it has no driver yet, when it gets one.
     ///
     /// # Errors
-    /// Another recording waits or runs.
+    /// Another recording is waiting or running.
     pub fn set_tape(&mut self, mut tape: Tape) -> Result<(), String> {
         if self.tape.as_ref().is_some_and(|tape| !tape.is_over()) {
             return Err(format!("device {:?} has a recording already", self.name));
@@ -276,19 +276,20 @@ impl Device {
         Ok(())
     }
 
-    /// What its engine was called with lately, oldest first, in words; nothing if there is none.
+    /// Returns the latest calls into the engine in words, oldest first; nothing if there is no engine.
     pub fn flight(&self) -> Vec<String> {
         let session = self.session.as_ref();
         let rnic = session.and_then(|session| session.rnic.as_ref());
         rnic.map_or_else(Vec::new, |rnic| rnic.flight().collect())
     }
 
-    /// What led to its last failure, likewise, even if the driver has reset it since; `None` if it never failed.
+    /// Returns, in the same form, the calls that led to the last failure, even if the driver has reset the device
+    /// since; `None` if it never failed.
     pub fn flight_of_failure(&self) -> Option<&[String]> {
         self.flown.as_deref()
     }
 
-    /// Its recording: the one that waits or runs, or else the last.
+    /// Returns the recording that waits or runs, or else the last one.
     pub fn tape(&self) -> Option<&Tape> {
         self.tape.as_ref()
     }
@@ -301,7 +302,7 @@ impl Device {
         }
     }
 
-    /// Ends the recording that runs, if there is one.
+    /// Ends the running recording, if there is one.
     fn finish_recording(&mut self, why: &str) {
         let recorder = self.rnic().and_then(Rnic::take_recorder);
         if let (Some(tape), Some(recorder)) = (&mut self.tape, recorder) {
@@ -309,13 +310,13 @@ impl Device {
         }
     }
 
-    /// Waits until the file of its recording, which has been [ended](Self::end_tape), is finished. False if that is not
-    /// so at the deadline.
+    /// Waits until the file of the recording, which has been [ended](Self::end_tape), is finished. Returns false if
+    /// that has not happened by the deadline.
     pub fn wait_for_tape(&self, deadline: std::time::Instant) -> bool {
         self.tape.as_ref().is_none_or(|tape| tape.wait(deadline))
     }
 
-    /// Passes on what was recorded, if there is enough of it or `all` is to go.
+    /// Passes on what was recorded, if there is enough or if `all` is set.
     pub fn pass_recording_on(&mut self, all: bool) {
         if let Some(tape) = self.tape.as_mut().filter(|tape| !tape.is_over())
             && let Some(session) = &mut self.session
@@ -327,12 +328,12 @@ impl Device {
         }
     }
 
-    /// What went wrong lately.
+    /// Returns what went wrong lately.
     pub fn record(&self) -> impl Iterator<Item = (u64, &Explanation)> {
         self.record.iter()
     }
 
-    /// Calls `look` with the engine, if there is one, and the memory of its guest.
+    /// Calls `look` with the engine and its guest's memory, if there is an engine.
     pub fn with_memory<R>(
         &mut self,
         shared: &mut Shared,
@@ -344,17 +345,17 @@ impl Device {
         Some(look(rnic, &memory))
     }
 
-    /// Its end of the wire, if it is on one.
+    /// Returns the RNIC's end of the wire, if it is on one.
     pub fn roce(&mut self) -> Option<&mut RoceEnd> {
         self.roce.as_mut()
     }
 
-    /// Where front ends leave messages.
+    /// Returns the mailbox in which front ends leave messages.
     pub fn mailbox(&self) -> &Arc<Mailbox> {
         &self.mailbox
     }
 
-    /// What a transport has to present.
+    /// Returns what a transport has to present to the guest.
     pub fn spec(&self) -> DeviceSpec {
         let doorbell = u64::from(self.config.doorbell_pages > 0) << F_DOORBELL;
         let infiniband = self.config.link_layer == LinkLayer::InfiniBand;
@@ -374,19 +375,19 @@ impl Device {
         }
     }
 
-    /// The engine, if the driver is up and the device has not failed.
+    /// Returns the engine, if the driver is up and the device has not failed.
     pub fn rnic(&mut self) -> Option<&mut Rnic> {
         self.session.as_mut()?.rnic.as_mut()
     }
 
-    /// Runs `work` so that a panic in it fails this device and nothing else.
+    /// Runs `work`. A panic in it fails this device only.
     pub fn contained<R>(
         &mut self,
         shared: &mut Shared,
         work: impl FnOnce(&mut Self, &mut Shared) -> R,
     ) -> Option<R> {
-        // A device that panicked is taken down by `fail`, so no broken state of it is ever looked at. Shared state has
-        // its own invariants: the outbox holds only whole segments, the region table changes by whole slots.
+        // `fail` takes down a device that panicked, so its inconsistent state is never used. The shared state stays
+        // consistent: the outbox holds only complete segments, and the region table changes by whole slots.
         let result = catch_unwind(AssertUnwindSafe(|| work(self, shared))).ok();
         if result.is_none() {
             error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
@@ -396,21 +397,22 @@ impl Device {
         result
     }
 
-    /// Its faults, wherever they are.
+    /// Returns the faults, whether the engine or the device holds them.
     fn all_faults(&self) -> &Faults {
         let session = self.session.as_ref();
         let rnic = session.and_then(|session| session.rnic.as_ref());
         rnic.map_or(&self.faults, |rnic| rnic.faults())
     }
 
-    /// A capture begins: it has the firings from now on.
+    /// Begins a capture, which shows firings from now on.
     pub fn begin_capture(&mut self, shared: &mut Shared) {
         self.show_firings(shared, None);
         self.shown = self.all_faults().fired();
     }
 
-    /// Shows captures the new firings of its faults, and gives their names: but for those that struck a packet that
-    /// leaves, which has them in its own comment. The packet that arrived for the queue pair `by` has them as well.
+    /// Shows new firings of the device's faults to the captures and returns their names. Leaves out faults that
+    /// affected an outgoing packet, because that packet's own comment names them. `by` is the queue pair of the packet
+    /// that has just arrived, whose comment will contain the returned names.
     fn show_firings(&mut self, shared: &mut Shared, by: Option<u32>) -> String {
         let mut names = String::new();
         if shared.captures.is_empty() {
@@ -432,14 +434,14 @@ impl Device {
         names
     }
 
-    /// Executes requests and commands. Nothing may be in the outbox. True if there was anything to do.
+    /// Executes requests and commands. The outbox must be empty. Returns true if there was anything to do.
     pub fn control(&mut self, shared: &mut Shared, now: Instant) -> bool {
         self.now = now;
         let mut worked = self.removed && self.put_back();
         while let Some(request) = self.mailbox.next_request() {
             worked = true;
             match request {
-                // Whoever that driver is, it has not seen yet that the device is gone.
+                // This driver has not noticed yet that the device has been removed.
                 Request::Activate(_) if self.removed => {}
                 Request::Activate(activation) => self.activate(shared, activation),
                 Request::Reset {
@@ -454,7 +456,7 @@ impl Device {
         }
         let mailbox = &self.mailbox;
         let Some(session) = &mut self.session else {
-            // What was rung before a reset means nothing after it.
+            // Notifications and doorbells from before a reset are void.
             mailbox.drain_queues(|_| worked = true);
             mailbox.drain_doorbells(|_, _| worked = true);
             return worked;
@@ -481,12 +483,12 @@ impl Device {
         worked
     }
 
-    /// Whether there was something to do lately.
+    /// Returns whether the device had work recently.
     pub fn is_busy(&self, now: Instant) -> bool {
         self.session.is_some() && now - self.busy_at < BUSY_FOR
     }
 
-    /// Does a bounded amount of work: less if it is `crowded`. True if anything was done or remains.
+    /// Does a bounded amount of work, less if the worker is `crowded`. Returns true if anything was done or remains.
     pub fn work(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
         let worked = self.take_turn(shared, now, crowded);
         if worked {
@@ -535,7 +537,7 @@ impl Device {
         }
         worked |= rnic.poll(if crowded { self.share } else { LONG_TURN }, &mut io);
         if rnic.is_killing() {
-            // That is what this fault is for: nothing is said, and nothing is put in order.
+            // This is the purpose of the fault: to die without a message or cleanup.
             std::process::abort();
         }
         if rnic.is_failing() {
@@ -549,7 +551,7 @@ impl Device {
         worked | self.sync(shared)
     }
 
-    /// Goes on with making memory survive a loss of power. True if there was anything to do.
+    /// Advances the tasks that make guest memory persistent. Returns true if there was anything to do.
     fn sync(&mut self, shared: &Shared) -> bool {
         let Some(rnic) = self
             .session
@@ -574,7 +576,7 @@ impl Device {
         worked
     }
 
-    /// A segment arrived.
+    /// Receives a segment.
     pub fn receive(&mut self, shared: &mut Shared, segment: Segment<'_>, now: Instant) {
         let index = self.index;
         if let Some(session) = &mut self.session
@@ -594,7 +596,7 @@ impl Device {
         }
     }
 
-    /// Sends all segments in the outbox, which are this device's, as frames.
+    /// Sends all segments in the outbox, which are from this device, as frames.
     pub fn send_frames(&mut self, shared: &mut Shared, network: &mut Network, now: Instant) {
         let Shared {
             regions,
@@ -622,7 +624,7 @@ impl Device {
         outbox.segments = segments;
     }
 
-    /// Sends all segments in the outbox, which are this device's, as packets on a subnet.
+    /// Sends all segments in the outbox, which are from this device, as packets on a subnet.
     pub fn send_packets(&mut self, shared: &mut Shared, subnet: &mut SubnetFabric, now: Instant) {
         let Shared {
             regions,
@@ -638,7 +640,7 @@ impl Device {
                         let frame = packet.to_bytes();
                         captures.frame(self.index, Direction::Out, &segment, &frame, "");
                     }
-                    // A packet that a fault damages does not get beyond the first port that looks at it.
+                    // The first port that checks a packet damaged by a fault drops it, so it is not sent.
                     if !segment.touched.withheld && segment.touched.damage.is_none() {
                         subnet.send(self.index, packet, now);
                     }
@@ -649,7 +651,7 @@ impl Device {
         outbox.segments = segments;
     }
 
-    /// A packet arrived from a subnet.
+    /// Receives a packet from a subnet.
     pub fn receive_packet(
         &mut self,
         shared: &mut Shared,
@@ -676,13 +678,13 @@ impl Device {
         }
     }
 
-    /// A frame arrived.
+    /// Receives a frame.
     pub fn receive_frame(&mut self, shared: &mut Shared, frame: &[u8], now: Instant) {
         let Some(end) = &mut self.roce else {
             return;
         };
         let refused = match end.read(frame) {
-            // As an adapter whose filter has no such address.
+            // Ignored, as by an adapter whose multicast filter lacks the address.
             Ok(segment)
                 if segment.path.is_multicast() && !self.has_group(&segment.path.group()) =>
             {
@@ -706,12 +708,13 @@ impl Device {
         }
     }
 
-    /// Whether queue pairs of this device are in that multicast group.
+    /// Returns whether queue pairs of this device are in the multicast group.
     pub fn has_group(&mut self, group: &Group) -> bool {
         self.rnic().is_some_and(|rnic| rnic.has_group(group))
     }
 
-    /// A segment that travels without frames leaves or reached this device: shows it to the captures, with `note`.
+    /// Shows the captures a segment that travels without frames, when it leaves or reaches this device, with `note` as
+    /// its comment.
     pub fn capture(
         &self,
         shared: &mut Shared,
@@ -726,8 +729,8 @@ impl Device {
         }
     }
 
-    /// A segment arrived that captures will see. Gives what they say of it: the faults that it set off, but for those
-    /// that struck an answer, which has them in its own comment.
+    /// Receives a segment that captures will be shown, and returns the comment for it: the faults that it triggered.
+    /// Faults that affected a reply are left out, because the reply's own comment names them.
     pub fn receive_noted(
         &mut self,
         shared: &mut Shared,
@@ -744,7 +747,7 @@ impl Device {
         names
     }
 
-    /// Hands events to the driver as far as it has given buffers.
+    /// Passes events to the driver as long as it provides buffers.
     pub fn publish_events(&mut self, shared: &mut Shared) {
         self.take_explanations();
         let Some(session) = &mut self.session else {
@@ -783,12 +786,12 @@ impl Device {
         }
     }
 
-    /// Whether a message waits that `control` or `work` would act on.
+    /// Returns whether a message is waiting that `control` or `work` would act on.
     pub fn has_messages(&self) -> bool {
         !self.mailbox.is_empty()
     }
 
-    /// Announces that the device will not look at guest memory by itself. True if there is work after all.
+    /// Announces to the guest that the device will stop polling its memory. Returns true if there is work after all.
     pub fn prepare_sleep(&mut self, shared: &mut Shared, now: Instant) -> bool {
         let index = self.index;
         let Some(session) = &mut self.session else {
@@ -806,7 +809,7 @@ impl Device {
         work | self.sync(shared)
     }
 
-    /// When the device has to be woken.
+    /// Returns when the device has to be woken.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.removed {
             return self.faults.removed_until();
@@ -890,7 +893,7 @@ impl Device {
         }
     }
 
-    /// Pulls the device out of its slot: it lets go of everything and tells nobody.
+    /// Removes the device from its slot: it releases everything without telling the driver.
     fn remove(&mut self, shared: &mut Shared) {
         warn!(device = %self.name, "a fault removes the device");
         self.removed = true;
@@ -899,7 +902,7 @@ impl Device {
         self.reset(shared, "a fault removed the device");
     }
 
-    /// Puts the device back into its slot if the fault that removed it has ended. True if so.
+    /// Puts the device back into its slot if the fault that removed it has ended. Returns whether it did.
     fn put_back(&mut self) -> bool {
         if self.faults.is_removed(self.now) {
             return false;
@@ -910,7 +913,7 @@ impl Device {
         true
     }
 
-    /// Forgets everything about the driver and its memory.
+    /// Drops everything that belongs to the driver and its memory.
     fn reset(&mut self, shared: &mut Shared, why: &str) {
         if let Some(hostile) = &mut self.hostile {
             hostile.forget();
@@ -968,7 +971,7 @@ impl Device {
         session.notifier.needs_reset();
     }
 
-    /// Leaves a recording of the calls that led to a failure.
+    /// Writes a recording of the calls that led to a failure.
     fn leave(&mut self, flight: Vec<u8>, why: &str) -> Result<()> {
         let Some(directory) = &self.crash_directory else {
             return Ok(());
@@ -984,7 +987,7 @@ impl Device {
         Ok(())
     }
 
-    /// Keeps what the engine has to tell of what went wrong, and logs it.
+    /// Keeps and logs the engine's explanations of what went wrong.
     pub fn take_explanations(&mut self) {
         while let Some(what) = self.rnic().and_then(Rnic::next_explanation) {
             self.explain(what);
@@ -1011,14 +1014,14 @@ impl Device {
             self.faults = rnic.take_faults();
             self.faults.rest();
         }
-        // After a panic its state may be anything, so even dropping it may panic.
+        // After a panic the engine's state may be inconsistent, so even dropping it may panic.
         if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
             error!(device = %self.name, "the engine panicked once more while it was taken down");
         }
     }
 }
 
-/// A seed that no guest can guess: keys are made from it.
+/// Returns a seed that no guest can guess; keys are derived from it.
 fn random_seed() -> [u8; 32] {
     let mut seed = [0; 32];
     let mut filled = 0;
@@ -1026,14 +1029,14 @@ fn random_seed() -> [u8; 32] {
         match rustix::rand::getrandom(&mut seed[filled..], rustix::rand::GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
-            // Every kernel this runs on has getrandom; without randomness keys would be guessable.
+            // Every supported kernel has getrandom; without randomness, keys could be guessed.
             Err(errno) => panic!("no randomness: {errno}"),
         }
     }
     seed
 }
 
-/// The short turn of a device with that weight.
+/// Returns the short turn's budget for a device of that weight.
 fn share(weight: u32, heaviest: u32) -> Budget {
     Budget {
         units: (SHORT_TURN.units * weight / heaviest).max(1),

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A tiny process that lets VMs survive the death of the daemon.
+//! A tiny process that keeps VMs alive when the daemon dies.
 //!
 //! Without it, QEMU aborts if the socket of a vfio-user device closes with unread messages, as happens when a daemon is
-//! killed under load. A virtual CPU that waits for a reply stands still until QEMU gives up. And without a server, QEMU
-//! ends at the next reset of the machine.
+//! killed under load. A virtual CPU that waits for a reply hangs until QEMU gives up. And without a server, QEMU exits
+//! at the next reset of the machine.
 //!
-//! The holder keeps a duplicate of each connected socket and of the connection's [`Journal`]. When the daemon is gone,
-//! the holder raises all interrupts so that the driver looks at its device. Then it goes on in the journal where the
-//! daemon ended, which may be in the middle of a reply. Until QEMU closes the socket, the holder plays a card that was
-//! pulled out.
+//! The holder keeps a duplicate of each connected socket and of the connection's [`Journal`]. When the daemon dies, the
+//! holder raises all interrupts so that the driver looks at its device. Then it continues from the journal where the
+//! daemon stopped, which may be in the middle of a reply. Until QEMU closes the socket, the holder acts as a card that
+//! has been pulled out.
 //!
-//! If the daemon accepted a connection but has not yet given it to the holder, the connection ends with the daemon. Its
-//! VMM has not begun to talk by then, and finds no device when it starts.
+//! If the daemon has accepted a connection but not yet passed it to the holder, the connection ends with the daemon. At
+//! that point the VMM has not sent anything yet; it reports at startup that there is no device.
 //!
 //! The holder is this same program, started as `vrnicd holder` before any thread exists. It leaves the terminal's
-//! session, so that whatever ends the daemon does not end the holder too.
+//! session, so that a signal to the terminal's processes ends the daemon but not the holder.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,24 +37,24 @@ use crate::vfio_user::message::MAX_FDS;
 use crate::vfio_user::stream::{MessageStream, StreamError, receive, send};
 use crate::vfio_user::{Disconnect, take_over};
 
-/// Name of the subcommand that makes this program a holder.
+/// Name of the subcommand that runs this program as a holder.
 pub const SUBCOMMAND: &str = "holder";
 
-/// Keep the socket and the journal that come along.
+/// Keep the socket and the journal that come with the message.
 const HOLD: u8 = 1;
-/// Close everything of this connection.
+/// Close everything that belongs to this connection.
 const RELEASE: u8 = 2;
-/// Keep the eventfds of vectors that come along, or forget all if none does.
+/// Keep the eventfds of vectors that come with the message; drop all eventfds if it has none.
 const VECTORS: u8 = 3;
 
-/// The daemon's end.
+/// The daemon's end of the connection to the holder.
 pub struct Holder {
     control: Arc<OwnedFd>,
     next: AtomicU64,
     _process: Child,
 }
 
-/// A connection in the holder's keeping; given up when dropped.
+/// A connection that the holder keeps; released when dropped.
 pub struct Held {
     control: Arc<OwnedFd>,
     id: u64,
@@ -77,7 +77,8 @@ impl Holder {
         })
     }
 
-    /// Gives duplicates of a connection's socket and journal to the holder. `None`, with a warning, if it is gone.
+    /// Gives duplicates of a connection's socket and journal to the holder. Returns `None`, and logs a warning, if the
+    /// holder is gone.
     pub fn hold(&self, socket: BorrowedFd<'_>, journal: BorrowedFd<'_>) -> Option<Held> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         match send(
@@ -98,7 +99,7 @@ impl Holder {
 }
 
 impl Held {
-    /// Tells the holder of the eventfds of vectors `first` and following, by which the driver can be interrupted.
+    /// Passes the holder the eventfds of vectors `first` and following, with which it can interrupt the driver.
     pub fn set_vectors(&self, first: u32, eventfds: &[OwnedFd]) {
         let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
         for (some, first) in fds.chunks(MAX_FDS).zip((first..).step_by(MAX_FDS)) {
@@ -131,7 +132,7 @@ fn control_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// A message to the holder: kind, connection, first vector.
+/// A message to the holder: connection, first vector, kind.
 type Message = [u8; 16];
 
 fn message(kind: u8, id: u64, first: u32) -> Message {
@@ -142,16 +143,16 @@ fn message(kind: u8, id: u64, first: u32) -> Message {
     bytes
 }
 
-/// A connection, as the holder keeps it.
+/// A connection as the holder keeps it.
 struct Connection {
     socket: OwnedFd,
     journal: OwnedFd,
     vectors: BTreeMap<u32, OwnedFd>,
 }
 
-/// The holder's whole life. `control` is its end of the pair. Returns when there is nothing left to hold.
+/// Runs the holder. `control` is its end of the socket pair. Returns when no connection is left.
 pub fn run(control: BorrowedFd<'_>) -> io::Result<()> {
-    // Fails only for a leader of a process group, which need not leave.
+    // Fails only if the process leads a process group, in which case it can stay where it is.
     let _ = rustix::process::setsid();
     let mut held: BTreeMap<u64, Connection> = BTreeMap::new();
     while let Some((message, fds)) = next(control)? {
@@ -194,7 +195,7 @@ pub fn run(control: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Next message of the daemon; `None` once it is gone.
+/// Returns the next message from the daemon, or `None` once the daemon is gone.
 fn next(control: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
     let mut bytes = Message::default();
     loop {
@@ -204,7 +205,8 @@ fn next(control: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> 
             result => result?,
         };
         match receive(control, &mut bytes) {
-            // Out of descriptors: the daemon lives, and what did not fit is missing when it dies.
+            // No descriptors are left. The daemon is alive; the connection whose descriptors were lost is not kept when
+            // it dies.
             Ok(None) | Err(StreamError::Desynchronised(_)) => {}
             Ok(Some((0, _))) | Err(_) => return Ok(None),
             Ok(Some((_, fds))) => return Ok(Some((bytes, fds))),
@@ -222,7 +224,7 @@ impl Connection {
         } = self;
         let duplicate = socket.try_clone();
         let outcome = Journal::open(&journal).and_then(|journal| {
-            // Each connection has a thread here, so a VMM that makes its own wait harms nobody else.
+            // Each connection has its own thread here, so a VMM that blocks this write harms only itself.
             for eventfd in vectors.values() {
                 let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
             }
@@ -242,7 +244,8 @@ impl Connection {
     }
 }
 
-/// The last resort: ends the write side and reads what comes until the peer closes the socket.
+/// Shuts down the write side, then reads and discards until the peer closes the socket. Used when the connection cannot
+/// be continued.
 fn drain(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Write);
     let mut waste = vec![0; 64 * 1024];
@@ -250,7 +253,7 @@ fn drain(socket: &OwnedFd) {
         if poll(&mut [PollFd::new(socket, PollFlags::IN)], None).is_err() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Descriptors that come along are dropped, which closes them.
+        // Descriptors that arrive are dropped, which closes them.
         match receive(socket.as_fd(), &mut waste) {
             Ok(Some((0, _))) | Err(_) => return,
             Ok(_) => {}
@@ -306,7 +309,7 @@ mod tests {
         send(ours.as_fd(), &message(VECTORS, 1, 0), &[vector.as_fd()]).unwrap();
         send(ours.as_fd(), &message(RELEASE, 2, 0), &[]).unwrap();
 
-        // The daemon read a request, sent the first half of its reply, and read half of the message behind.
+        // The daemon read a request, sent the first half of its reply, and read half of the next message.
         let access = RegionAccess {
             offset: 0x14,
             region: 0,
@@ -350,7 +353,7 @@ mod tests {
             .unwrap();
         assert_eq!(reply(&mut qemu_end).0.result(), Ok(()));
 
-        // Garbage ends the conversation, not the peer.
+        // Garbage ends the conversation but does not kill the peer.
         qemu_end.write_all(&[0; 1000]).unwrap();
         assert_eq!(
             qemu_end.read(&mut [0]).unwrap(),

@@ -7,7 +7,7 @@
 //!                                                                            ◀── fabric ◀───────┘
 //! ```
 //!
-//! The front end (`vfio_user`, `pci`) knows nothing of RDMA, the engine nothing of PCI.
+//! The front end (`vfio_user`, `pci`) knows nothing about RDMA; the engine knows nothing about PCI.
 
 #![deny(unsafe_code)]
 #![allow(

@@ -10,7 +10,7 @@ use tracing_subscriber::reload::Handle;
 
 use crate::config::LogFormat;
 
-/// How the filter is read and changed while the daemon runs.
+/// Reads and changes the filter while the daemon runs.
 struct Control {
     get: Box<dyn Fn() -> String + Send + Sync>,
     set: Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>,
@@ -32,7 +32,7 @@ fn parse(filter: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(filter).with_context(|| format!("{filter:?} is not a log filter"))
 }
 
-/// The filter in use; empty if logging was not started.
+/// Returns the current filter; empty if logging was not started.
 pub fn filter() -> String {
     CONTROL
         .get()
@@ -47,12 +47,12 @@ pub fn set_filter(filter: &str) -> Result<()> {
     (control.set)(filter)
 }
 
-/// Starts logging. Panics are logged like everything else.
+/// Starts logging. Panics are logged, too.
 pub fn start(filter: &str, format: LogFormat) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(parse(filter).context("log")?)
         .with_writer(std::io::stderr)
-        // They would be printed where the event could not be, and failing to print panics.
+        // Internal errors would be printed to the same output that just failed, and failing to print panics.
         .log_internal_errors(false);
     let control = match format {
         LogFormat::Text => {

@@ -88,11 +88,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Allows as many descriptors as may be had: each MSI-X vector of each device is one.
+/// Raises the descriptor limit to the hard limit: each MSI-X vector of each device takes one descriptor.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Without it there are fewer devices, and the error says so.
+    // If this fails, fewer devices fit, and adding one too many reports an error.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 

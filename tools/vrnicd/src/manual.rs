@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Manual pages and shell completions, made of the definitions of the command lines.
+//! Manual pages and shell completions, generated from the definitions of the command lines.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use anyhow::{Context, Result};
 use clap::Command;
 use clap_complete::Shell;
 
-/// Hidden subcommand with which each program writes its manual.
+/// Hidden subcommand with which a program writes its manual.
 pub const SUBCOMMAND: &str = "write-manual";
 
-/// Writes the pages of a program and of its subcommands to `directory`/man`section`, and completions for bash, zsh and
-/// fish to `directory`/completions.
+/// Writes the manual pages of a program and its subcommands to `directory`/man`section`, and completions for bash, zsh
+/// and fish to `directory`/completions.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub fn write(mut command: Command, section: u8, directory: &Path) -> Result<()> 
     )
 }
 
-/// Writes the page of a command, then those of its subcommands.
+/// Writes the manual page of a command and those of its subcommands.
 fn page(mut command: Command, name: &str, section: u8, directory: &Path) -> Result<()> {
     command.build();
     let listed = |command: &&Command| !command.is_hide_set() && command.get_name() != "help";

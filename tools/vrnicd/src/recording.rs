@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Recordings of devices on their way to files.
 //!
-//! The engine makes the recording ([`vrnic_engine::recording`]). The worker takes what there is of it, piece by piece,
-//! and leaves it to a thread that writes the file. The worker never waits for that thread: a recording whose file is
-//! too slow ends, because one with a gap could not be replayed.
+//! The engine makes the recording ([`vrnic_engine::recording`]). The worker takes it piece by piece and passes the
+//! pieces to a thread that writes the file. The worker never waits for that thread. If the file is too slow, the
+//! recording ends, because one with a gap could not be replayed.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Write};
@@ -21,23 +21,23 @@ use vrnic_engine::recording::{Recorder, ending};
 use crate::capture::Sink;
 use crate::control::protocol;
 
-/// Bytes that a recording has at most unless somebody says otherwise.
+/// Default size limit of a recording in bytes.
 pub const MAX_BYTES: u64 = 256 << 20;
-/// Bytes that make a piece worth passing on.
+/// Smallest piece that is worth passing on, in bytes.
 const PIECE: usize = 256 << 10;
-/// Pieces that may wait for the file.
+/// Largest number of pieces that can wait for the file.
 const WAITING: usize = 256;
-/// How long a file may take nothing before it is given up.
+/// How long a file may accept nothing before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Between two looks at whether a file is finished.
+/// Interval between checks whether a file is finished.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Opens a file for a recording, which is as confidential as the guest: it is emptied, and nobody but its owner, who is
-/// this user, may read it. What is no file, such as a pipe, is opened as it is.
+/// Opens a file for a recording. A recording is as confidential as the guest, so the file must belong to this user, is
+/// emptied, and becomes readable by its owner only. Anything but a regular file, such as a pipe, is opened as it is.
 ///
 /// # Errors
-/// It cannot be opened, or is the file of another user.
+/// The file cannot be opened, or belongs to another user.
 pub fn create_private(path: &Path) -> std::io::Result<File> {
     let file = OpenOptions::new()
         .write(true)
@@ -57,11 +57,11 @@ pub fn create_private(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// As [`create_private`], but a file that was there is not emptied: another one takes its place, whatever it was. So
-/// nobody else has it open, and a link leads nowhere.
+/// Creates a file for a recording like [`create_private`], but never reuses an existing file: whatever is at `path` is
+/// removed first. So no other process has the file open, and symbolic links are not followed.
 ///
 /// # Errors
-/// It cannot be opened, or what is there cannot be removed, for example because it is the file of another user.
+/// The file cannot be opened, or the existing one cannot be removed, for example because it belongs to another user.
 pub fn replace_private(path: &Path) -> std::io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -74,41 +74,41 @@ pub fn replace_private(path: &Path) -> std::io::Result<File> {
 /// How a recording ended.
 #[derive(Debug, Default)]
 struct End {
-    /// Why; none while it waits or runs.
+    /// The reason; none while it waits or runs.
     why: Option<String>,
-    /// Whether a piece is missing, so that the recording does not say it itself.
+    /// Whether a piece is missing, so that the recording itself lacks its end.
     cut: bool,
 }
 
-/// How far a recording is.
+/// Progress of a recording.
 #[derive(Debug)]
 struct Progress {
-    /// Bytes in the file.
+    /// Size of the file in bytes.
     bytes: AtomicU64,
     /// Why it ended; none while it waits or runs.
     ended: Mutex<Option<String>>,
 }
 
-/// A recording that waits for the driver of its device, runs or is over.
+/// A recording that waits for the driver of its device, runs, or has ended.
 #[derive(Debug)]
 pub struct Tape {
     file: String,
     limit: u64,
-    /// Where pieces go; none when the last one is on its way.
+    /// Channel for pieces; none once the last one has been sent.
     sender: Option<SyncSender<Vec<u8>>>,
-    /// For the thread to tell when it has written everything.
+    /// Tells the thread what to do when it has written everything.
     end: Arc<Mutex<End>>,
     progress: Arc<Progress>,
     runs: bool,
 }
 
-/// The data behind a lock is whole at any time.
+/// Locks a mutex even if it is poisoned: the data is consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tape {
-    /// A recording of at most about `limit` bytes to a file that is called `name`.
+    /// Creates a recording of about `limit` bytes at most, to a file that messages call `name`.
     ///
     /// # Errors
     /// The file is not open for writing.
@@ -141,23 +141,23 @@ impl Tape {
         })
     }
 
-    /// Whether it waits for the driver of its device.
+    /// Returns whether it waits for the driver of its device.
     pub fn waits(&self) -> bool {
         !self.runs && self.sender.is_some()
     }
 
-    /// Whether nothing more comes.
+    /// Returns whether nothing more will be passed on.
     pub fn is_over(&self) -> bool {
         self.sender.is_none()
     }
 
-    /// It begins; gives the bytes that it has at most.
+    /// Begins the recording and returns the limit in bytes.
     pub fn begin(&mut self) -> u64 {
         self.runs = true;
         self.limit
     }
 
-    /// Passes on what was recorded, if it is worth it or `all` is to go. False if that was the end.
+    /// Passes on what was recorded, if it is enough or if `all` is set. Returns false if the recording ended with that.
     pub fn pass_on(&mut self, recorder: &mut Recorder, all: bool) -> bool {
         let waiting = recorder.waiting();
         if waiting == 0 || (waiting < PIECE && !all && !recorder.is_over()) {
@@ -181,27 +181,27 @@ impl Tape {
         !over
     }
 
-    /// Passes on a whole recording, which is all that comes.
+    /// Passes on a whole recording and ends.
     pub fn hold(&mut self, recording: Vec<u8>, why: &str) {
         self.runs = true;
         if let Some(sender) = &self.sender {
-            // There is room for the first.
+            // The channel is empty, so there is room.
             let _ = sender.try_send(recording);
         }
         self.end(why);
     }
 
-    /// Nothing more comes.
+    /// Ends with the reason `why`: nothing more will be passed on.
     pub fn end(&mut self, why: &str) {
         if self.sender.take().is_some() {
             lock(&self.end).why.get_or_insert_with(|| why.to_owned());
         }
     }
 
-    /// Ends the recording itself, then [`end`](Self::end)s.
+    /// Ends the recorder, then [`end`](Self::end)s.
     pub fn finish(&mut self, mut recorder: Box<Recorder>, why: &str) {
         if !recorder.is_over() {
-            // The reason is this one, not that nothing more is recorded.
+            // Set the reason first: `pass_on` would set another one when it finds that the recorder has ended.
             lock(&self.end).why.get_or_insert_with(|| why.to_owned());
             recorder.end(why);
         }
@@ -210,7 +210,7 @@ impl Tape {
         }
     }
 
-    /// Waits until the file is finished. False if it is not at the deadline.
+    /// Waits until the file is finished. Returns false if that has not happened by the deadline.
     pub fn wait(&self, deadline: Instant) -> bool {
         while lock(&self.progress.ended).is_none() {
             if Instant::now() > deadline {
@@ -221,7 +221,7 @@ impl Tape {
         true
     }
 
-    /// How far it is.
+    /// Describes the progress.
     pub fn describe(&self, device: &str) -> protocol::Recording {
         let ended = lock(&self.progress.ended).clone();
         protocol::Recording {
@@ -238,7 +238,7 @@ impl Tape {
     }
 }
 
-/// Writes pieces until no more come. Why that is.
+/// Writes pieces until no more come. Returns why it stopped.
 fn write(
     sink: &mut Sink,
     pieces: &Receiver<Vec<u8>>,
@@ -353,7 +353,7 @@ mod tests {
         let file = File::from(std::os::fd::OwnedFd::from(writer));
         let mut tape = Tape::new(file, "a", u64::MAX).unwrap();
         let mut rnic = Rnic::recorded(RnicConfig::default(), "x", tape.begin());
-        // More than the pipe and the pieces that may wait hold.
+        // Records more than the pipe and the waiting pieces can hold.
         let mut passed = 0;
         while !tape.is_over() {
             for value in 0..5000 {
@@ -384,7 +384,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
         create_private(&path).unwrap();
         assert_eq!((mode(&path), path.metadata().unwrap().len()), (0o600, 0));
-        // Root may write the files of others.
+        // Root may write files of other users.
         if std::os::unix::fs::chown(&path, Some(1234), None).is_ok() {
             std::fs::write(&path, "precious").unwrap();
             let error = create_private(&path).unwrap_err();

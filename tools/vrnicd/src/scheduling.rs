@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Asks the kernel's scheduler for short waits.
 //!
-//! A guest that polls a completion queue keeps its CPU busy. On a host with few CPUs the worker then has to take one
-//! from a virtual CPU each time it is woken, and by default it waits until that one has used its time slice up:
-//! milliseconds. A thread that asks for a short slice gets its turn at once (since Linux 6.12), for the same share of
-//! time. That needs no privilege.
+//! A guest that polls a completion queue keeps its CPU busy. On a host with few CPUs, the worker has to preempt a
+//! virtual CPU each time it is woken. By default it waits until the virtual CPU has used up its time slice, which takes
+//! milliseconds. A thread that asks for a short slice gets its turn at once (since Linux 6.12), and its overall share
+//! of CPU time stays the same. This needs no privilege.
 
 use std::io;
 
@@ -25,11 +25,11 @@ struct Attributes {
     period: u64,
 }
 
-/// Asks for short waits for the calling thread. Kernels that do not know how ignore it.
+/// Requests short waits for the calling thread. Kernels without support ignore the request.
 pub fn prefer_short_waits() -> io::Result<()> {
     let mut attributes = Attributes::default();
     let size = size_of::<Attributes>() as u32;
-    // SAFETY: the kernel writes at most `size` bytes to `attributes`, which has them; thread 0 is the caller.
+    // SAFETY: the kernel writes at most `size` bytes to `attributes`, which is that large; thread 0 is the caller.
     let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
     if result != 0 {
         return Err(io::Error::last_os_error());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Listening UNIX sockets: bound here, or by systemd, which starts vrnicd when somebody connects (`sd_listen_fds(3)`).
+//! Listening UNIX sockets. They are bound here, or by systemd, which then starts vrnicd when a client connects
+//! (`sd_listen_fds(3)`).
 
 use std::io;
 use std::os::fd::RawFd;
@@ -10,17 +11,18 @@ use std::sync::OnceLock;
 
 use crate::inherited;
 
-/// The first descriptor that systemd hands on.
+/// First descriptor that systemd passes.
 const FIRST: RawFd = 3;
 
-/// What systemd handed on to this process.
+/// Sockets that systemd passed to this process.
 static INHERITED: OnceLock<Vec<UnixListener>> = OnceLock::new();
 
-/// Takes the sockets that systemd handed on. Comes before any other process is started, which shall not get them.
+/// Takes the sockets that systemd passed. Must run before any other process is started, because that process must not
+/// inherit them.
 pub fn inherit() {
     INHERITED.get_or_init(|| {
         let number = |name| std::env::var(name).ok()?.parse::<i32>().ok();
-        // Those for another process are not ours.
+        // The sockets were meant for another process.
         if number("LISTEN_PID") != i32::try_from(std::process::id()).ok() {
             return Vec::new();
         }
@@ -30,7 +32,7 @@ pub fn inherit() {
     });
 }
 
-/// The socket at `path`, if it is systemd's.
+/// Returns the socket at `path`, if systemd passed it.
 pub fn inherited(path: &Path) -> Option<&'static UnixListener> {
     INHERITED.get()?.iter().find(|socket| {
         let address = socket.local_addr();
@@ -38,8 +40,8 @@ pub fn inherited(path: &Path) -> Option<&'static UnixListener> {
     })
 }
 
-/// Takes systemd's socket at `path`, or binds it. Replaces a socket that nobody listens on any more; refuses anything
-/// else that is there.
+/// Takes systemd's socket at `path`, or binds one there. Replaces a socket on which no process listens any more; fails
+/// if anything else exists at `path`.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     if let Some(socket) = inherited(path) {
         return socket.try_clone();
@@ -55,8 +57,8 @@ pub fn remove(path: &Path) {
     }
 }
 
-/// Removes a socket at `path` that nobody listens on any more. `AddrInUse` if somebody does, `AlreadyExists` if
-/// something else is there.
+/// Removes a socket at `path` on which no process listens any more. Returns `AddrInUse` if a process still listens, and
+/// `AlreadyExists` if `path` is not a socket.
 pub fn make_room(path: &Path) -> io::Result<()> {
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Sleep and wake-up of the worker.
+//! Puts the worker to sleep and wakes it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,9 +10,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::watchdog;
 
-/// Lets one thread sleep until others have something for it, at the price of one atomic for a thread that is awake.
+/// Lets one thread sleep until other threads have work for it. While the thread is awake, this costs the others one
+/// atomic access.
 ///
-/// Whoever has something publishes it, then calls [`wake`](Self::wake). The sleeper calls
+/// A thread that has work publishes it, then calls [`wake`](Self::wake). The sleeper calls
 /// [`announce`](Self::announce), looks for work once more, then calls [`sleep`](Self::sleep). Both sides have a full
 /// fence between their store and their load, so either the sleeper sees the work or the waker sees the announcement.
 pub struct Waker {
@@ -22,7 +23,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Nobody sleeps.
+    /// Creates a waker; no thread is asleep.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -31,7 +32,7 @@ impl Waker {
         })
     }
 
-    /// Ends the sleep that was announced, if one was.
+    /// Ends the announced sleep, if there is one.
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::SeqCst) {
@@ -39,40 +40,40 @@ impl Waker {
         }
     }
 
-    /// Tells the sleeper to end.
+    /// Tells the sleeper to stop.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Whether the sleeper shall end.
+    /// Returns whether the sleeper has been told to stop.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Says that a sleep may follow.
+    /// Announces that a sleep may follow.
     pub fn announce(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     pub fn cancel(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
-    /// For a sleeper that waits for other descriptors too: its own is readable when it is woken.
+    /// Returns the descriptor that becomes readable on a wake-up, for a sleeper that waits for other descriptors too.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
 
-    /// Ends a sleep in which [`descriptor`](Self::descriptor) was waited for.
+    /// Ends a sleep during which the caller waited for [`descriptor`](Self::descriptor).
     pub fn slept(&self) {
         self.cancel();
         let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
     }
 
-    /// Sleeps until woken, at most `timeout`.
+    /// Sleeps until woken, for `timeout` at most.
     pub fn sleep(&self, timeout: Option<Duration>) {
         if !self.is_stopping() {
             let timeout = timeout.map(|timeout| Timespec {
@@ -83,7 +84,7 @@ impl Waker {
                 &mut [PollFd::new(&self.eventfd, PollFlags::IN)],
                 timeout.as_ref(),
             );
-            // Early returns (signals) are as good as wake-ups, but one is enough.
+            // A signal may end the sleep early, which does no harm. One is enough, so the timer stops.
             if woken.is_err() {
                 watchdog::rest();
             }
@@ -115,7 +116,7 @@ mod tests {
             while seen != ROUNDS {
                 waker.announce();
                 if work.load(Ordering::Acquire) == seen {
-                    // Would time out for ever (and the test with it) if a wake-up got lost.
+                    // If a wake-up got lost, this would sleep forever, and the test would time out.
                     waker.sleep(None);
                 } else {
                     waker.cancel();

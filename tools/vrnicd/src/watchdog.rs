@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Keeps a thread from waiting for a VMM.
+//! Keeps a thread from being blocked by a VMM.
 //!
-//! A VMM and vrnicd share the file descriptions of eventfds. So a VMM can fill the counter of one, and make it block
-//! again that vrnicd has made non-blocking: the next write would wait for as long as the VMM likes, and with the worker
-//! all devices. A write to an eventfd has no flag against that. So a signal interrupts the thread every now and
-//! then, which costs nothing in between, and a write that was interrupted is one that waited.
+//! A VMM and vrnicd share the file descriptions of eventfds. So a VMM can fill the counter of an eventfd, and clear the
+//! `O_NONBLOCK` that vrnicd has set. The next write by vrnicd would then block for as long as the VMM likes, and in the
+//! worker that would stop all devices. Writes to an eventfd have no flag against this. Therefore a timer signal
+//! interrupts a thread that makes such writes every few milliseconds. This costs nothing in between, and a write that
+//! was interrupted is one that had blocked.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
@@ -13,7 +14,7 @@ use std::ptr;
 
 use libc::{c_int, itimerspec, sigaction, sigevent, timespec};
 
-/// How long a thread waits at most, in nanoseconds.
+/// Longest time that a thread is blocked, in nanoseconds.
 const INTERVAL: libc::c_long = 10_000_000;
 
 /// The timer of a thread.
@@ -23,7 +24,8 @@ struct Timer {
 }
 
 impl Timer {
-    /// Lets it run out after every `interval` in nanoseconds, less than a second; never if that is 0.
+    /// Sets the timer to expire every `interval` nanoseconds, which is less than a second; stops the timer if
+    /// `interval` is 0.
     fn set(&self, interval: libc::c_long) {
         let interval = timespec {
             tv_sec: 0,
@@ -33,14 +35,14 @@ impl Timer {
             it_interval: interval,
             it_value: interval,
         };
-        // SAFETY: the timer exists until `self` is dropped; `setting` is valid, and the former one is not asked for.
+        // SAFETY: the timer exists until `self` is dropped; `setting` is valid, and the old setting is not requested.
         unsafe { libc::timer_settime(self.id, 0, &raw const setting, ptr::null_mut()) };
     }
 }
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the timer exists, and nobody can name it any more.
+        // SAFETY: the timer exists, and nothing refers to it after this.
         unsafe { libc::timer_delete(self.id) };
     }
 }
@@ -49,13 +51,13 @@ thread_local! {
     static TIMER: OnceCell<Timer> = const { OnceCell::new() };
 }
 
-/// Nothing: what matters is that the system call ends.
+/// Does nothing: the signal's only purpose is to interrupt the system call.
 extern "C" fn interrupt(_: c_int) {}
 
-/// Gives the calling thread a timer, for [`limit_wait`].
+/// Gives the calling thread a timer for [`limit_wait`].
 ///
 /// # Errors
-/// The kernel has none for it.
+/// The kernel cannot provide a timer.
 pub fn start() -> io::Result<()> {
     // SAFETY: all zeros is a valid `sigaction` (no flags, so that system calls are not restarted) and `sigevent`.
     let (mut action, mut event) = unsafe {
@@ -65,7 +67,7 @@ pub fn start() -> io::Result<()> {
         )
     };
     action.sa_sigaction = interrupt as extern "C" fn(c_int) as usize;
-    // SAFETY: `action` is valid, its handler does nothing, and the former one is not asked for.
+    // SAFETY: `action` is valid, its handler does nothing, and the old action is not requested.
     if unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -80,19 +82,19 @@ pub fn start() -> io::Result<()> {
     if made != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `timer_create` succeeded, so it is written.
+    // SAFETY: `timer_create` succeeded, so it has written `id`.
     let id = unsafe { id.assume_init() };
     let timer = Timer {
         id,
         runs: Cell::new(false),
     };
-    // A thread that has one already keeps it.
+    // A thread that already has a timer keeps it.
     TIMER.with(|there| drop(there.set(timer)));
     Ok(())
 }
 
-/// From now on, until [`rest`], whatever the calling thread waits for ends with `EINTR` after a while, if the thread
-/// has been given a timer.
+/// Limits how long the calling thread can block: until [`rest`] is called, a system call that blocks fails with `EINTR`
+/// after at most the interval above. Does nothing if the thread has no timer.
 pub fn limit_wait() {
     TIMER.with(|timer| {
         if let Some(timer) = timer.get()
@@ -103,7 +105,7 @@ pub fn limit_wait() {
     });
 }
 
-/// The calling thread may wait again.
+/// Lets the calling thread block again.
 pub fn rest() {
     TIMER.with(|timer| {
         if let Some(timer) = timer.get()

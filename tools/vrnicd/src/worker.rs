@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The worker: one thread that owns the engines of all devices and moves segments between them.
 //!
-//! While there is work it makes no system call, takes no lock and allocates nothing per message. When there is none, it
-//! polls for a while and then sleeps. Before it sleeps, every device clears its POLLING flags and looks at its notify
-//! areas once more. Then the worker announces that it sleeps, and looks at the mailboxes once more. One of the two sees
-//! a doorbell that rang in between.
+//! While there is work, the worker makes no system call, takes no lock and allocates nothing per message. When there is
+//! none, it polls for a while and then sleeps. Before sleeping, every device clears its POLLING flags and checks its
+//! notify areas once more. Then the worker announces that it is about to sleep, and checks the mailboxes once more. A
+//! doorbell that rings in between is noticed by one of these two checks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,34 +25,34 @@ use crate::guest_memory::RegionTable;
 use crate::network::Network;
 use crate::waker::Waker;
 
-/// How long the files of recordings may take when vrnicd stops.
+/// Time that the recordings' files have to finish when vrnicd stops.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// All devices and what joins them.
+/// All devices and the networks that connect them.
 pub struct Worker {
     devices: Vec<Device>,
-    /// Generation of each device's GIDs that the fabric knows; `None` if the device has no engine.
+    /// For each device, the generation of its GIDs that the fabric knows; `None` if the device has no engine.
     gid_generations: Vec<Option<u64>>,
     shared: Shared,
-    /// Joins the devices that are on no network.
+    /// Connects the devices that are on no network.
     fabric: Local,
     network: Network,
-    /// Joins the devices with InfiniBand ports, if there are any.
+    /// Connects the devices with InfiniBand ports, if there are any.
     subnet: Option<SubnetFabric>,
-    /// Segments between devices that are on no network, each with the index of its sender.
+    /// Segments between devices that are on no network, each with the index of the sending device.
     in_flight: VecDeque<(usize, Segment<'static>)>,
     waker: Arc<Waker>,
     inspector: Arc<Inspector>,
     poll_time: Duration,
-    /// Whether more than a pair of devices was busy in the last turn.
+    /// Whether more than two devices were busy in the last turn.
     crowded: bool,
     clock: Clock,
     lost: u64,
 }
 
 impl Worker {
-    /// A worker for `devices` and the `network` or `subnet` that some of them are on, which goes on looking for
-    /// `poll_time` after the last work. In each turn it answers one question that came through `inspector`.
+    /// Creates a worker for `devices` and the `network` or `subnet` that some of them are on. The worker polls for
+    /// `poll_time` after the last work. In each turn it answers one question from `inspector`.
     pub fn new(
         devices: Vec<Device>,
         network: Network,
@@ -93,8 +93,8 @@ impl Worker {
                 continue;
             }
             if now - *idle_since.get_or_insert(now) < self.poll_time {
-                // No yielding: who yields waits for as long as a virtual CPU likes to run, milliseconds. Sleeping, a
-                // moment later, is what gives the CPU back.
+                // Spins instead of yielding: a thread that yields waits for as long as a virtual CPU runs, which can be
+                // milliseconds. The sleep that follows shortly gives the CPU back.
                 std::hint::spin_loop();
                 continue;
             }
@@ -115,7 +115,7 @@ impl Worker {
         for device in &mut self.devices {
             device.end_tape("vrnicd stopped");
         }
-        // Who writes them ends with the process.
+        // The threads that write the recordings end with the process.
         let deadline = std::time::Instant::now() + FINISH;
         for device in &self.devices {
             if !device.wait_for_tape(deadline) {
@@ -128,7 +128,7 @@ impl Worker {
         self.network.log_counters();
     }
 
-    /// Gives every device a turn. True if any did something.
+    /// Gives every device a turn. Returns true if any of them did something.
     fn turn(&mut self, now: Instant) -> bool {
         self.shared.outbox.watched = !self.shared.captures.is_empty();
         let mut worked = self.network.turn(now, &mut self.shared.captures);
@@ -139,7 +139,7 @@ impl Worker {
         let (crowded, mut busy) = (self.crowded, 0);
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
-            // Commands may take memory away that segments name, so the network is empty when they run.
+            // Commands may release memory that segments refer to, so the network is emptied before they run.
             worked |= device
                 .contained(&mut self.shared, |device, shared| {
                     device.control(shared, now)
@@ -174,15 +174,14 @@ impl Worker {
         worked
     }
 
-    /// Sends what is in the outbox, which is from `from`, and carries everything to where it goes. True if there was
-    /// anything.
+    /// Sends the outbox of device `from` and delivers everything in flight. Returns true if there was anything.
     fn deliver(&mut self, from: usize, now: Instant) -> bool {
         let sent = self.send(from, now);
         self.carry(now) || sent
     }
 
-    /// Carries segments and frames to where they go, and the answers back, until the network is empty. True if there
-    /// were any.
+    /// Delivers segments and frames, and the replies to them, until the network is empty. Returns true if there were
+    /// any.
     fn carry(&mut self, now: Instant) -> bool {
         let mut worked = false;
         loop {
@@ -210,7 +209,7 @@ impl Worker {
         }
     }
 
-    /// Puts what is in the outbox, which `from` sent, on the network. True if there was anything.
+    /// Puts the outbox of device `from` on the network. Returns true if there was anything.
     fn send(&mut self, from: usize, now: Instant) -> bool {
         self.shared.outbox.reveal();
         if self.shared.outbox.segments.is_empty() {
@@ -234,7 +233,7 @@ impl Worker {
         true
     }
 
-    /// Carries a segment to where it goes.
+    /// Delivers a segment to its destination.
     fn deliver_segment(&mut self, from: usize, segment: Segment<'static>, now: Instant) {
         let capturing = !self.shared.captures.is_empty();
         if capturing {
@@ -280,7 +279,7 @@ impl Worker {
         }
     }
 
-    /// Gives a copy of a segment to a device, if it is on no network and has members of the multicast group.
+    /// Gives a copy of a segment to device `to` if that is on no network and has members of the multicast group.
     fn deliver_copy(&mut self, to: usize, segment: &Segment<'static>, now: Instant) {
         let device = &mut self.devices[to];
         if device.roce().is_some() || !device.has_group(&segment.path.group()) {
@@ -291,7 +290,7 @@ impl Worker {
         self.send(to, now);
     }
 
-    /// Whether there is work after all. Every device gets ready for the sleep; what that raised goes out.
+    /// Prepares every device for sleep and sends what that produced. Returns whether there is work after all.
     fn has_work(&mut self, now: Instant) -> bool {
         let mut work = self.inspector.is_asked() || self.network.has_messages();
         for index in 0..self.devices.len() {
@@ -310,7 +309,8 @@ impl Worker {
         work
     }
 
-    /// Tells the network when a device has other GIDs, or a device and its port on a subnet of each other.
+    /// Tells the network when the GIDs of a device change. For a device on an InfiniBand subnet, synchronizes the
+    /// device and its port instead.
     fn update_gids(&mut self, index: usize) {
         let device = &mut self.devices[index];
         if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(index)) {
@@ -338,17 +338,18 @@ impl Worker {
     }
 }
 
-/// The devices' clock. It runs with the worker: time in which the worker wanted to run but got no CPU does not count,
-/// else timers would run out for answers that are there but could not be looked at yet.
+/// The devices' clock. It advances only while the worker runs or sleeps. Time in which the worker wanted to run but got
+/// no CPU does not count: timers would otherwise expire although the replies they wait for have arrived and are merely
+/// unread.
 struct Clock {
-    /// What the devices are told.
+    /// Time that the devices see.
     device: Instant,
-    /// When that was.
+    /// Real time at which `device` was last updated.
     real: std::time::Instant,
 }
 
 impl Clock {
-    /// Longest time that one turn is taken to last.
+    /// Longest time that one turn counts for.
     const STEP: Duration = Duration::from_millis(2);
 
     fn new() -> Self {
@@ -358,12 +359,12 @@ impl Clock {
         }
     }
 
-    /// The time of a new turn.
+    /// Returns the time of a new turn.
     fn tick(&mut self) -> Instant {
         self.pass(Self::STEP)
     }
 
-    /// The worker slept, for `timeout` if nobody woke it.
+    /// Advances the clock after a sleep that would have lasted `timeout` without a wake-up.
     fn slept(&mut self, timeout: Option<Duration>) {
         self.pass(timeout.map_or(Duration::MAX, |timeout| timeout.saturating_add(Self::STEP)));
     }

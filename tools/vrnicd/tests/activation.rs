@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A socket that was bound by who starts the daemon, as systemd does it.
+//! A socket that is bound before the daemon starts, as by systemd.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn a_socket_of_systemd_is_served_and_stays() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let listener = UnixListener::bind(path("rnic0.sock")).unwrap();
-    // A VMM is there first: systemd starts the daemon because of it.
+    // A VMM connects first, which makes systemd start the daemon.
     let early = UnixStream::connect(path("rnic0.sock")).unwrap();
     let process = Command::new("sh")
         .arg("-c")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The control socket of a running daemon: what it shows, and clients that misbehave.
+//! The control socket of a running daemon: its replies, and clients that misbehave.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn path(daemon: &Daemon) -> PathBuf {
 }
 
 fn client(daemon: &Daemon) -> Client {
-    // Its devices listen after the control socket, so this one is there when they are.
+    // The devices listen after the control socket, so once they do, this socket is ready.
     drop(daemon.connect("b"));
     Client::connect(&path(daemon)).unwrap()
 }
@@ -94,7 +94,7 @@ fn refused_commands_and_failures_are_explained_also_after_the_reset() {
         driver.execute(QUERY_DEVICE, &[0; 4], 512).0,
         Status::Malformed.raw()
     );
-    // A descriptor that is not there.
+    // A descriptor that does not exist.
     driver.control.offer(&driver.ram, 64);
     driver.client.notify(0);
     driver.wait_needs_reset();
@@ -189,7 +189,7 @@ fn clients_that_hang_about_keep_nobody_else_out_for_long_and_the_worker_goes_on(
     let daemon = Daemon::start();
     let mut friend = client(&daemon);
     let mut driver = Driver::start(daemon.connect("a"));
-    // One that asks and asks and never reads, and many with half a request each.
+    // One client sends requests and never reads; many others send half a request each.
     let deaf = UnixStream::connect(path(&daemon)).unwrap();
     deaf.set_nonblocking(true).unwrap();
     while (&deaf).write_all(b"{\"request\":\"devices\"}\n").is_ok() {}
@@ -206,7 +206,7 @@ fn clients_that_hang_about_keep_nobody_else_out_for_long_and_the_worker_goes_on(
     let last = idle.pop().unwrap();
     BufReader::new(&last).read_line(&mut refused).unwrap();
     assert!(refused.contains("too many clients"), "{refused}");
-    // Places come back when clients go.
+    // Slots become free when clients disconnect.
     drop((idle, last, deaf));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while Client::connect(&path(&daemon))
@@ -253,7 +253,7 @@ fn a_capture_writes_where_its_client_may_and_nowhere_else() {
     let mut client = client(&daemon);
     let precious = daemon.directory.path().join("precious");
     std::fs::write(&precious, "data").unwrap();
-    // The name of a file gives no access to it.
+    // Naming a file gives no access to it.
     let name = precious.to_str().unwrap();
     let request = Request::CaptureStart {
         name: name.into(),
@@ -373,7 +373,7 @@ fn a_recording_begins_with_the_driver_or_at_once_and_replays() {
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(bytes.len() as u64, stopped.bytes);
     assert!(replay(&bytes).unwrap() > 2);
-    // What the driver did before is in the state.
+    // What the driver did earlier is part of the recorded state.
     let file = File::create(&path).unwrap();
     let started = client.start_recording("a", "recording", None, file.as_fd());
     assert_eq!(started.unwrap().state, "recording");
@@ -392,7 +392,7 @@ fn a_recording_goes_where_its_client_may_write_and_nowhere_else() {
     let mut client = client(&daemon);
     let precious = daemon.directory.path().join("precious");
     std::fs::write(&precious, "data").unwrap();
-    // The name of a file gives no access to it.
+    // Naming a file gives no access to it.
     let name = precious.to_str().unwrap();
     let request = Request::RecordStart {
         device: "a".into(),
@@ -420,7 +420,7 @@ fn a_recording_goes_where_its_client_may_write_and_nowhere_else() {
 fn a_recording_is_whole_when_the_daemon_stops() {
     let mut daemon = Daemon::start();
     let mut client = client(&daemon);
-    // A reader who is late: the pipe is full until the daemon is told to stop.
+    // A slow reader: the pipe stays full until the daemon is told to stop.
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     client
         .start_recording("a", "pipe", None, writer.as_fd())
@@ -441,7 +441,7 @@ fn a_recording_is_whole_when_the_daemon_stops() {
     assert!(daemon.process.wait().unwrap().success());
     let mut recording = Recording::new(&bytes[full..]).unwrap();
     assert!(recording.by_ref().all(|call| call.is_ok()));
-    // Its VMM is gone before the worker stops.
+    // The VMM is gone before the worker stops.
     assert_eq!(recording.ended(), Some("the driver reset the device"));
     assert!(replay(&bytes[full..]).unwrap() > 2);
 }
@@ -472,7 +472,7 @@ fn what_led_to_a_failure_is_known_after_the_driver_came_back() {
     let bytes = std::fs::read(daemon.directory.path().join("a-crash.vrnic")).unwrap();
     assert_eq!(bytes.len() as u64, left.bytes);
     assert!(replay(&bytes).unwrap() >= 3);
-    // A driver resets a device that failed at once.
+    // The driver resets the device as soon as it has failed.
     for _ in 0..2 {
         driver.bring_up();
         driver.works();

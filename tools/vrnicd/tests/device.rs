@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Plays a VMM and a driver against the whole daemon: sockets, worker, engine.
+//! Plays a VMM and a driver against the complete daemon: sockets, worker, engine.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -78,7 +78,7 @@ fn a_broken_queue_fails_its_device_until_its_reset() {
         Driver::start(daemon.connect("a")),
         Driver::start(daemon.connect("b")),
     );
-    // What a hostile driver might do to the control queue.
+    // Attacks on the control queue by a hostile driver.
     let attacks: [fn(&mut Driver); 6] = [
         |driver| {
             driver
@@ -170,11 +170,11 @@ fn kill_under_load_leaves_a_dead_device() {
     let mut driver = Driver::start(daemon.connect("a"));
     driver.works();
     daemon.freeze();
-    // As many as surely fit the socket's buffer.
+    // As many as certainly fit the socket's buffer.
     for _ in 0..100 {
         driver.client.post(BAR4, 0, &[0; 4]);
     }
-    // A virtual CPU is waiting for this reply.
+    // A virtual CPU waits for this reply.
     let access = RegionAccess {
         offset: 0x14,
         region: BAR0,
@@ -186,7 +186,7 @@ fn kill_under_load_leaves_a_dead_device() {
         .unwrap();
     daemon.process.kill().unwrap();
     daemon.process.wait().unwrap();
-    // Without the holder this would be ECONNRESET, upon which QEMU aborts.
+    // Without the holder this would be ECONNRESET, on which QEMU aborts.
     assert_eq!(driver.client.reply().unwrap()[16..], [NEEDS_RESET]);
     wait_signal(&driver.vectors[0]);
     for _ in 0..10_000 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Plays a VMM against the front end, with a recording device behind it.
+//! Plays a VMM against the front end, with a device behind it that records calls.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -225,7 +225,7 @@ fn a_card_that_is_pulled_out_reads_as_ones_and_comes_back_as_after_power_on() {
     assert_eq!(client.status(), 0xff);
     assert_eq!(client.read_number(CONFIG, 0, 4), 0xffff_ffff);
     assert_eq!(client.read_number(BAR0, 0x2000, 4), 0xffff_ffff);
-    // Whoever used it is told to let go.
+    // The backend is told to release the device.
     assert_eq!(recorder.take(), [Call::Reset(1)]);
     client.set_status(0);
     client.notify(0);
@@ -242,7 +242,7 @@ fn a_card_that_is_pulled_out_reads_as_ones_and_comes_back_as_after_power_on() {
     let _driver = bring_up(&mut client);
     assert!(matches!(recorder.take()[..], [Call::Activate { .. }]));
 
-    // Nobody looked while it was away.
+    // The device was absent and came back between two accesses.
     recorder.presence.store(4, Ordering::SeqCst);
     assert_ne!(client.status(), 0, "the reset is under way");
     recorder.notifier().reset_done(2);
@@ -358,7 +358,7 @@ fn interrupts_arrive() {
     client.set_status(0);
     notifier.reset_done(1);
     assert_eq!(client.status(), 0);
-    // A vector that does not exist is refused, visibly.
+    // A vector that does not exist is refused, which the driver can see.
     client.write(BAR0, 0x10, &7u16.to_le_bytes()).unwrap();
     assert_eq!(client.read_number(BAR0, 0x10, 2), 0xffff);
 }
@@ -441,7 +441,7 @@ fn the_first_message_must_be_a_good_version() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever bytes come, the server answers or hangs up; it does not panic or hang.
+    /// Whatever bytes arrive, the server replies or disconnects; it neither panics nor hangs.
     #[test]
     fn random_bytes_do_no_harm(negotiate: bool, bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         let (mut stream, _, server) = start();
@@ -455,7 +455,7 @@ proptest! {
         prop_assert!(server.join().is_ok());
     }
 
-    /// Well-framed nonsense is answered, message by message, and the next good request still works.
+    /// The server replies to each well-framed but meaningless message, and the next valid request still works.
     #[test]
     fn random_bodies_leave_the_stream_in_step(
         messages in proptest::collection::vec(
@@ -466,7 +466,7 @@ proptest! {
         let (mut client, recorder, server) = connect();
         for (command, body) in messages {
             let _ = client.request(command, &body, &[]);
-            // A reset the random writes may have started would otherwise stay under way for ever.
+            // Completes a reset that the random writes may have started; otherwise it would stay in progress forever.
             if let Some(Call::Reset(generation)) = recorder.take().pop() {
                 recorder.notifier().reset_done(generation);
             }

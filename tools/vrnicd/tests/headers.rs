@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The kernel writes the headers of packets that leave by a port of kind `udp`, and the invariant CRC covers them: a
-//! network namespace shows whether they are as vrnicd predicts. Where nobody may make one, the test is ignored.
+//! The kernel writes the headers of packets that leave by a port of kind `udp`, and the invariant CRC covers them. This
+//! test checks in a network namespace that the headers are as vrnicd predicts. It is ignored where namespaces may not
+//! be created.
 
 use std::collections::HashSet;
 use std::env;
@@ -18,9 +19,9 @@ use vrnic_roce::{FrameError, parse};
 use vrnic_wire::work::SendOpcode;
 
 const NAME: &str = "the_kernel_writes_the_headers_that_the_icrc_covers";
-/// Tells the process that it is in the namespace.
+/// Environment variable that tells the process that it is in the namespace.
 const INSIDE: &str = "VRNIC_TEST_INSIDE";
-/// Commands that make a network with one host on it, which sends to another that only listens.
+/// Commands that create a network with one host, which sends to an address where a second host only listens.
 const NETWORK: &str = "ip link add v0 type veth peer name v1
     ip address add 192.0.2.1/24 dev v0
     ip address add 2001:db8::1/64 dev v0 nodad
@@ -30,16 +31,16 @@ const NETWORK: &str = "ip link add v0 type veth peer name v1
     ip neighbor add 2001:db8::7 lladdr 02:00:00:00:00:07 dev v0";
 /// Longest wait for a packet.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of a write that is as many packets as one message of a socket can have, and more.
+/// Size of a write, in bytes, that takes at least as many packets as one message of a socket can hold.
 const LENGTH: usize = 1 << 20;
-/// Packets that are looked at.
+/// Number of packets to check.
 const PACKETS: usize = 100;
-/// Bytes of a socket that keeps so many for a reader that has to wait for a processor.
+/// Size of a socket buffer, in bytes, that holds that many packets for a reader that waits for a CPU.
 const ROOM: usize = 16 << 20;
-/// Packets that are looked at if the kernel does not let us have such a socket.
+/// Number of packets to check if the kernel does not allow such a buffer.
 const FEW_PACKETS: usize = 16;
 
-/// Does as libtest would, which cannot find out for itself that a test is to be ignored.
+/// Follows libtest's conventions for arguments and output. libtest itself cannot ignore a test at run time.
 fn main() -> ExitCode {
     if env::var_os(INSIDE).is_some() {
         inside();
@@ -78,20 +79,20 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!passed))
 }
 
-/// The test.
+/// Runs the test inside the namespace.
 fn inside() {
     for command in NETWORK.lines() {
         let words: Vec<_> = command.split_whitespace().collect();
         let status = Command::new(words[0]).args(&words[1..]).status();
         assert!(status.is_ok_and(|status| status.success()), "{command}");
     }
-    // Identifications of packets that the kernel cut from one message.
+    // The last argument lists the identifications of packets that the kernel segments from one message.
     listen(["192.0.2.1", "192.0.2.7"], eth::IP, 40, &[0, 1, 2]);
     listen(["2001:db8::1", "2001:db8::7"], eth::IPV6, 60, &[]);
 }
 
-/// Checks packets of a guest to a peer, until there were enough and their identifications were all of those `wanted`;
-/// `checksum` is where UDP has its checksum, which the NIC would complete.
+/// Checks packets from a guest to a peer until there were enough and all identifications in `wanted` have been seen.
+/// `checksum` is the offset of the UDP checksum, which the NIC would complete.
 fn listen(addresses: [&str; 2], protocol: Protocol, checksum: usize, wanted: &[u16]) {
     let [local, peer] = addresses.map(|address| address.parse::<IpAddr>().expect(address));
     let listener = rustix::net::socket_with(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A driver that does everything wrong: malformed commands, page lists that lead anywhere, garbage in queues and
-//! registers. Each wrong thing gets its error, the device of another VM never notices, and after a reset the same
-//! device works.
+//! A driver that does everything wrong: malformed commands, page lists that point anywhere, garbage in queues and
+//! registers. Each mistake gets its error, the device of another VM is unaffected, and after a reset the same device
+//! works.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -22,14 +22,14 @@ use vrnic_wire::notify;
 use vrnic_wire::ring::RingLayout;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// First byte of the chunks of page lists.
+/// Address of the chunks of page lists.
 const CHUNKS: u64 = 0x60000;
-/// First byte of the pages that lists name.
+/// Address of the pages that lists refer to.
 const PAGES: u64 = 0x80000;
-/// Bytes of the guest's memory.
+/// Size of the guest's memory in bytes.
 const RAM: u64 = 1 << 20;
 
-/// Numbers below what is asked for, the same in each run (splitmix64).
+/// Returns a generator of numbers below a given bound, the same in each run (splitmix64).
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
     move |bound| {
@@ -40,7 +40,7 @@ fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Writes a chunk at `at`.
+/// Writes a chunk of a page list at `at`.
 fn chunk(driver: &Driver, at: u64, next: u64, count: u32, pages: &[u64]) {
     let mut bytes = next.to_le_bytes().to_vec();
     bytes.extend(count.to_le_bytes());
@@ -51,7 +51,7 @@ fn chunk(driver: &Driver, at: u64, next: u64, count: u32, pages: &[u64]) {
     driver.ram.view.write(at, &bytes).unwrap();
 }
 
-/// A page list of `count` good pages, in one chunk.
+/// Returns a page list of `count` valid pages, in one chunk.
 fn good_list(driver: &Driver, count: u32, length: u64) -> PageList {
     let pages: Vec<u64> = (0..u64::from(count)).map(|n| PAGES + 4096 * n).collect();
     chunk(driver, CHUNKS, 0, count, &pages);
@@ -73,7 +73,7 @@ fn command<C: Command>(driver: &mut Driver, request: &C) -> Result<Vec<u8>, u32>
     }
 }
 
-/// A context and a protection domain.
+/// Creates a context and a protection domain.
 fn context(driver: &mut Driver) -> (u32, u32) {
     let area = good_list(driver, 1, notify::area_length(64) as u64);
     let request = CreateContext {
@@ -98,7 +98,7 @@ fn context(driver: &mut Driver) -> (u32, u32) {
     )
 }
 
-/// Spoils a page list that was good.
+/// Makes a valid page list invalid.
 type Spoil = fn(&Driver, &mut PageList);
 
 #[test]
@@ -211,7 +211,7 @@ fn page_lists_that_lead_anywhere_are_refused() {
     a.works();
 }
 
-/// A registration of a million pages, in two chunks that follow each other for ever.
+/// Returns a registration of a million pages, in two chunks that link to each other forever.
 fn long_registration(driver: &Driver, pd: u32) -> Vec<u8> {
     const COUNT: u64 = 2000 * CHUNK_PAGES as u64;
     let pages: Vec<u64> = (0..CHUNK_PAGES as u64)
@@ -364,7 +364,7 @@ fn random_commands_get_an_answer_each() {
             0 => random(0x10000) as u16,
             _ => CommandCode::ALL[random(CommandCode::ALL.len() as u64) as usize].raw(),
         };
-        // Small numbers find objects; page lists begin where a chunk may be.
+        // Small numbers hit existing objects; page lists begin where a chunk may be.
         let mut body: Vec<u8> = (0..random(248) / 4 * 4)
             .map(|_| random(256) as u8)
             .collect();
@@ -376,7 +376,7 @@ fn random_commands_get_an_answer_each() {
                 _ => {}
             }
         }
-        // Half of them have the right length, taken from what the others are refused for.
+        // Half of them have a valid length; the list contains the lengths that commands expect.
         if random(2) == 0 {
             body.resize(
                 [0, 8, 8, 16, 32, 40, 40, 56, 56, 96, 104, 112][random(12) as usize],
@@ -434,7 +434,7 @@ fn commands_cut_into_any_pieces_are_answered() {
             length: 0.into(),
         };
         a.ram.view.write(REQUEST, header.as_bytes()).unwrap();
-        // The request in up to 8 descriptors, the reply's room in up to 20.
+        // The request is split into up to 8 descriptors, the buffer for the reply into up to 20.
         let mut descriptors = Vec::new();
         for (base, total, flags) in [(REQUEST, 8u64, 0u16), (REPLY, 512, 2)] {
             let mut at = 0;
@@ -470,7 +470,7 @@ fn garbage_in_queues_and_registers_ends_with_a_reset() {
     );
     let mut random = random(3);
     for round in 0..40 {
-        // Descriptors, available ring and used ring of both queues; then registers that are no reset.
+        // Descriptors, available ring and used ring of both queues; then registers, but no reset.
         for _ in 0..200 {
             let at = 0x10000 + random(0x11_800 / 8) * 8;
             let value = match random(3) {
@@ -514,7 +514,7 @@ fn garbage_in_queues_and_registers_ends_with_a_reset() {
 fn memory_that_vanishes_ends_its_device_alone() {
     let daemon = Daemon::start();
     let mut b = Driver::start(daemon.connect("b"));
-    // More than once, for a process may have lost the handler of the first time.
+    // Repeats, because a process may have lost its signal handler after the first time.
     for _ in 0..3 {
         let mut a = Driver::start(daemon.connect("a"));
         a.works();

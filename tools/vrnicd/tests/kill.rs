@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The daemon killed by SIGKILL at hundreds of random moments under load: a VMM gets one reply to each request.
+//! Kills the daemon with SIGKILL at hundreds of random moments under load, and checks that a VMM gets exactly one reply
+//! to each request.
 
 #![allow(clippy::cast_possible_truncation, reason = "test values are small")]
 
@@ -19,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const ROUNDS: u64 = 300;
 
-/// Ids and lengths of what is to be answered, in order.
+/// Ids and lengths of the expected replies, in order.
 type Replies = Vec<(u16, usize)>;
 
 fn message(id: u16, command: u16, body: &[u8], posted: bool) -> Vec<u8> {
@@ -27,7 +28,7 @@ fn message(id: u16, command: u16, body: &[u8], posted: bool) -> Vec<u8> {
     [header.as_bytes(), body].concat()
 }
 
-/// Sends doorbells with reads between them, and pieces of messages, until a while after the daemon is gone. The last
+/// Sends doorbells with reads between them, and incomplete messages, until some time after the daemon is gone. The last
 /// request is a DEVICE_RESET.
 fn load(mut socket: &UnixStream, random: &mut ChaCha8Rng, gone: &AtomicBool) -> Replies {
     let (mut wanted, mut id, mut left) = (Replies::new(), 1u16, 20);
@@ -68,7 +69,7 @@ fn load(mut socket: &UnixStream, random: &mut ChaCha8Rng, gone: &AtomicBool) -> 
     wanted
 }
 
-/// Reads replies up to that of the DEVICE_RESET. Also gives how many the dead device sent.
+/// Reads replies up to that of the DEVICE_RESET. Also returns how many of them came from the dead device.
 fn replies(mut socket: &UnixStream) -> (Replies, usize) {
     let (mut replies, mut dead) = (Replies::new(), 0);
     loop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, and of two that
-//! exchange packets over UDP, every byte checked. Needs neither QEMU nor a kernel module.
+//! Runs every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, and between two
+//! guests that exchange packets over UDP, and checks every byte. Needs neither QEMU nor a kernel module.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -23,9 +23,9 @@ use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::{Act, Object, Trace};
 
-/// Bytes of each region: what is sent, and behind it what is received.
+/// Size of each region in bytes: the send buffer, followed by the receive buffer.
 const REGION: usize = 2 * MESSAGE;
-/// Longest message: of several packets on a wire, and not of whole ones.
+/// Longest message. On a wire it takes several packets, the last of which is not full.
 const MESSAGE: usize = 3 * 65536;
 const LENGTHS: [usize; 7] = [0, 1, 8, 4095, 4096, 4097, 3 * 65536 - 5];
 
@@ -36,15 +36,16 @@ fn pair_on(fabric: Fabric) -> Result<(Daemon, [End; 2])> {
     Ok((daemon, ends))
 }
 
-/// Only one pair is over UDP at a time: they all have the same addresses.
+/// Allows only one pair over UDP at a time, because all such pairs have the same addresses.
 static OVER_UDP: Mutex<()> = Mutex::new(());
 
-/// An address of this host that only this process uses; there are four.
+/// Returns one of four loopback addresses that only this process uses.
 fn loopback(index: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x7f00_0000 | std::process::id() << 2 | index).into()
 }
 
-/// Guests of two daemons that have nothing in common but the host's network, on which this part of packets is lost.
+/// Connects the guests of two daemons that share nothing but the host's network, which loses the fraction `loss` of
+/// packets.
 fn pair_over_udp(loss: f64) -> Result<([Daemon; 2], [End; 2])> {
     let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
     let more = format!("[switch.port.impairment]\nseed = 1\nloss = {loss:?}\n");
@@ -61,7 +62,7 @@ fn pair_over_udp(loss: f64) -> Result<([Daemon; 2], [End; 2])> {
     Ok((daemons, ends))
 }
 
-/// Runs a test on both fabrics and over UDP; an error has the logs of the daemons.
+/// Runs a test on both fabrics and over UDP; errors include the logs of the daemons.
 fn everywhere(test: impl Fn(&mut [End; 2]) -> Result<()>) {
     for fabric in Fabric::ALL {
         let (daemon, mut ends) = pair_on(fabric).unwrap();
@@ -99,7 +100,7 @@ fn received(end: &mut End, wr_id: u64, length: usize) -> Result<Cqe> {
     Ok(cqe)
 }
 
-/// The sender's pattern is at the receiver, and nothing behind it.
+/// Checks that the receiver has the sender's pattern, and nothing after it.
 fn arrived(receiver: &End, seed: u8, length: usize) -> Result<()> {
     let area = &receiver.mr.area;
     let wrong = area.difference(seed, MESSAGE, length);
@@ -111,7 +112,7 @@ fn arrived(receiver: &End, seed: u8, length: usize) -> Result<()> {
     Ok(())
 }
 
-/// Fills what is sent, and empties what is received.
+/// Fills the send buffers and clears the receive buffers.
 fn prepare(ends: &[End; 2], seed: u8) {
     for end in ends {
         end.mr.area.fill(seed, 0..MESSAGE);
@@ -285,7 +286,7 @@ fn completions_raise_events() {
             b.receives.arm();
             a.sends.arm();
             if round % 3 == 0 {
-                // The device sleeps by now.
+                // Long enough for the device to fall asleep.
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let send = request(SendOpcode::Send, round, Target::Peer);
@@ -306,7 +307,7 @@ fn completions_raise_events() {
     });
 }
 
-/// What the engine finds in memory that a guest uses meanwhile, in which order and when, is no other run's.
+/// Guests use their memory while the engine reads it, so what the engine reads and when differs in each run.
 #[test]
 fn what_guests_do_meanwhile_is_recorded_and_replays() {
     for fabric in Fabric::ALL {
@@ -347,7 +348,7 @@ fn what_guests_do_meanwhile_is_recorded_and_replays() {
     }
 }
 
-/// Faults of ports of the switch strike frames on the wire, and queue pairs recover. The capture shows them.
+/// Faults of switch ports strike frames on the wire, and queue pairs recover. The capture shows the faults.
 #[test]
 fn faults_of_ports_of_the_switch_are_survived() {
     let devices = ["0", "1"].map(|name| (name.to_owned(), ""));
@@ -425,7 +426,8 @@ fn faults_of_ports_of_the_switch_are_survived() {
     assert!(told.contains("for faults only"), "{told}");
 }
 
-/// A capture of a device shows what its faults strike: also what they keep back, and what they take from what arrives.
+/// A capture of a device shows what its faults strike, including what they keep back and what they take from arriving
+/// packets.
 #[test]
 fn faults_of_devices_are_in_captures() {
     for fabric in Fabric::ALL {
@@ -441,11 +443,11 @@ fn faults_of_devices_are_in_captures() {
             tape.unwrap();
             file
         });
-        // Whether the fault keeps something back, and whether something that passes has its name.
+        // Whether the fault keeps something back, and whether a packet that passes carries its name.
         for (seed, (device, fault, keeps, passes)) in (1..).zip([
             ("0", "drop type=rc nth=2", true, false),
             ("0", "reorder type=rc", true, true),
-            // Without any of them nothing completes.
+            // Without any ACKs nothing completes.
             ("1", "delay type=rc opcode=ack count=all", true, true),
             ("1", "drop type=rc dir=in", false, true),
             ("1", "delay type=rc dir=in", false, true),
@@ -485,7 +487,7 @@ fn faults_of_devices_are_in_captures() {
             );
             assert_eq!((kept > 0, passed > 0), (keeps, passes), "{what}");
         }
-        // What captures have seen changed nothing of what the devices did.
+        // Capturing did not change the behaviour of the devices.
         for (name, mut file) in ["0", "1"].into_iter().zip(tapes) {
             let stopped = control.stop_recording(name).unwrap();
             assert_eq!(stopped.state, "ended: stopped");
@@ -498,7 +500,7 @@ fn faults_of_devices_are_in_captures() {
     }
 }
 
-/// Firings that strike no packet are comments in captures, too: of a device, of all of them, and of a queue pair.
+/// Firings that strike no packet appear as comments in captures too: of a device, of all devices, and of a queue pair.
 #[test]
 fn faults_without_packets_are_in_captures() {
     for fabric in Fabric::ALL {
@@ -573,7 +575,8 @@ fn faults_without_packets_are_in_captures() {
                     of_all,
                 ),
                 (format!("0 {own}, fault doorbell-late: doorbell"), of_all),
-                // Those of the device and of the queue pair have these as comments of the ACK that set them off.
+                // The captures of the device and of the queue pair have these as comments of the ACK that triggered
+                // them.
                 ("fault cqe-late".to_owned(), of_all),
                 ("fault drop".to_owned(), of_all),
                 (
@@ -588,7 +591,7 @@ fn faults_without_packets_are_in_captures() {
     }
 }
 
-/// What happens to a write, as each of the two devices tells it to whoever asks.
+/// Both devices report the steps of a write to a client that asks.
 #[test]
 fn steps_are_traced_while_somebody_asks() {
     for fabric in Fabric::ALL {
@@ -600,7 +603,7 @@ fn steps_are_traced_while_somebody_asks() {
             a.qps[0].post(&mut a.vm, &write, a.mr.sge(0, 100)).unwrap();
             sent(a, wr_id, Opcode::Write).unwrap();
         };
-        // Nobody has asked so far.
+        // No client has asked so far.
         write(&mut ends, 1);
         let mut first = |device: &str| {
             let trace = client.trace(device, 0).unwrap();
@@ -620,7 +623,7 @@ fn steps_are_traced_while_somebody_asks() {
             acts.collect()
         };
         let a = client.trace("0", from[0]).unwrap();
-        // libvrnic names requests by their number.
+        // libvrnic uses the number of a request as its `wr_id`.
         let wanted = [
             "fetched 1, 100",
             "sent RDMA WRITE Only",
@@ -643,7 +646,7 @@ fn steps_are_traced_while_somebody_asks() {
             (same.psn, same.rkey, 100)
         );
         assert_eq!(a.steps[0].qpn, ends[0].qps[0].qpn());
-        // The receiver knows what the key names, and the sender its queue.
+        // The receiver knows what the key refers to, and the sender its queue.
         let [Object::Region { named, mr }] = &b.steps[0].objects[..] else {
             panic!("{b:?}");
         };
@@ -662,19 +665,19 @@ fn steps_are_traced_while_somebody_asks() {
             &a.steps[3],
         ];
         assert!(times.is_sorted_by_key(|step| step.at), "{a:?} {b:?}");
-        // Steps that were seen are not told again.
+        // Steps that have been returned are not returned again.
         let next = a.first + a.steps.len() as u64;
         assert!(client.trace("0", next).unwrap().steps.is_empty());
     }
 }
 
-/// Whoever reaches the host's address may send anything there. It is counted, and does nothing.
+/// Any host that reaches the host's address may send anything there. It is counted and has no effect.
 #[test]
 fn a_network_full_of_nonsense_does_no_harm() {
     let _one = OVER_UDP.lock().unwrap_or_else(PoisonError::into_inner);
     let ([daemon, _other], mut ends) = pair_over_udp(0.0).unwrap();
     let to = (loopback(0), vrnic_roce::UDP_PORT);
-    // One who is no peer, and the peer's host, which is not vrnicd alone.
+    // A host that is not a peer, and the peer's host, where other programs than vrnicd may send, too.
     let sockets = [2, 1].map(|index| UdpSocket::bind((loopback(index), 0)).unwrap());
     let mut random = 1_u32;
     for length in 0..100_usize {
@@ -694,7 +697,7 @@ fn a_network_full_of_nonsense_does_no_harm() {
         sent(b, 1, Opcode::Write).unwrap();
         arrived(a, length as u8, 5000).unwrap();
     }
-    // The writes followed the nonsense through the same socket.
+    // The writes came after the nonsense through the same socket.
     let mut client = Client::connect(&daemon.control()).unwrap();
     let ports = client.switch().unwrap();
     let port = ports.iter().find(|port| port.name == "udp").unwrap();

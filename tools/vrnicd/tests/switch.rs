@@ -14,7 +14,7 @@ use vrnicd::control::client;
 use vrnicd::control::protocol::Address;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Long enough that only a frame that never comes takes it.
+/// Long enough to be reached only if a frame never comes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn mac(number: u8) -> [u8; 6] {
@@ -35,7 +35,8 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with this configuration, in which `@` is its directory; `around` are words before the command.
+    /// Starts a daemon with this configuration, in which `@` stands for its directory. The words `around` come before
+    /// the command.
     fn start(config: &str, around: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -53,7 +54,7 @@ impl Daemon {
         Self { process, directory }
     }
 
-    /// With a stream port for each of `names`, each with more lines.
+    /// Starts a daemon with a stream port for each of `names`, each with additional lines.
     fn with_ports(names: &[(&str, &str)]) -> Self {
         let mut config = String::from("log = \"debug\"\nholder = false\ncontrol = \"@/control\"\n");
         for (name, lines) in names {
@@ -90,7 +91,7 @@ impl Daemon {
         }
     }
 
-    /// Ends it and gives its log.
+    /// Stops the daemon and returns its log.
     fn stop(mut self) -> String {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -106,7 +107,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What QEMU is to the daemon.
+/// Plays QEMU's side of a connection to the daemon.
 struct Client(UnixStream);
 
 impl Client {
@@ -130,7 +131,7 @@ impl Client {
         frame
     }
 
-    /// The first frame that is not of [`meet`].
+    /// Returns the first frame that was not sent by [`meet`].
     fn receive_after_meeting(&mut self) -> Vec<u8> {
         loop {
             let frame = self.receive();
@@ -140,7 +141,7 @@ impl Client {
         }
     }
 
-    /// Whether the daemon closed the connection.
+    /// Returns whether the daemon closed the connection.
     fn is_closed(&mut self) -> bool {
         loop {
             match self.0.read(&mut [0; 4096]) {
@@ -152,13 +153,13 @@ impl Client {
     }
 }
 
-/// Frames pass both ways between them from now on: connections are taken up in any order.
+/// Waits until frames pass in both directions; the daemon accepts connections in any order.
 fn meet(a: &mut Client, a_number: u8, b: &mut Client, b_number: u8) {
     reach(a, a_number, b);
     reach(b, b_number, a);
 }
 
-/// Sends until something arrives.
+/// Sends until a frame arrives.
 fn reach(from: &mut Client, number: u8, to: &mut Client) {
     let deadline = Instant::now() + PATIENCE;
     to.0.set_read_timeout(Some(Duration::from_millis(50)))
@@ -170,7 +171,7 @@ fn reach(from: &mut Client, number: u8, to: &mut Client) {
         }
         assert!(Instant::now() < deadline);
     }
-    // More than one may be under way; the mark is behind all of them.
+    // More than one frame may be on its way; the mark comes last.
     from.send(&frame(BROADCAST, number, "mark"));
     to.0.set_read_timeout(Some(PATIENCE)).unwrap();
     while to.receive()[14..] != *b"mark" {}
@@ -186,7 +187,8 @@ fn frames_pass_between_stream_ports() {
     );
     meet(&mut a, 1, &mut b, 2);
     meet(&mut a, 1, &mut c, 3);
-    // Learned: only `b` gets it. The broadcast behind it shows that `c` would have got it.
+    // The address has been learned, so only `b` gets the frame. The broadcast after it shows that `c` would have
+    // received it by then.
     a.send(&frame(mac(2), 1, "for b"));
     a.send(&frame(BROADCAST, 1, "for all"));
     assert_eq!(c.receive_after_meeting(), frame(BROADCAST, 1, "for all"));
@@ -250,7 +252,7 @@ fn vlans_are_apart_and_trunks_see_tags() {
     daemon.wait_log("connected port=\"trunk\"");
     let tagged =
         |vlan: u8, frame: &[u8]| [&frame[..12], &[0x81, 0, 0, vlan], &frame[12..]].concat();
-    // Connections are taken up in any order: the first frames may be early.
+    // The daemon accepts connections in any order, so the first frames may be too early.
     let deadline = Instant::now() + PATIENCE;
     for (vlan, port) in [(10, &mut red), (20, &mut blue)] {
         port.0
@@ -293,7 +295,7 @@ fn a_port_that_does_not_read_stalls_nobody() {
     );
     daemon.wait_log("connected port=\"stuck\"");
     meet(&mut a, 1, &mut b, 2);
-    // 30 MB in broadcasts, one after the other: far more than all buffers on the way to the stuck port.
+    // 30 MB in broadcasts, one after the other: far more than all buffers on the way to the stuck port hold.
     for number in 0..30_000u32 {
         let mut sent = frame(BROADCAST, 1, "");
         sent.extend(number.to_be_bytes());
@@ -321,7 +323,7 @@ fn broken_framing_ends_one_connection_and_vms_come_back() {
     for _ in 0..3 {
         let mut a = daemon.connect("a");
         meet(&mut a, 1, &mut b, 2);
-        // Half a frame, then gone.
+        // Half a frame, then the connection closes.
         a.0.write_all(&[0, 0, 1, 0, 7, 7]).unwrap();
     }
     daemon.stop();
@@ -329,7 +331,7 @@ fn broken_framing_ends_one_connection_and_vms_come_back() {
 
 #[test]
 fn two_daemons_are_joined_by_a_link() {
-    // Ports that nobody uses, as far as one can know.
+    // Ports that are unused, as far as can be known.
     let sockets = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     let [one, two] = sockets.each_ref().map(|s| s.local_addr().unwrap());
     drop(sockets);
@@ -348,7 +350,7 @@ fn two_daemons_are_joined_by_a_link() {
     let jumbo = frame(mac(2), 1, &"x".repeat(8000));
     a.send(&jumbo);
     assert_eq!(b.receive(), jumbo);
-    // One that starts again is found again, without anything being done about it.
+    // A restarted peer is found again without any action.
     drop(b);
     second.stop();
     let second = daemon(two, one);
@@ -356,7 +358,8 @@ fn two_daemons_are_joined_by_a_link() {
     meet(&mut a, 1, &mut b, 2);
 }
 
-/// Words that run a command in a network of its own, where it may make devices; `None` if that is not allowed here.
+/// Returns words that run a command in a network namespace where it may create devices; `None` if that is not allowed
+/// here.
 fn own_network() -> Option<&'static [&'static str]> {
     let words: &[&str] = &["unshare", "--user", "--map-root-user", "--net"];
     let allowed = Command::new(words[0])
@@ -384,7 +387,7 @@ fn a_tap_device_joins_the_host() {
         &around,
     );
     let mut vm = daemon.connect("vm");
-    // Who has 10.9.9.1? Tell 10.9.9.2.
+    // ARP: who has 10.9.9.1? Tell 10.9.9.2.
     let mut request = [BROADCAST, mac(2)].concat();
     request.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
     request.extend(mac(2));
@@ -406,7 +409,7 @@ fn a_tap_device_joins_the_host() {
     daemon.stop();
 }
 
-/// What the daemon says of a configuration that it refuses.
+/// Returns the log of a daemon that refuses its configuration.
 fn refused(config: &str) -> String {
     let mut daemon = Daemon::start(config, &[]);
     assert!(!daemon.process.wait().unwrap().success());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Starts captures and keeps track of them.
 //!
-//! The file of a capture is already open: the client that asks for the capture opens it, with the client's own rights.
-//! A thread for each capture writes the file. Nobody waits for that thread for long, so a file that accepts no data
-//! delays nothing else.
+//! The file of a capture is already open: the client that requests the capture opens it with its own rights. A thread
+//! for each capture writes the file. No other thread waits long for it, so a file that accepts no data delays nothing
+//! else.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,31 +21,31 @@ use super::sink::Sink;
 use super::writer::{End, Writer};
 use super::{Capture, Progress, QUEUE};
 
-/// Captures whose threads run, at most.
+/// Largest number of captures with a running thread.
 pub const MAX_RUNNING: usize = 8;
-/// Captures that are remembered.
+/// Number of captures that are remembered.
 const MAX_KNOWN: usize = 32;
-/// How long a file may take nothing before it is given up.
+/// How long a file may accept nothing before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at whether a capture has ended.
+/// Interval between checks whether a capture has ended.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// A capture that runs or ran.
+/// A capture that is running or has ended.
 #[derive(Debug)]
 pub struct Known {
-    /// Counts from 1.
+    /// Number, counted from 1.
     pub id: u64,
-    /// Name of the file, as whoever asked for it put it; control characters are escaped.
+    /// Name of the file as given by the client, with control characters escaped.
     pub file: String,
     /// What is captured.
     pub choice: Choice,
     progress: Arc<Progress>,
-    /// Why it ended; none while it runs.
+    /// Why it ended; none while it is running.
     ended: Mutex<Option<String>>,
 }
 
 impl Known {
-    /// Packets and bytes written, packets missing.
+    /// Returns the numbers of packets and bytes written, and of packets missing.
     pub fn counts(&self) -> (u64, u64, u64) {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Progress {
@@ -57,7 +57,7 @@ impl Known {
         (value(packets), value(bytes), value(missing))
     }
 
-    /// Why it ended; none while it runs.
+    /// Returns why it ended; none while it is running.
     pub fn ended(&self) -> Option<String> {
         lock(&self.ended).clone()
     }
@@ -68,9 +68,9 @@ impl Known {
 pub struct Center {
     /// Names of the devices.
     devices: Vec<String>,
-    /// Names of interfaces: of devices, then of ports of the switch.
+    /// Names of interfaces: first those of devices, then those of switch ports.
     interfaces: Vec<String>,
-    /// Names of devices whose packets are InfiniBand's.
+    /// Names of devices whose packets are InfiniBand packets.
     infiniband: Vec<String>,
     known: Mutex<Knowledge>,
 }
@@ -81,13 +81,13 @@ struct Knowledge {
     last_id: u64,
 }
 
-/// The data behind a lock is whole at any time.
+/// Locks a mutex even if it is poisoned: the data is consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Center {
-    /// No captures, for devices and ports of these names.
+    /// Creates a center without captures, for devices and ports with these names.
     pub fn new(devices: Vec<String>, ports: impl Iterator<Item = String>) -> Self {
         let ports = ports.map(|name| format!("switch port {name}"));
         Self {
@@ -98,13 +98,13 @@ impl Center {
         }
     }
 
-    /// The same, where devices of these names send InfiniBand packets instead of Ethernet frames.
+    /// Sets the names of devices that send InfiniBand packets instead of Ethernet frames.
     #[must_use]
     pub fn with_infiniband(self, infiniband: Vec<String>) -> Self {
         Self { infiniband, ..self }
     }
 
-    /// The interfaces of a file, with what their packets are.
+    /// Returns the interfaces of a file and their link types.
     fn interfaces(&self) -> Vec<(String, DataLink)> {
         let devices = self.devices.len();
         let named = self.interfaces.iter().enumerate();
@@ -121,10 +121,10 @@ impl Center {
             .collect()
     }
 
-    /// Starts a capture, which the worker is to be given.
+    /// Starts a capture. The result must be given to the worker.
     ///
     /// # Errors
-    /// The choice makes no sense, the file is not open for writing, or there are too many captures.
+    /// The choice is contradictory, the file is not open for writing, or there are too many captures.
     pub fn start(&self, choice: Choice, file: File, name: &str) -> Result<Capture> {
         self.start_with(choice, file, name, PATIENCE)
     }
@@ -184,13 +184,13 @@ impl Center {
         ))
     }
 
-    /// All captures that are remembered, oldest first.
+    /// Returns all captures that are remembered, oldest first.
     pub fn known(&self) -> Vec<Arc<Known>> {
         lock(&self.known).captures.iter().cloned().collect()
     }
 
-    /// Waits for the end of captures that the worker has let go of: of one, or of all. False if that takes longer than
-    /// `patience`.
+    /// Waits for the end of one capture or of all captures, which the worker must have dropped. Returns false if that
+    /// takes longer than `patience`.
     pub fn wait(&self, id: Option<u64>, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let awaited = |known: &Arc<Known>| id.is_none_or(|id| known.id == id);
@@ -209,7 +209,7 @@ impl Center {
 }
 
 impl Known {
-    /// The file is finished, one way or the other.
+    /// Records how the capture ended.
     fn end(&self, outcome: Result<End>) {
         let (packets, ..) = self.counts();
         let why = match outcome {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Capture: what RNICs send and receive and what passes the switch, as pcapng files that Wireshark and tshark dissect.
+//! Capture: writes what RNICs send and receive, and what passes through the switch, to pcapng files that Wireshark and
+//! tshark can dissect.
 //!
-//! RNICs on a wire send frames anyway. RNICs that copy from guest to guest send none. The capture then has the packets
-//! that they would have sent, with up to [`RENDERED_MTU`] bytes of payload. There a sequence number counts segments, so
-//! all packets of one segment have the same number.
+//! RNICs on a wire send frames anyway. RNICs on the local fabric, which copies from guest to guest, send none. The
+//! capture then contains the packets that they would have sent, with up to [`RENDERED_MTU`] bytes of payload. On that
+//! fabric, a sequence number counts segments, so all packets of one segment have the same number.
 //!
-//! The worker only copies frames into bounded queues ([`Captures`]). A thread for each capture writes its file. If it
-//! cannot keep up, packets are missing from the file, and the next packet in it says how many. [`Center`] starts
-//! captures and keeps track of them.
+//! The worker only copies frames to bounded queues ([`Captures`]). A thread for each capture writes its file. If it
+//! cannot keep up, packets are missing from the file, and the next packet in the file records how many. [`Center`]
+//! starts captures and keeps track of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,18 +30,19 @@ use settings::Scope;
 pub use settings::{Choice, Settings};
 pub(crate) use sink::Sink;
 
-/// Payload bytes of packets that are rendered of longer segments.
+/// Payload size of the packets into which longer segments are split.
 pub const RENDERED_MTU: u64 = 4096;
 
-/// Ethertype of frames that were never sent, whose comments tell of faults: one for local experiments (IEEE 802).
+/// Ethertype of placeholder frames that were never sent and whose comments describe faults: one reserved for local
+/// experiments (IEEE 802).
 pub const NO_PACKET: u16 = 0x88b5;
 
-/// Packets that wait to be written.
+/// Largest number of packets that wait to be written.
 const QUEUE: usize = 8192;
-/// Bytes of their frames.
+/// Largest total size of their frames in bytes.
 const QUEUE_BYTES: usize = 32 << 20;
 
-/// Which way a packet goes, as seen by the device.
+/// Direction of a packet, as seen by the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Received.
@@ -49,32 +51,32 @@ pub enum Direction {
     Out,
 }
 
-/// A packet on its way to the file.
+/// A packet to be written to the file.
 struct Packet {
-    /// Index of the device; behind all devices, of the port.
+    /// Index of the interface: that of the device, or the number of devices plus the index of the port.
     interface: u32,
-    /// None if it did not pass.
+    /// Direction; none if the frame was never sent.
     direction: Option<Direction>,
-    /// Since the epoch.
+    /// Time since the epoch.
     time: Duration,
     frame: Vec<u8>,
     comment: String,
-    /// Packets that are missing before this one.
+    /// Number of packets that are missing before this one.
     missing: u64,
 }
 
-/// How far a capture is.
+/// Progress of a capture.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Packets written.
+    /// Number of packets written.
     packets: AtomicU64,
-    /// Bytes written.
+    /// Number of bytes written.
     bytes: AtomicU64,
-    /// Packets that found no room.
+    /// Number of packets for which there was no room.
     missing: AtomicU64,
-    /// Bytes of frames that wait to be written.
+    /// Size of the frames that wait to be written, in bytes.
     queued: AtomicUsize,
-    /// Nobody writes any more.
+    /// Whether writing has ended.
     over: AtomicBool,
 }
 
@@ -84,13 +86,13 @@ impl Progress {
     }
 }
 
-/// The worker's end of a capture. The file is finished some time after this is dropped.
+/// The worker's end of a capture. The file is finished some time after this has been dropped.
 pub struct Capture {
     id: u64,
     scope: Scope,
     packets: SyncSender<Packet>,
     progress: Arc<Progress>,
-    /// Packets that are missing since the last that is not.
+    /// Number of packets missing since the last one that was queued.
     missing: u64,
 }
 
@@ -105,12 +107,12 @@ impl Capture {
         }
     }
 
-    /// Its number.
+    /// Returns the number of the capture.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Whether it ended by itself.
+    /// Returns whether the capture has ended on its own.
     fn is_over(&self) -> bool {
         self.progress.over.load(Ordering::Relaxed)
     }
@@ -152,17 +154,17 @@ impl Capture {
     }
 }
 
-/// The captures under way, as the worker has them.
+/// The worker's running captures.
 pub struct Captures {
     /// Names of the devices.
     devices: Vec<String>,
     captures: Vec<Capture>,
-    /// A frame in the making.
+    /// Buffer for encoding a frame.
     buffer: Vec<u8>,
 }
 
 impl Captures {
-    /// None, for devices of these names.
+    /// Creates an empty list of captures, for devices with these names.
     pub fn new(devices: Vec<String>) -> Self {
         Self {
             devices,
@@ -171,30 +173,31 @@ impl Captures {
         }
     }
 
-    /// Takes one up.
+    /// Adds a capture.
     pub fn add(&mut self, capture: Capture) {
         self.drop_ended();
         self.captures.push(capture);
     }
 
-    /// Ends one. What was given to it will be written. False if there is none of that number.
+    /// Ends a capture. Packets that it was given before will be written. Returns false if there is no capture with that
+    /// number.
     pub fn remove(&mut self, id: u64) -> bool {
         let before = self.captures.len();
         self.captures.retain(|capture| capture.id != id);
         self.captures.len() < before
     }
 
-    /// Drops those that ended by themselves.
+    /// Drops captures that have ended on their own.
     fn drop_ended(&mut self) {
         self.captures.retain(|capture| !capture.is_over());
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no captures.
     pub fn is_empty(&self) -> bool {
         self.captures.is_empty()
     }
 
-    /// A frame with `segment` passes a device; `note` is more to say of it.
+    /// Shows the captures a frame with `segment` that passes a device; `note` is appended to its comment.
     pub fn frame(
         &mut self,
         device: usize,
@@ -212,7 +215,7 @@ impl Captures {
         }
     }
 
-    /// A segment without frames passes a device; `note` is more to say of it.
+    /// Shows the captures a segment without frames that passes a device; `note` is appended to its comment.
     pub fn segment<M: Memory>(
         &mut self,
         device: usize,
@@ -234,8 +237,9 @@ impl Captures {
         self.buffer = buffer;
     }
 
-    /// A fault of a device with that MAC address fired. Captures have it as the comment of a frame that was never sent,
-    /// but for those that have it as the comment of the packet that arrived for the queue pair `by`.
+    /// Shows the captures that a fault fired on the device with that MAC address. A capture gets a placeholder frame
+    /// with a comment, unless it has the packet that arrived for the queue pair `by`, whose own comment describes the
+    /// fault.
     pub fn firing(&mut self, device: usize, mac: &[u8; 6], firing: &Firing, by: Option<u32>) {
         self.drop_ended();
         let mut frame = [0; 14];
@@ -251,8 +255,8 @@ impl Captures {
         }
     }
 
-    /// A frame passes the port of the switch with this index and name: one that comes from something that is no RNIC of
-    /// ours, or one that a fault struck or made, of which `note` tells.
+    /// Shows the captures a frame that passes the switch port with this index and name. The frame comes from something
+    /// other than an RNIC of this daemon, or a fault struck or made it, as `note` tells.
     pub fn outside(
         &mut self,
         port: usize,
@@ -272,7 +276,7 @@ impl Captures {
     }
 }
 
-/// What a fault did that struck no packet, or none that the capture has, for people.
+/// Describes what a fault did that struck no packet, or no packet in the capture.
 fn firing_comment(name: &str, firing: &Firing) -> String {
     let number = |kind, number| match number {
         0 => String::new(),
@@ -282,14 +286,14 @@ fn firing_comment(name: &str, firing: &Firing) -> String {
     format!("{name}{qp}{cq}, fault {}: {}", firing.name, firing.what)
 }
 
-/// What a packet is, for people.
+/// Describes a packet.
 fn comment(name: &str, direction: Direction, segment: &Segment<'_>) -> String {
     let (own, peer, arrow) = match direction {
         Direction::In => (segment.destination_qpn, segment.source_qpn, "<-"),
         Direction::Out => (segment.source_qpn, segment.destination_qpn, "->"),
     };
     let peer = match peer {
-        // Frames of connections do not tell who sent them.
+        // Frames of connected queue pairs do not contain the sender's number.
         0 => "its peer".to_owned(),
         number => format!("QP {number:#x}"),
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What to capture.
+//! Settings of captures.
 
 use std::path::PathBuf;
 
@@ -11,32 +11,32 @@ use super::Direction;
 
 /// Which packets to capture, and how many.
 ///
-/// Without device, QP and switch: every packet that any RNIC sends, once.
+/// Without device, QP and switch, this selects every packet that any RNIC sends, once.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
-    /// Name of the one device whose packets, in both directions, are captured.
+    /// Name of the device whose packets are captured, in both directions.
     #[serde(default)]
     pub device: Option<String>,
-    /// Number of the one queue pair of that device.
+    /// Number of a queue pair of that device, if only its packets are to be captured.
     #[serde(default)]
     pub qp: Option<u32>,
-    /// Every packet that any RNIC sends, and every other frame that the switch is given, once.
+    /// Whether to capture, once each, every packet that any RNIC sends and every other frame that enters the switch.
     #[serde(default)]
     pub switch: bool,
-    /// The capture ends after so many packets.
+    /// Number of packets after which the capture ends.
     #[serde(default)]
     pub max_packets: Option<u64>,
-    /// The capture ends before the file has more than so many bytes.
+    /// Largest size of the file in bytes; the capture ends before that is exceeded.
     #[serde(default)]
     pub max_bytes: Option<u64>,
 }
 
-/// A capture that begins with the daemon: a file, and [`Choice`].
+/// A capture that starts with the daemon: a file, and the fields of [`Choice`].
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The file; what was in it is lost.
+    /// The file; existing contents are lost.
     pub file: PathBuf,
     /// See [`Choice::device`].
     pub device: Option<String>,
@@ -52,7 +52,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What goes to the file.
+    /// Returns what to capture.
     pub fn choice(&self) -> Choice {
         Choice {
             device: self.device.clone(),
@@ -65,10 +65,10 @@ impl Settings {
 }
 
 impl Choice {
-    /// Checks that the settings go together, for devices of these names.
+    /// Checks that the settings are consistent, for devices with these names.
     ///
     /// # Errors
-    /// They do not; the message says why.
+    /// A device does not exist, or settings contradict each other.
     pub fn check<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
         match &self.device {
             Some(device) if !names.any(|name| name == device) => {
@@ -87,21 +87,21 @@ impl Choice {
     }
 }
 
-/// [`Choice`], for the worker.
+/// [`Choice`] in the form that the worker uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scope {
-    /// What RNICs send.
+    /// Packets that RNICs send.
     Rnics,
-    /// That, and what else the switch is given.
+    /// Packets that RNICs send, and other frames that enter the switch.
     Switch,
-    /// What one device sends and receives.
+    /// Packets that one device sends and receives.
     Device(usize),
-    /// What one of its queue pairs does.
+    /// Packets of one of its queue pairs.
     Qp(usize, u32),
 }
 
 impl Scope {
-    /// What was chosen, for devices of these names.
+    /// Returns the scope of `choice`, for devices with these names.
     pub(super) fn new(choice: &Choice, devices: &[String]) -> Self {
         let named = |wanted: &String| devices.iter().position(|name| name == wanted);
         match (choice.device.as_ref().and_then(named), choice.qp) {
@@ -112,7 +112,7 @@ impl Scope {
         }
     }
 
-    /// Whether a packet that passes a device is to be captured.
+    /// Returns whether to capture a packet that passes a device.
     pub(super) fn has(self, device: usize, direction: Direction, segment: &Segment<'_>) -> bool {
         let qp = match direction {
             Direction::In => segment.destination_qpn,
@@ -121,7 +121,7 @@ impl Scope {
         self.has_packet(device, direction, qp)
     }
 
-    /// Whether a packet of a queue pair of a device is to be captured.
+    /// Returns whether to capture a packet of a queue pair of a device.
     pub(super) fn has_packet(self, device: usize, direction: Direction, qp: u32) -> bool {
         match self {
             Self::Rnics | Self::Switch => direction == Direction::Out,
@@ -130,7 +130,7 @@ impl Scope {
         }
     }
 
-    /// Whether a firing of a fault of a device is to be captured, which was about that queue pair, or 0 if about none.
+    /// Returns whether to capture a firing of a device's fault that involved queue pair `qp`, or none if that is 0.
     pub(super) fn has_firing(self, device: usize, qp: u32) -> bool {
         match self {
             Self::Rnics | Self::Switch => true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Where a capture is written to. Somebody else opened it, so it may be a pipe or a socket that accepts no data.
+//! The file of a capture. A client opened it, so it may be a pipe or a socket that accepts no data.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
-/// What a pipe with room takes at once without waiting (`PIPE_BUF`).
+/// Number of bytes that a pipe with room accepts without blocking (`PIPE_BUF`).
 const PIECE: usize = 4096;
-/// Time to rest when a descriptor that says it has room has none.
+/// How long to wait when a descriptor reports room but has none.
 const REST: Duration = Duration::from_millis(10);
 
-/// An open file that is given up when it takes nothing for a while.
+/// An open file that is given up when it accepts nothing for a while.
 #[derive(Debug)]
 pub struct Sink {
     file: File,
-    /// Bytes that are written at once.
+    /// Number of bytes written at once.
     piece: usize,
     patience: Duration,
-    /// It failed once, and will not be tried again.
+    /// Whether a write has failed, after which no more are tried.
     failed: bool,
 }
 
 impl Sink {
-    /// Writes to `file`, and fails when it takes nothing for `patience`.
+    /// Creates a sink that writes to `file` and fails when that accepts nothing for `patience`.
     ///
     /// # Errors
-    /// It is not open for writing.
+    /// The file is not open for writing.
     pub fn new(file: File, patience: Duration) -> io::Result<Self> {
         let mode = fcntl_getfl(&file)?;
         if !mode.intersects(OFlags::WRONLY | OFlags::RDWR) {
@@ -72,7 +72,7 @@ impl Sink {
         loop {
             self.wait(deadline)?;
             match self.file.write(piece) {
-                // Somebody else was faster, or it is a terminal.
+                // Another process filled it first, or it is a terminal.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(REST);
                 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Other programs read the files of captures.
+//! Checks that other programs can read the files of captures.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ fn segment(body: Body, payload: usize) -> Segment<'static> {
     }
 }
 
-/// One segment of each kind, with what tshark calls its opcode.
+/// Returns one segment of each kind, with the number that tshark shows for its opcode.
 fn kinds() -> Vec<(Segment<'static>, u8)> {
     let reth = Reth {
         address: 0x7f00,
@@ -151,7 +151,7 @@ fn names() -> Vec<String> {
     vec!["a".into(), "b".into()]
 }
 
-/// A capture to a file: `feed` gives it packets.
+/// Captures packets from `feed` to a file.
 fn capture(choice: Choice, feed: impl FnOnce(&mut Captures)) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("capture.pcapng");
@@ -165,10 +165,10 @@ fn capture(choice: Choice, feed: impl FnOnce(&mut Captures)) -> (tempfile::TempD
     (dir, path)
 }
 
-/// Long enough that only what never happens takes it.
+/// Long enough to be reached only if something never happens.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Protocols that tshark takes payload for, by its looks.
+/// Protocols that tshark mistakes payload for.
 const GUESSES: [&str; 10] = [
     "ethertype",
     "fcoib",
@@ -182,15 +182,15 @@ const GUESSES: [&str; 10] = [
     "smc",
 ];
 
-/// Severity of what tshark says of a packet, from which on it is a complaint.
+/// Severity from which on a remark by tshark counts as a complaint.
 const NOTE: u32 = 0x0040_0000;
 
-/// Fields of each packet in a file as tshark sees them, which must not complain of any.
+/// Returns fields of each packet in a file as tshark sees them; fails if tshark complains about a packet.
 fn dissect(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     let tshark = |arguments: &[&str]| {
         let mut command = Command::new("tshark");
         command.arg("-n").arg("-r").arg(file).args(arguments);
-        // RoCE has no UDP checksum, over IPv6 neither.
+        // RoCE has no UDP checksum, not even over IPv6.
         command.args(["-o", "udp.ignore_ipv6_zero_checksum:TRUE"]);
         for guess in GUESSES {
             command.args(["--disable-protocol", guess]);
@@ -262,7 +262,7 @@ fn long_segments_become_packets() {
     assert_eq!(packets[15], ["2", "4154"]);
 }
 
-/// A capture of a device, or of one of its queue pairs.
+/// Returns the choice of a device, or of one of its queue pairs.
 fn of(device: &str, qp: Option<u32>) -> Choice {
     Choice {
         device: Some(device.to_owned()),
@@ -275,14 +275,14 @@ fn of(device: &str, qp: Option<u32>) -> Choice {
 fn a_device_a_queue_pair_or_the_switch_is_picked_out() {
     let seen = |choice: Choice| {
         let (_dir, path) = capture(choice, |captures| {
-            // From QP 0x11 of a to QP 0x12 of b, and an answer.
+            // From QP 0x11 of a to QP 0x12 of b, and a reply.
             captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
             captures.segment(1, Direction::In, &segment(SEND, 10), &memory(), "");
             let mut answer = segment(SEND, 10);
             (answer.source_qpn, answer.destination_qpn) = (0x12, 0x11);
             captures.segment(1, Direction::Out, &answer, &memory(), "");
             captures.segment(0, Direction::In, &answer, &memory(), "");
-            // The type is one for experiments.
+            // The Ethertype is one for experiments.
             let mut frame = [[2; 6], [6; 6]].concat();
             frame.extend(b"\x88\xb5something else");
             captures.outside(0, "p", Direction::In, &frame, "");
@@ -384,7 +384,7 @@ fn a_file_that_takes_nothing_stops_its_capture_only() {
     let good = center.start(Choice::default(), good, "good").unwrap();
     let good_id = good.id();
     captures.add(good);
-    // More than a pipe takes, and then until the stuck ones are gone.
+    // More than a pipe can hold, until the stuck captures are gone.
     let deadline = std::time::Instant::now() + PATIENCE;
     let ended = |center: &Center| {
         let known = center.known();

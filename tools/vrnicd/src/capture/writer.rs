@@ -21,18 +21,18 @@ use super::{Direction, Packet, Progress};
 /// Negative power of 10 that is the unit of timestamps: nanoseconds.
 const NANOSECONDS: u8 = 9;
 
-/// Flags of a packet that was received, and of one that was sent.
+/// Flags of a received packet and of a sent one.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
-/// Most bytes of a block that are neither frame nor comment: headers, lengths, other options, padding.
+/// Largest size of a block without its frame and comment: headers, lengths, other options, padding.
 const BLOCK_OVERHEAD: u64 = 80;
 
-/// Why a capture ends that nobody ended.
+/// Why a capture ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// There will be no more packets.
     Stopped,
-    /// It has as much as it may have.
+    /// The capture has reached its limit.
     Full,
 }
 
@@ -45,7 +45,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins the file, with an interface for each name.
+    /// Begins the file, with one interface for each name.
     pub fn begin(
         sink: Sink,
         interfaces: &[(String, DataLink)],
@@ -54,7 +54,7 @@ impl Writer {
         max_bytes: Option<u64>,
     ) -> Result<Self> {
         let mut file = PcapNgWriter::new(BufWriter::new(sink))?;
-        // The section header, which the line above wrote, has no options.
+        // Size of the section header, which the line above wrote without options.
         let mut bytes = 28;
         for (name, linktype) in interfaces {
             bytes += file.write_pcapng_block(InterfaceDescriptionBlock {
@@ -76,14 +76,14 @@ impl Writer {
         })
     }
 
-    /// Writes packets until there will be no more, or there are enough.
+    /// Writes packets until there will be no more or the limit is reached.
     pub fn run(mut self, packets: &Receiver<Packet>) -> Result<End> {
         let end = loop {
             let packet = match packets.try_recv() {
                 Ok(packet) => packet,
                 Err(TryRecvError::Disconnected) => break End::Stopped,
                 Err(TryRecvError::Empty) => {
-                    // What is there can be read while nothing happens.
+                    // Flushes, so that what has been captured can be read while no packets come.
                     self.file.get_mut().flush()?;
                     match packets.recv() {
                         Ok(packet) => packet,
@@ -101,7 +101,7 @@ impl Writer {
         Ok(end)
     }
 
-    /// Whether there is no room for that packet.
+    /// Returns whether there is no room for a packet.
     fn is_full(&self, packet: &Packet) -> bool {
         let more = packet.frame.len() + packet.comment.len();
         let bytes = self.progress.bytes.load(Ordering::Relaxed) + more as u64 + BLOCK_OVERHEAD;

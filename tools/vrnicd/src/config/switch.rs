@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The `[switch]` section: which ports the switch has and what is behind them.
+//! The `[switch]` section: the ports of the switch and what is attached to them.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,14 +12,14 @@ use vrnic_switch::{Impairment, PortConfig, QueueLimits, Vlan, VlanSet, Vlans};
 
 use super::{Device, FabricKind, Mac, check_socket_path};
 
-/// Addresses that a port may have beside its own, unless the file says otherwise: of a VM, and of a network.
+/// Default number of addresses that a port learns in addition to its own: for a VM and for a network.
 const VM_ADDRESSES: usize = 64;
 const NETWORK_ADDRESSES: usize = 16384;
-/// Group of links that name none: frames from one link do not leave by another.
+/// Group of links that name none. Frames from one link do not leave by another.
 const LINK_GROUP: u32 = 0;
-/// Least MTU: what every IPv4 station must be able to receive.
+/// Smallest MTU: the size that every IPv4 host must be able to receive.
 const MIN_MTU: usize = 576;
-/// Greatest MTU: with its headers a frame then fits a UDP datagram.
+/// Largest MTU: a frame with its headers still fits a UDP datagram.
 const MAX_MTU: usize = 65000;
 /// Longest delay of an impairment.
 const MAX_DELAY_US: u64 = 60_000_000;
@@ -28,16 +28,16 @@ const MAX_DELAY_US: u64 = 60_000_000;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Switch {
-    /// Seconds after which an address is forgotten from which nothing came.
+    /// Seconds without a frame from an address after which the switch forgets that address.
     #[serde(default = "default_age")]
     pub address_age_s: u64,
-    /// Its ports. RNICs on the fabric "roce" that none of them names get one each.
+    /// Ports of the switch. Each RNIC on the fabric "roce" that no port names gets a port of its own.
     #[serde(default, rename = "port")]
     pub ports: Vec<Port>,
 }
 
 impl Default for Switch {
-    /// No ports but those of RNICs.
+    /// Returns a switch whose only ports are those of RNICs.
     fn default() -> Self {
         Self {
             address_age_s: default_age(),
@@ -52,40 +52,40 @@ impl Default for Switch {
 pub struct Port {
     /// Name in logs.
     pub name: String,
-    /// The RNIC, by the name of its device. The port then has its MAC address.
+    /// Device whose RNIC is attached. The port then has the MAC address of that device.
     pub device: Option<String>,
-    /// UNIX socket on which QEMU's `-netdev stream` is awaited.
+    /// UNIX socket that accepts the connection of QEMU's `-netdev stream`.
     pub stream: Option<PathBuf>,
     /// Name of a TAP device.
     pub tap: Option<String>,
     /// Number of an open descriptor of a TAP (or macvtap) device that vrnicd inherited.
     pub tap_fd: Option<i32>,
-    /// A switch elsewhere.
+    /// Link to another switch.
     pub link: Option<Link>,
     /// RoCE over the host's own network.
     pub udp: Option<Udp>,
-    /// The address of what is behind a port without an RNIC; no other port can take it.
+    /// MAC address of the peer on a port without an RNIC. No other port can claim it.
     pub mac: Option<Mac>,
-    /// Most bytes of a frame behind its Ethernet header and tag.
+    /// MTU: largest size of a frame in bytes, without its Ethernet header and VLAN tag.
     #[serde(default = "default_mtu")]
     pub mtu: usize,
-    /// The one VLAN that the port is in; its frames have no tag.
+    /// The only VLAN of the port; its frames are untagged.
     pub vlan: Option<u16>,
-    /// VLANs whose frames have tags; all if neither `vlan` nor `trunk` is there.
+    /// VLANs whose frames are tagged; all VLANs if neither `vlan` nor `trunk` is given.
     pub trunk: Option<Vec<VlanRange>>,
-    /// The VLAN of frames without tag beside tagged ones; 1 if there is no `trunk`, and none if there is.
+    /// VLAN of untagged frames on a port that also has tagged ones. If absent: VLAN 1 without a `trunk`, none with one.
     pub native: Option<u16>,
-    /// Most addresses that are learned at the port beside its own.
+    /// Largest number of addresses that the port learns in addition to its own.
     pub addresses: Option<usize>,
-    /// Ports of one group do not exchange frames.
+    /// Group of the port. Ports in the same group do not exchange frames.
     pub group: Option<u32>,
-    /// Most frames that wait for the port.
+    /// Largest number of frames queued for the port.
     #[serde(default = "default_queue_frames")]
     pub queue_frames: usize,
-    /// Most bytes that wait for the port.
+    /// Largest number of bytes queued for the port.
     #[serde(default = "default_queue_bytes")]
     pub queue_bytes: usize,
-    /// What happens to frames on their way to the port.
+    /// Impairments of frames on their way to the port.
     #[serde(default)]
     pub impairment: Impair,
 }
@@ -94,28 +94,28 @@ pub struct Port {
 #[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Own address and port.
+    /// Local address and UDP port.
     pub local: SocketAddr,
-    /// The other's. Datagrams from elsewhere are not accepted.
+    /// Address and UDP port of the peer. Datagrams from any other source are dropped.
     pub peer: SocketAddr,
     /// VXLAN network identifier, 24 bits.
     #[serde(default = "default_vni")]
     pub vni: u32,
 }
 
-/// RoCE version 2 over the host's own network, without anything around it: the peers are RNICs of any kind.
+/// RoCE version 2 over the host's own network, without encapsulation: the peers can be any RNICs.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Udp {
-    /// The host's address that packets leave from and arrive at. The RNIC must have it as a GID.
+    /// The host's address that packets are sent from and received at. The RNIC must have it as a GID.
     pub local: IpAddr,
-    /// The RNIC, by the name of its device.
+    /// Name of the device that has the RNIC.
     pub device: String,
-    /// Whom it exchanges packets with.
+    /// Peers that the RNIC exchanges packets with.
     pub peers: Vec<Prefix>,
 }
 
-/// The IP addresses that begin alike, such as `"192.0.2.0/24"`, or one address.
+/// A prefix of IP addresses, such as `"192.0.2.0/24"`, or a single address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Prefix {
@@ -124,7 +124,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Whether an address begins like that. No multicast or broadcast address does.
+    /// Returns whether the prefix contains `address`. It never contains multicast, broadcast or unspecified addresses.
     pub fn contains(&self, address: IpAddr) -> bool {
         let unequal = match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(other)) if !other.is_broadcast() => {
@@ -162,31 +162,31 @@ impl From<Prefix> for String {
     }
 }
 
-/// One VLAN, or a range such as `"100-199"`.
+/// One VLAN, or a range of VLANs such as `"100-199"`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum VlanRange {
-    /// One.
+    /// One VLAN.
     One(u16),
-    /// From the first to the last.
+    /// A range, as `"FIRST-LAST"`.
     Range(String),
 }
 
-/// A bad line on purpose.
+/// Deliberate impairments of a line.
 #[derive(Debug, Default, Clone, Copy, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Impair {
-    /// Where chance starts.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// Probability that a frame is lost.
     pub loss: f64,
-    /// Probability that it comes twice.
+    /// Probability that a frame is duplicated.
     pub duplicate: f64,
-    /// Microseconds that every frame takes.
+    /// Delay of every frame in microseconds.
     pub delay_us: u64,
-    /// Probability that a frame is late, so that others overtake it.
+    /// Probability that a frame is delayed further, so that others overtake it.
     pub reorder: f64,
-    /// By how many microseconds.
+    /// This further delay in microseconds.
     pub reorder_delay_us: u64,
 }
 
@@ -211,7 +211,7 @@ fn default_queue_bytes() -> usize {
 }
 
 impl Switch {
-    /// Checks what the types do not express.
+    /// Checks what the types cannot express.
     pub fn check(&self, devices: &[Device]) -> Result<()> {
         ensure!(
             (1..=1_000_000).contains(&self.address_age_s),
@@ -336,7 +336,7 @@ impl Port {
         self.vlans().map(|_| ())
     }
 
-    /// VLANs of the port.
+    /// Returns the VLANs of the port.
     fn vlans(&self) -> Result<Vlans> {
         let native = self.native.map(vlan).transpose()?;
         match (self.vlan, &self.trunk) {
@@ -359,14 +359,16 @@ impl Port {
         }
     }
 
-    /// What the switch is told. `mac` is that of the device, which is on the switch if `rnic`.
+    /// Returns the settings of the port for the switch. `mac` is the MAC address of the device at the port, if there is
+    /// one. `rnic` tells whether the device's RNIC is on the switch.
     pub fn settings(&self, mac: Option<Mac>, rnic: bool) -> Result<PortConfig> {
         let mac = mac.or(self.mac);
         let udp = self.udp.as_ref();
         let mac = mac.or_else(|| udp.map(|udp| udp.mac(self)));
         let is_network = self.stream.is_none() && self.device.is_none();
         let addresses = match mac {
-            // A peer may be behind a router whose address another port's host told.
+            // Not 0, so that the switch sends frames for unknown destinations to this port, too: a peer may be behind a
+            // router whose Ethernet address the guest learned from another port.
             Some(_) if udp.is_some() => 1,
             Some(_) => 0,
             None if is_network => NETWORK_ADDRESSES,
@@ -388,12 +390,12 @@ impl Port {
         })
     }
 
-    /// Whether something other than an RNIC is behind it.
+    /// Returns whether something other than an RNIC is attached to the port.
     pub fn has_medium(&self) -> bool {
         self.medium().is_some()
     }
 
-    /// What is behind it other than an RNIC, in words.
+    /// Describes what is attached to the port apart from an RNIC.
     pub fn medium(&self) -> Option<String> {
         let stream = self.stream.as_ref().map(|_| "stream".to_owned());
         let tap = self.tap.as_ref().map(|name| format!("tap {name}"));
@@ -428,7 +430,7 @@ impl Link {
 }
 
 impl Udp {
-    /// The Ethernet address of its port: the port's, or one that is made of the host's address.
+    /// Returns the Ethernet address of the port: the configured one, or one derived from the host's IP address.
     pub fn mac(&self, port: &Port) -> Mac {
         let [.., a, b, c, d] = vrnic_roce::gid_of(self.local);
         port.mac.unwrap_or(Mac([2, 0, a, b, c, d]))

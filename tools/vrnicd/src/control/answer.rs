@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What the worker answers. Runs in its thread, so each answer is about a bounded number of objects.
+//! The worker's answers. They are made in the worker's thread, so each covers a bounded number of objects.
 
 use std::net::Ipv6Addr;
 
@@ -27,13 +27,13 @@ mod fault;
 mod switch;
 pub mod trace;
 
-/// Objects of one answer.
+/// Largest number of objects in one answer.
 const PAGE: usize = 256;
-/// Steps of one answer.
+/// Largest number of steps in one answer.
 const STEPS: usize = 512;
-/// Memory regions that are listed at most: finding one takes time in proportion to those before.
+/// Largest number of memory regions that can be listed. Finding a region takes time in proportion to those before it.
 const MAX_REGIONS: usize = 1 << 16;
-/// Likewise addresses that the switch learned.
+/// Largest number of the switch's learned addresses that can be listed, for the same reason.
 const MAX_ADDRESSES: usize = 1 << 16;
 
 /// Answers a question about `devices` or the `network`.
@@ -132,7 +132,7 @@ fn about_all(
     let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
         return Reply::Error(format!("no device is named {name:?}"));
     };
-    // An engine with a fault may panic here as anywhere.
+    // The engine may panic here as in any other call.
     let reply = device.contained(shared, |device, shared| about(request, device, shared, now));
     reply.unwrap_or_else(|| Reply::Error(format!("device {name:?} failed just now")))
 }
@@ -213,7 +213,7 @@ fn about(
     }
 }
 
-/// The page that begins at `from`, of [`PAGE`] places.
+/// Returns the page of [`PAGE`] entries that begins at `from`.
 fn page<T, U>(found: Option<Vec<T>>, from: usize, view: impl Fn(T) -> U) -> Page<U> {
     let next = found.as_ref().map(|_| from + PAGE);
     Page {
@@ -222,7 +222,7 @@ fn page<T, U>(found: Option<Vec<T>>, from: usize, view: impl Fn(T) -> U) -> Page
     }
 }
 
-/// How far the recording of a device is.
+/// Returns the progress of a device's recording.
 fn recording(device: &device::Device) -> Reply {
     match device.tape() {
         Some(tape) => Reply::Recording(tape.describe(device.name())),
@@ -230,7 +230,7 @@ fn recording(device: &device::Device) -> Reply {
     }
 }
 
-/// Number of something, from 1 on, among those that were seen; it is one of them then.
+/// Returns the number of `item`, counted from 1, among those in `seen`; appends it if it is new.
 fn number<T: PartialEq>(seen: &mut Vec<T>, item: T) -> usize {
     let known = seen.iter().position(|known| *known == item);
     known.unwrap_or_else(|| {
@@ -239,7 +239,7 @@ fn number<T: PartialEq>(seen: &mut Vec<T>, item: T) -> usize {
     }) + 1
 }
 
-/// All there is to say of a device but its VM, which has a number only among others.
+/// Describes a device, except for the number of its VM, which only makes sense among several devices.
 fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
     let (name, state) = (device.name().to_owned(), device.state().to_owned());
     let config = device.config();
@@ -429,7 +429,7 @@ fn rights(bits: u32) -> Vec<String> {
     given.map(|(_, name)| (*name).to_owned()).collect()
 }
 
-/// Something that went wrong, in words.
+/// Describes in words something that went wrong.
 pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
     let (what, wr_id) = match told.happening {
         Happening::NakSent(syndrome) => (format!("sent {syndrome}"), None),

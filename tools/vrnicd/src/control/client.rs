@@ -25,7 +25,7 @@ pub struct Client {
     input: BufReader<UnixStream>,
 }
 
-/// Asks, and takes the one kind of reply that fits.
+/// Sends a request and returns the content of the expected kind of reply.
 macro_rules! ask {
     ($client:expr, $request:expr, $reply:path) => {
         match $client.ask(&$request)? {
@@ -51,7 +51,7 @@ impl Client {
         })
     }
 
-    /// Sends a request and waits for the reply. An error of the daemon is an error here.
+    /// Sends a request and waits for the reply. Returns an error if the daemon replies with one.
     pub fn ask(&mut self, request: &Request) -> Result<Reply> {
         self.ask_with(request, None)
     }
@@ -88,53 +88,53 @@ impl Client {
         }
     }
 
-    /// All devices.
+    /// Returns all devices.
     pub fn devices(&mut self) -> Result<Vec<Device>> {
         ask!(self, Request::Devices, Reply::Devices)
     }
 
-    /// The GIDs of a device.
+    /// Returns the GIDs of a device.
     pub fn gids(&mut self, device: &str) -> Result<Vec<Gid>> {
         let device = device.to_owned();
         ask!(self, Request::Gids { device }, Reply::Gids)
     }
 
-    /// All queue pairs of a device.
+    /// Returns all queue pairs of a device.
     pub fn qps(&mut self, device: &str) -> Result<Vec<Qp>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Qps { device, from }, Reply::Qps)
         })
     }
 
-    /// All completion queues of a device.
+    /// Returns all completion queues of a device.
     pub fn cqs(&mut self, device: &str) -> Result<Vec<Cq>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Cqs { device, from }, Reply::Cqs)
         })
     }
 
-    /// All shared receive queues of a device.
+    /// Returns all shared receive queues of a device.
     pub fn srqs(&mut self, device: &str) -> Result<Vec<Srq>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Srqs { device, from }, Reply::Srqs)
         })
     }
 
-    /// All multicast groups of a device.
+    /// Returns all multicast groups of a device.
     pub fn groups(&mut self, device: &str) -> Result<Vec<Group>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Groups { device, from }, Reply::Groups)
         })
     }
 
-    /// The memory regions of a device, as many as the daemon lists.
+    /// Returns the memory regions of a device, as many as the daemon lists.
     pub fn mrs(&mut self, device: &str) -> Result<Vec<Mr>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Mrs { device, from }, Reply::Mrs)
         })
     }
 
-    /// The memory windows of a device, as many as the daemon lists.
+    /// Returns the memory windows of a device, as many as the daemon lists.
     pub fn mws(&mut self, device: &str) -> Result<Vec<Mw>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Mws { device, from }, Reply::Mws)
@@ -147,13 +147,13 @@ impl Client {
         self.tell(&Request::SetLink { device, up })
     }
 
-    /// Gives a device another rate limit.
+    /// Changes the rate limit of a device.
     pub fn set_rate_limit(&mut self, device: &str, limit: RateLimit) -> Result<()> {
         let device = device.to_owned();
         self.tell(&Request::SetRateLimit { device, limit })
     }
 
-    /// Sends a request that nothing is to be answered to.
+    /// Sends a request that is answered with [`Reply::Done`].
     fn tell(&mut self, request: &Request) -> Result<()> {
         match self.ask(request)? {
             Reply::Done => Ok(()),
@@ -161,19 +161,19 @@ impl Client {
         }
     }
 
-    /// All ports of the switch.
+    /// Returns all ports of the switch.
     pub fn switch(&mut self) -> Result<Vec<SwitchPort>> {
         ask!(self, Request::Switch, Reply::Switch)
     }
 
-    /// The addresses that the switch knows, as many as the daemon lists.
+    /// Returns the addresses that the switch knows, as many as the daemon lists.
     pub fn addresses(&mut self) -> Result<Vec<Address>> {
         self.pages("", |client, _, from| {
             ask!(client, Request::Addresses { from }, Reply::Addresses)
         })
     }
 
-    /// What went wrong on a device from number `from` on.
+    /// Returns what went wrong on a device, starting at number `from`.
     pub fn explanations(&mut self, device: &str, mut from: u64) -> Result<Vec<Explanation>> {
         let mut all: Vec<Explanation> = Vec::new();
         loop {
@@ -187,13 +187,13 @@ impl Client {
         }
     }
 
-    /// Arms a fault and gives its number.
+    /// Arms a fault and returns its number.
     pub fn add_fault(&mut self, device: &str, fault: &str) -> Result<u64> {
         let (device, fault) = (device.to_owned(), fault.to_owned());
         ask!(self, Request::FaultAdd { device, fault }, Reply::FaultAdded)
     }
 
-    /// Disarms a fault, or all, and gives how many there were.
+    /// Disarms one fault or all faults and returns how many were disarmed.
     pub fn clear_faults(&mut self, device: &str, id: Option<u64>) -> Result<usize> {
         let device = device.to_owned();
         ask!(
@@ -203,13 +203,13 @@ impl Client {
         )
     }
 
-    /// The faults of a device that are armed or were.
+    /// Returns the faults of a device, including those that are no longer armed.
     pub fn faults(&mut self, device: &str) -> Result<Vec<Fault>> {
         let device = device.to_owned();
         ask!(self, Request::Faults { device }, Reply::Faults)
     }
 
-    /// When faults of a device fired.
+    /// Returns the log of when the faults of a device fired.
     pub fn fault_log(&mut self, device: &str) -> Result<Vec<Firing>> {
         let (mut all, mut from) = (Vec::new(), 0);
         loop {
@@ -223,7 +223,7 @@ impl Client {
         }
     }
 
-    /// Captures to an open file, which is called `name` from now on.
+    /// Starts a capture to an open file; `name` is the file's name in messages.
     pub fn start_capture(
         &mut self,
         choice: Choice,
@@ -237,17 +237,18 @@ impl Client {
         }
     }
 
-    /// Ends a capture. If it is not at its end then, its file takes nothing.
+    /// Stops a capture. If it has not ended in the reply, its file is not accepting data.
     pub fn stop_capture(&mut self, id: u64) -> Result<Capture> {
         ask!(self, Request::CaptureStop { id }, Reply::Capture)
     }
 
-    /// All captures that run, and some that ran.
+    /// Returns all running captures and some that have ended.
     pub fn captures(&mut self) -> Result<Vec<Capture>> {
         ask!(self, Request::Captures, Reply::Captures)
     }
 
-    /// Records a device from now on, or from when it has a driver, to an open file, which is called `name` from now on.
+    /// Starts recording a device to an open file; `name` is the file's name in messages. If the device has no driver
+    /// yet, the recording starts when it gets one.
     pub fn start_recording(
         &mut self,
         device: &str,
@@ -267,36 +268,36 @@ impl Client {
         }
     }
 
-    /// Ends the recording of a device. If it is not at its end then, its file takes nothing.
+    /// Stops the recording of a device. If it has not ended in the reply, its file is not accepting data.
     pub fn stop_recording(&mut self, device: &str) -> Result<Recording> {
         let device = device.to_owned();
         ask!(self, Request::RecordStop { device }, Reply::Recording)
     }
 
-    /// The recording of each device that waits or runs, or was the last.
+    /// Returns the latest recording of each device, whether it waits, runs or has ended.
     pub fn recordings(&mut self) -> Result<Vec<Recording>> {
         ask!(self, Request::Recordings, Reply::Recordings)
     }
 
-    /// What a device was called with lately, oldest first, in words: since its last reset, or what led to its last
-    /// failure.
+    /// Returns the latest calls to a device in words, oldest first: those since its last reset, or, with `failure`,
+    /// those that led to its last failure.
     pub fn flight(&mut self, device: &str, failure: bool) -> Result<Vec<String>> {
         let device = device.to_owned();
         ask!(self, Request::Flight { device, failure }, Reply::Flight)
     }
 
-    /// What a device did lately, from step number `from` on; a page of it.
+    /// Returns a page of the device's latest steps, starting at step number `from`.
     pub fn trace(&mut self, device: &str, from: u64) -> Result<Trace> {
         let device = device.to_owned();
         ask!(self, Request::Trace { device, from }, Reply::Trace)
     }
 
-    /// The filter of the daemon's log, after it was set to `filter` if one is given.
+    /// Sets the filter of the daemon's log, if one is given, and returns the current filter.
     pub fn log(&mut self, filter: Option<String>) -> Result<String> {
         ask!(self, Request::Log { filter }, Reply::Log)
     }
 
-    /// Asks for page after page.
+    /// Requests all pages of a list.
     fn pages<T>(
         &mut self,
         device: &str,

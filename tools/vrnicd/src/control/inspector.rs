@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Questions to the worker, and its answers.
+//! Carries questions to the worker and its answers back.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,22 +14,22 @@ use crate::waker::Waker;
 
 /// How long a client waits for the worker.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Questions that may wait.
+/// Largest number of questions that can wait.
 const MAX_WAITING: usize = 64;
 
-/// What the worker is asked, or told.
+/// A question or an instruction for the worker.
 pub enum Topic {
-    /// A request of a client.
+    /// A client's request.
     Request(Request),
-    /// A capture that begins. The worker takes it, and answers nothing of interest.
+    /// A new capture. The worker takes it; the reply carries no information.
     Capture(Option<Capture>),
-    /// The number of a capture that ends.
+    /// The number of a capture to be ended.
     EndOfCapture(u64),
-    /// A recording of the device of that name that begins. The worker takes it.
+    /// A new recording of the device with that name. The worker takes it.
     Tape(String, Option<Tape>),
 }
 
-/// A question, and where the answer goes.
+/// A question, and the channel for the answer.
 pub struct Question {
     /// What is asked.
     pub topic: Topic,
@@ -37,13 +37,13 @@ pub struct Question {
 }
 
 impl Question {
-    /// Answers. Whoever asked may have gone away.
+    /// Sends the answer. The client that asked may have gone away.
     pub fn answer(self, reply: Reply) {
         let _ = self.reply.try_send(reply);
     }
 }
 
-/// Where questions wait for the worker's next turn.
+/// The queue in which questions wait for the worker's next turn.
 pub struct Inspector {
     waiting: Mutex<VecDeque<Question>>,
     any: AtomicBool,
@@ -51,7 +51,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// No questions. The worker is woken through `waker`.
+    /// Creates an empty queue, which wakes the worker through `waker`.
     pub fn new(waker: Arc<Waker>) -> Self {
         Self {
             waiting: Mutex::new(VecDeque::new()),
@@ -77,12 +77,12 @@ impl Inspector {
             .unwrap_or_else(|_| Reply::Error("the worker does not answer".into()))
     }
 
-    /// Whether a question waits.
+    /// Returns whether a question is waiting.
     pub fn is_asked(&self) -> bool {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// The next question.
+    /// Removes and returns the next question.
     pub fn next(&self) -> Option<Question> {
         if !self.any.load(Ordering::Relaxed) {
             return None;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The control socket: what `vrnicctl` asks, and what the daemon answers.
+//! The control socket: requests from `vrnicctl` and the daemon's replies.
 //!
-//! * [`protocol`]: requests and replies, one JSON object a line.
-//! * [`server`]: the socket; a thread for each of a few clients.
-//! * [`inspector`]: carries questions to the worker, which owns the devices, and answers back.
-//! * [`answer`]: what the worker answers; a question takes it a bounded time.
-//! * [`client`]: the other end.
+//! * [`protocol`]: requests and replies, one JSON object per line.
+//! * [`server`]: the socket, and a thread for each of a limited number of clients.
+//! * [`inspector`]: carries questions to the worker, which owns the devices, and the answers back.
+//! * [`answer`]: makes the worker's answers, each within a bounded time.
+//! * [`client`]: the client's side of the socket.
 //!
-//! The socket's permissions say who may ask and who may capture. The file of a capture comes as an open descriptor, so
-//! no client can write a file through this process that it could not write itself. A client can neither keep the worker
-//! busy (it answers one question a turn, each about a page of objects) nor fill memory (lines, clients, captures and
-//! replies are bounded). A client that neither reads nor writes is disconnected.
+//! The socket's permissions decide who may query the daemon and who may capture. The file of a capture comes as an open
+//! descriptor, so a client cannot use this process to write a file that it could not write itself. A client can neither
+//! keep the worker busy (the worker answers one question per turn, each about one page of objects) nor fill memory
+//! (lines, clients, captures and replies are bounded). A client that neither reads nor writes is disconnected.
 
 pub mod answer;
 pub mod client;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Requests and replies of the control socket: one JSON object a line, a reply for each request, in order.
+//! Requests and replies of the control socket: one JSON object per line. Each request gets one reply, in order.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::capture::Choice;
 
-/// Longest line of a client in bytes.
+/// Longest line from a client in bytes.
 pub const MAX_REQUEST: usize = 4096;
-/// Longest line of the daemon in bytes.
+/// Longest line from the daemon in bytes.
 pub const MAX_REPLY: usize = 8 << 20;
 
-/// What comes before the name of a port of the switch, where faults of a port are asked for instead of a device's.
+/// Prefix of a switch port's name in requests about faults, where a port can stand in for a device.
 pub const PORT: &str = "port:";
 
-/// What a client asks.
+/// A client's request.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
@@ -31,7 +31,7 @@ pub enum Request {
     Qps {
         /// Name of the device.
         device: String,
-        /// Where the page begins: 0, or what the reply before gave.
+        /// Start of the page: 0, or `next` of the previous page.
         #[serde(default)]
         from: usize,
     },
@@ -39,7 +39,7 @@ pub enum Request {
     Cqs {
         /// Name of the device.
         device: String,
-        /// Where the page begins.
+        /// Start of the page.
         #[serde(default)]
         from: usize,
     },
@@ -47,7 +47,7 @@ pub enum Request {
     Srqs {
         /// Name of the device.
         device: String,
-        /// Where the page begins.
+        /// Start of the page.
         #[serde(default)]
         from: usize,
     },
@@ -55,7 +55,7 @@ pub enum Request {
     Groups {
         /// Name of the device.
         device: String,
-        /// Where the page begins.
+        /// Start of the page.
         #[serde(default)]
         from: usize,
     },
@@ -63,7 +63,7 @@ pub enum Request {
     Mrs {
         /// Name of the device.
         device: String,
-        /// Where the page begins.
+        /// Start of the page.
         #[serde(default)]
         from: usize,
     },
@@ -71,7 +71,7 @@ pub enum Request {
     Mws {
         /// Name of the device.
         device: String,
-        /// Where the page begins.
+        /// Start of the page.
         #[serde(default)]
         from: usize,
     },
@@ -82,7 +82,7 @@ pub enum Request {
         /// Whether it is to be up.
         up: bool,
     },
-    /// Gives a device another rate limit: [`Reply::Done`].
+    /// Changes the rate limit of a device: [`Reply::Done`].
     SetRateLimit {
         /// Name of the device.
         device: String,
@@ -93,93 +93,94 @@ pub enum Request {
     Switch,
     /// Some addresses that the switch knows: [`Reply::Addresses`].
     Addresses {
-        /// Where the page begins.
+        /// Start of the page.
         #[serde(default)]
         from: usize,
     },
-    /// Some of what went wrong lately: [`Reply::Explanations`].
+    /// Part of the list of what went wrong lately: [`Reply::Explanations`].
     Explain {
         /// Name of the device.
         device: String,
-        /// Only what has this number or a later one.
+        /// Lowest number to return.
         #[serde(default)]
         from: u64,
     },
-    /// Arms a fault, if the configuration allows that: [`Reply::FaultAdded`].
+    /// Arms a fault, if the configuration allows it: [`Reply::FaultAdded`].
     FaultAdd {
-        /// Name of the device, or of a port behind [`PORT`].
+        /// Name of the device, or [`PORT`] and the name of a port.
         device: String,
-        /// Its description: `NAME [KEY=VALUE]…`, see [`vrnic_engine::fault::spec`].
+        /// Description of the fault: `NAME [KEY=VALUE]…`, see [`vrnic_engine::fault::spec`].
         fault: String,
     },
-    /// Disarms a fault, or all, if the configuration allows that: [`Reply::FaultsCleared`].
+    /// Disarms one fault or all, if the configuration allows it: [`Reply::FaultsCleared`].
     FaultClear {
-        /// Name of the device, or of a port behind [`PORT`].
+        /// Name of the device, or [`PORT`] and the name of a port.
         device: String,
-        /// Its number; all if there is none.
+        /// Number of the fault; all faults if absent.
         #[serde(default)]
         id: Option<u64>,
     },
-    /// The faults of a device that are armed or were: [`Reply::Faults`].
+    /// The faults of a device, including those that are no longer armed: [`Reply::Faults`].
     Faults {
-        /// Name of the device, or of a port behind [`PORT`].
+        /// Name of the device, or [`PORT`] and the name of a port.
         device: String,
     },
-    /// Some of the latest times that faults fired: [`Reply::Firings`].
+    /// Part of the log of when faults fired: [`Reply::Firings`].
     FaultLog {
-        /// Name of the device, or of a port behind [`PORT`].
+        /// Name of the device, or [`PORT`] and the name of a port.
         device: String,
-        /// Only what has this number or a later one.
+        /// Lowest number to return.
         #[serde(default)]
         from: u64,
     },
-    /// Captures to the file whose descriptor comes with the request, in an `SCM_RIGHTS` message: [`Reply::Capture`].
+    /// Starts a capture to the file whose descriptor comes with the request in an `SCM_RIGHTS` message:
+    /// [`Reply::Capture`].
     CaptureStart {
-        /// What the file is to be called.
+        /// Name of the file in messages.
         name: String,
         /// What to capture.
         #[serde(default)]
         choice: Choice,
     },
-    /// Ends a capture: [`Reply::Capture`], when its file is finished or takes long.
+    /// Stops a capture: [`Reply::Capture`], once its file is finished or takes too long.
     CaptureStop {
-        /// Its number.
+        /// Number of the capture.
         id: u64,
     },
-    /// All captures that run, and some that ran: [`Reply::Captures`].
+    /// All running captures and some that have ended: [`Reply::Captures`].
     Captures,
-    /// Records a device from now on, or from when it has a driver, to the file whose descriptor comes with the request,
-    /// in an `SCM_RIGHTS` message: [`Reply::Recording`].
+    /// Starts a recording of a device to the file whose descriptor comes with the request in an `SCM_RIGHTS` message:
+    /// [`Reply::Recording`]. If the device has no driver yet, the recording starts when it gets one.
     RecordStart {
         /// Name of the device.
         device: String,
-        /// What the file is to be called.
+        /// Name of the file in messages.
         name: String,
-        /// The recording ends when it has about so many bytes.
+        /// Size in bytes at which the recording ends, approximately.
         #[serde(default)]
         max_bytes: Option<u64>,
     },
-    /// Ends the recording of a device: [`Reply::Recording`], when its file is finished or takes long.
+    /// Stops the recording of a device: [`Reply::Recording`], once its file is finished or takes too long.
     RecordStop {
         /// Name of the device.
         device: String,
     },
-    /// The recording of each device that waits or runs, or was the last: [`Reply::Recordings`].
+    /// The latest recording of each device, whether it waits, runs or has ended: [`Reply::Recordings`].
     Recordings,
-    /// What a device was called with lately, since its last reset: [`Reply::Flight`].
+    /// The latest calls to a device, since its last reset: [`Reply::Flight`].
     Flight {
         /// Name of the device.
         device: String,
-        /// What led to its last failure instead, even if its driver has reset it since.
+        /// Whether to return the calls that led to its last failure instead, even if its driver has reset it since.
         #[serde(default)]
         failure: bool,
     },
-    /// Some of the steps that a device did lately: [`Reply::Trace`]. It traces them while it is asked, and for some
-    /// seconds after.
+    /// Some of the latest steps of a device: [`Reply::Trace`]. The device traces its steps while clients ask for them
+    /// and for some seconds after.
     Trace {
         /// Name of the device.
         device: String,
-        /// Only steps with this number or a later one.
+        /// Lowest step number to return.
         #[serde(default)]
         from: u64,
     },
@@ -191,13 +192,13 @@ pub enum Request {
     },
 }
 
-/// What the daemon answers.
+/// A reply of the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// The request cannot be answered; why.
+    /// Why the request cannot be answered.
     Error(String),
-    /// There is nothing to tell.
+    /// The request has been carried out; there is nothing to report.
     Done,
     /// All devices.
     Devices(Vec<Device>),
@@ -221,9 +222,9 @@ pub enum Reply {
     Addresses(Page<Address>),
     /// What went wrong, oldest first.
     Explanations(Vec<Explanation>),
-    /// The number of a fault that was armed.
+    /// The number of the fault that was armed.
     FaultAdded(u64),
-    /// How many faults were cleared.
+    /// How many faults were disarmed.
     FaultsCleared(usize),
     /// Faults, oldest first.
     Faults(Vec<Fault>),
@@ -237,7 +238,7 @@ pub enum Reply {
     Recording(Recording),
     /// Recordings, by device.
     Recordings(Vec<Recording>),
-    /// Calls in words, oldest first. Of a device that failed, those that led to it.
+    /// Calls in words, oldest first; for a device that failed, those that led to the failure.
     Flight(Vec<String>),
     /// Steps of a device.
     Trace(Trace),
@@ -248,9 +249,9 @@ pub enum Reply {
 /// A part of a list.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Page<T> {
-    /// The objects.
+    /// Entries of this page.
     pub items: Vec<T>,
-    /// Where the next page begins; none behind the last one.
+    /// Start of the next page; none if this is the last one.
     pub next: Option<usize>,
 }
 
@@ -265,37 +266,38 @@ pub struct Device {
     pub node_guid: String,
     /// `down` without a driver, `up`, `failed` until the driver resets it, or `removed` by a fault.
     pub state: String,
-    /// Its link: `up`, or `down` because somebody took it down.
+    /// State of the link: `up`, or `down` if it was taken down by a client or a fault.
     pub link: String,
-    /// How fast it may send.
+    /// Rate limit.
     #[serde(default)]
     pub rate_limit: RateLimit,
-    /// Number of its VM, from 1 on; none without a driver. Devices with the same number use the memory of the same VM.
+    /// Number of its VM, counted from 1; none without a driver. Devices with the same number use the memory of the same
+    /// VM.
     pub vm: Option<usize>,
-    /// Contexts.
+    /// Number of contexts.
     pub contexts: u32,
-    /// Protection domains.
+    /// Number of protection domains.
     pub pds: u32,
-    /// Memory regions.
+    /// Number of memory regions.
     pub mrs: usize,
-    /// Completion queues.
+    /// Number of completion queues.
     pub cqs: u32,
-    /// Shared receive queues.
+    /// Number of shared receive queues.
     pub srqs: u32,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub qps: u32,
-    /// Host ranges that page lists need.
+    /// Number of host memory ranges that its page lists take up.
     pub translations: usize,
-    /// Its port; none if it is not up.
+    /// Its port; none if the device is not up.
     pub port: Option<Port>,
 }
 
-/// How fast a device may send.
+/// The rate limit of a device.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Bytes of payload a second; no limit if absent.
+    /// Payload in bytes per second; no limit if absent.
     pub bytes: Option<NonZeroU64>,
-    /// Requests a second; no limit if absent.
+    /// Requests per second; no limit if absent.
     pub requests: Option<NonZeroU64>,
 }
 
@@ -316,17 +318,17 @@ impl From<RateLimit> for vrnic_engine::RateLimit {
 /// A port.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Port {
-    /// `active`, or `down` because the device's link is, or because the driver wants it.
+    /// `active`, or `down` because the device's link is down or because the driver wants it down.
     pub state: String,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// GIDs in use.
+    /// Number of GIDs in use.
     pub gids: usize,
-    /// Packets with a wrong P_Key.
+    /// Number of packets with a wrong P_Key.
     pub bad_pkeys: u32,
-    /// Packets with a wrong Q_Key.
+    /// Number of packets with a wrong Q_Key.
     pub bad_qkeys: u32,
-    /// Counters by the names that `rdma statistic` has for them, then, of an RNIC on a wire, frames lost by reason:
+    /// Counters, with the names that `rdma statistic` uses. For an RNIC on a wire, lost frames by reason follow:
     /// `frames_icrc`, …
     pub counters: Vec<(String, u64)>,
 }
@@ -338,7 +340,7 @@ pub struct Gid {
     pub gid: String,
     /// Network protocol.
     pub kind: String,
-    /// MAC address that packets of it have.
+    /// MAC address that packets with this GID use.
     pub mac: String,
     /// VLAN.
     pub vlan: Option<u16>,
@@ -349,51 +351,51 @@ pub struct Gid {
 pub struct Qp {
     /// Number.
     pub qpn: u32,
-    /// RC, UC, UD, GSI, XRC_INI or XRC_TGT.
+    /// Type: RC, UC, UD, GSI, XRC_INI or XRC_TGT.
     pub kind: String,
     /// State, as the verbs name it.
     pub state: String,
-    /// Context.
+    /// Number of the context.
     pub context: u32,
-    /// Name of the process that has the context; empty if it is not known.
+    /// Name of the process that owns the context; empty if unknown.
     #[serde(default)]
     pub process: String,
-    /// Number of the process; 0 if it is not known, or the guest's kernel.
+    /// PID of this process; 0 if unknown or if the guest's kernel owns the context.
     #[serde(default)]
     pub pid: u32,
-    /// Protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
     /// Number of the peer; 0 if not connected.
     pub peer_qpn: u32,
     /// GID of the peer; none if not connected.
     pub peer_gid: Option<String>,
-    /// Most payload bytes of a packet.
+    /// Path MTU: largest payload of a packet in bytes.
     pub mtu: u32,
     /// PSN of the next request.
     pub send_psn: u32,
-    /// Oldest PSN that is not acknowledged.
+    /// Oldest unacknowledged PSN.
     pub unacknowledged_psn: u32,
-    /// Next PSN of the peer.
+    /// PSN expected from the peer next.
     pub receive_psn: u32,
     /// Sends posted and not completed; none if the ring is broken.
     pub sends_posted: Option<u32>,
-    /// Of these, those the device works on.
+    /// Those of them that the device is working on.
     pub sends_in_flight: usize,
-    /// Places of the send queue.
+    /// Size of the send queue in entries.
     pub send_entries: u32,
     /// Receives posted and not used; none if the ring is broken.
     pub receives_posted: Option<u32>,
-    /// Places of the receive queue.
+    /// Size of the receive queue in entries.
     pub receive_entries: u32,
-    /// Reads and atomics of the peer that wait for their answer.
+    /// Reads and atomics of the peer that have not been answered.
     pub responses_waiting: usize,
-    /// Completion queue of sends.
+    /// Number of the completion queue for sends.
     pub send_cqn: u32,
-    /// Completion queue of receives.
+    /// Number of the completion queue for receives.
     pub receive_cqn: u32,
-    /// Shared receive queue, if it uses one.
+    /// Number of the shared receive queue, if the queue pair uses one.
     pub srqn: Option<u32>,
-    /// XRC domain, if it belongs to one.
+    /// Number of the XRC domain, if the queue pair belongs to one.
     #[serde(default)]
     pub xrcdn: Option<u32>,
 }
@@ -403,25 +405,25 @@ pub struct Qp {
 pub struct Cq {
     /// Number.
     pub cqn: u32,
-    /// Context.
+    /// Number of the context.
     pub context: u32,
     /// Completion vector.
     pub vector: u16,
-    /// Places.
+    /// Size in entries.
     pub entries: u32,
-    /// Events wait for so many completions; with less than 2 they do not wait.
+    /// Number of completions that an event waits for; with less than 2, events do not wait.
     pub moderation_count: u32,
-    /// Microseconds that an event waits at most.
+    /// Longest time that an event waits, in microseconds.
     pub moderation_period_us: u64,
-    /// Completions that nobody has polled; none if the consumer index cannot be.
+    /// Number of completions that have not been polled; none if the consumer index is invalid.
     pub unread: Option<u32>,
-    /// Whether they are so many; else at most.
+    /// Whether `unread` is exact; otherwise it is an upper bound.
     #[serde(default = "yes")]
     pub exact: bool,
-    /// Whether an event is asked for; none if that is not known.
+    /// Whether an event is requested; none if unknown.
     #[serde(default)]
     pub armed: Option<bool>,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use it.
     pub queue_pairs: usize,
     /// Whether it overran or lost its memory.
     pub failed: bool,
@@ -432,28 +434,28 @@ pub struct Cq {
 pub struct Srq {
     /// Number.
     pub srqn: u32,
-    /// Context.
+    /// Number of the context.
     pub context: u32,
-    /// Protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
-    /// Places.
+    /// Size in entries.
     pub entries: u32,
-    /// Receives that nobody took; none if the ring is broken.
+    /// Number of receives that have not been taken; none if the ring is broken.
     pub posted: Option<u32>,
-    /// Whether they are so many; else at least.
+    /// Whether `posted` is exact; otherwise it is a lower bound.
     #[serde(default = "yes")]
     pub exact: bool,
-    /// Fewer raise an event; 0 if none is asked for.
+    /// Limit: an event is raised when fewer receives are posted; 0 if none is requested.
     pub limit: u32,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use it.
     pub queue_pairs: u32,
-    /// XRC domain, if it belongs to one.
+    /// Number of the XRC domain, if it belongs to one.
     #[serde(default)]
     pub xrcdn: Option<u32>,
-    /// Completion queue of its receives, if it belongs to an XRC domain.
+    /// Number of the completion queue for its receives, if it belongs to an XRC domain.
     #[serde(default)]
     pub cqn: Option<u32>,
-    /// Whether its producer index was wild or it lost its memory.
+    /// Whether it failed because of an invalid producer index or because it lost its memory.
     pub failed: bool,
 }
 
@@ -471,17 +473,17 @@ pub struct Group {
 pub struct Mr {
     /// Its key.
     pub key: u32,
-    /// Protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
-    /// Rights, in words.
+    /// Access rights, in words.
     pub access: Vec<String>,
     /// Address of its first byte.
     pub iova: u64,
-    /// Bytes; none if it covers all memory.
+    /// Length in bytes; none if it covers all memory.
     pub length: Option<u64>,
-    /// Host ranges that it needs.
+    /// Number of host memory ranges that it takes up.
     pub translations: usize,
-    /// Whether it can be used; not if it waits for a fast registration.
+    /// Whether it can be used; false while it waits for a fast registration.
     #[serde(default = "yes")]
     pub valid: bool,
 }
@@ -491,11 +493,11 @@ pub struct Mr {
 pub struct Mw {
     /// Its key.
     pub key: u32,
-    /// Protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
     /// Type, as the verbs number it.
     pub kind: u32,
-    /// What it is bound to; none if it is not.
+    /// What it is bound to; none if it is not bound.
     pub bound: Option<BoundMw>,
 }
 
@@ -506,11 +508,11 @@ pub struct BoundMw {
     pub region: u32,
     /// Address of its first byte.
     pub iova: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Rights, in words.
+    /// Access rights, in words.
     pub access: Vec<String>,
-    /// Queue pair that bound it; 0 once that is gone.
+    /// Queue pair that bound it; 0 if that no longer exists.
     pub qpn: u32,
 }
 
@@ -523,30 +525,30 @@ pub struct SwitchPort {
     pub device: Option<String>,
     /// Whether the RNIC's driver is up.
     pub rnic_up: bool,
-    /// What else is behind it: `stream`, `tap vrnic0`, `link 192.0.2.2:4789`, …
+    /// What else is attached: `stream`, `tap vrnic0`, `link 192.0.2.2:4789`, …
     pub medium: Option<String>,
-    /// Whether that is there.
+    /// Whether `medium` is connected.
     pub medium_up: bool,
-    /// Its own address, which no other port can take.
+    /// Its own address, which no other port can claim.
     pub mac: Option<String>,
-    /// Most bytes of a frame behind its Ethernet header and tag.
+    /// MTU: largest size of a frame in bytes, without its Ethernet header and VLAN tag.
     pub mtu: usize,
     /// VLANs.
     pub vlans: String,
-    /// Frames that wait for it in the switch.
+    /// Number of frames in the switch that wait for the port.
     pub waiting: usize,
-    /// Frames and bytes in (`rx`) and out (`tx`), then frames dropped, by reason.
+    /// Frames and bytes in (`rx`) and out (`tx`), followed by dropped frames by reason.
     pub counters: Vec<(String, u64)>,
 }
 
 impl SwitchPort {
-    /// A counter; 0 if there is none of that name.
+    /// Returns the value of a counter; 0 if there is none with that name.
     pub fn counter(&self, name: &str) -> u64 {
         let found = self.counters.iter().find(|(known, _)| known == name);
         found.map_or(0, |(_, value)| *value)
     }
 
-    /// Frames dropped, and why; reasons that did not occur are left out.
+    /// Returns the numbers of dropped frames by reason, without the reasons that did not occur.
     pub fn drops(&self) -> impl Iterator<Item = (&str, u64)> {
         let traffic = |name: &str| name.ends_with("_frames") || name.ends_with("_bytes");
         self.counters
@@ -561,11 +563,11 @@ impl SwitchPort {
 pub struct Address {
     /// The address.
     pub mac: String,
-    /// The VLAN that it was seen in; none if it is a port's own, which it is in all VLANs of the port.
+    /// VLAN in which it was seen; none if it is a port's own address, which is valid in all VLANs of the port.
     pub vlan: Option<u16>,
-    /// Name of the port that it is behind.
+    /// Name of the port at which it is.
     pub port: String,
-    /// Seconds since the last frame from it; none if it is the port's own.
+    /// Seconds since the last frame from it; none if it is a port's own address.
     pub age_s: Option<u64>,
 }
 
@@ -574,22 +576,22 @@ pub struct Address {
 pub struct Capture {
     /// Its number.
     pub id: u64,
-    /// The file, as whoever asked for it called it.
+    /// The file, under the name that the client gave it.
     pub file: String,
     /// What is captured.
     pub choice: Choice,
-    /// Packets in the file.
+    /// Number of packets in the file.
     pub packets: u64,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Packets that are missing because the file was too slow.
+    /// Number of packets that were not captured because the file was too slow.
     pub missing: u64,
     /// Why it ended: `stopped`, `full`, or what went wrong; none while it runs.
     pub ended: Option<String>,
 }
 
 impl Capture {
-    /// What is captured, in words.
+    /// Describes in words what is captured.
     pub fn scope(&self) -> String {
         let choice = &self.choice;
         match (&choice.device, choice.qp, choice.switch) {
@@ -606,16 +608,16 @@ impl Capture {
 pub struct Recording {
     /// Name of the device.
     pub device: String,
-    /// The file, as whoever asked for it called it.
+    /// The file, under the name that the client gave it.
     pub file: String,
-    /// `waiting for the driver` of the device, `recording`, `ending`, or `ended: ` and why.
+    /// `waiting for the driver` of the device, `recording`, `ending`, or `ended: ` followed by the reason.
     pub state: String,
-    /// Bytes in the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
 impl Recording {
-    /// Whether the file is finished.
+    /// Returns whether the file is finished.
     pub fn has_ended(&self) -> bool {
         self.state.starts_with("ended")
     }
@@ -628,32 +630,32 @@ pub struct Fault {
     pub id: u64,
     /// Its description.
     pub fault: String,
-    /// `armed`, `waits for N` (another fault), `active` while what it does lasts, or `done`.
+    /// `armed`, `waits for N` (another fault), `active` while its effect lasts, or `done`.
     pub progress: String,
-    /// Occasions that matched.
+    /// Number of occasions that matched.
     pub seen: u64,
     /// How often it fired.
     pub fired: u64,
 }
 
-/// A time that a fault fired.
+/// One firing of a fault.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Firing {
-    /// Counts from 0 for each device.
+    /// Number of the firing, counted from 0 for each device.
     pub number: u64,
-    /// Nanoseconds of the devices' clock.
+    /// Time in nanoseconds of the devices' clock.
     pub nanoseconds: u64,
-    /// The fault.
+    /// Number of the fault.
     pub id: u64,
-    /// Name of its kind.
+    /// Name of the fault's kind.
     pub name: String,
-    /// The occasion's place among those that matched, from 1.
+    /// Position of the occasion among those that matched, counted from 1.
     pub position: u64,
-    /// Queue pair; 0 if it was about none.
+    /// Number of the queue pair; 0 if none was involved.
     pub qpn: u32,
-    /// Its peer; 0 if there is none.
+    /// Number of its peer; 0 if there is none.
     pub peer_qpn: u32,
-    /// Completion queue; 0 if it was about none.
+    /// Number of the completion queue; 0 if none was involved.
     pub cqn: u32,
     /// PSN of the packet.
     pub psn: Option<u32>,
@@ -661,45 +663,45 @@ pub struct Firing {
     pub what: String,
 }
 
-/// What is meant by programs that knew no other.
+/// Returns the default for messages from programs that do not know the field.
 fn yes() -> bool {
     true
 }
 
-/// Steps of a device.
+/// Some steps of a device.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Trace {
-    /// Number of the first. The others follow without a gap; if it is not the one that was asked for, the oldest are
-    /// gone.
+    /// Number of the first step. The others follow without a gap. If this is not the number that was requested, the
+    /// steps before it are no longer available.
     pub first: u64,
-    /// Oldest first.
+    /// The steps, oldest first.
     pub steps: Vec<Step>,
-    /// Steps behind them that there are already.
+    /// Number of later steps that are already available.
     pub waiting: usize,
 }
 
 /// Something that a device did.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Step {
-    /// Nanoseconds of the devices' clock at which the device was called, as failures have it.
+    /// Time of the call to the device, in nanoseconds of the devices' clock, as in failures.
     pub nanoseconds: u64,
-    /// Nanoseconds of a finer clock, which all devices have in common, at which it was.
+    /// Time of the step, in nanoseconds of a finer clock that all devices share.
     pub at: u64,
-    /// The queue pair that it is about; 0 if it is about none.
+    /// Queue pair involved; 0 if none.
     pub qpn: u32,
-    /// What it was.
+    /// What the device did.
     #[serde(flatten)]
     pub act: Act,
-    /// The objects that it concerns, as they were then.
+    /// The objects involved, as they were at that time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<Object>,
 }
 
-/// An object that a step concerns, as it was then.
+/// An object involved in a step, as it was at that time.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "object", rename_all = "snake_case")]
 pub enum Object {
-    /// The memory region that a key names. Its own key may end with another byte.
+    /// The memory region that a key names. The region's current key may end with another byte.
     Region {
         /// The key of the step.
         named: u32,
@@ -707,7 +709,7 @@ pub enum Object {
         #[serde(flatten)]
         mr: Mr,
     },
-    /// The memory window that a key names. As above.
+    /// The memory window that a key names, likewise.
     Window {
         /// The key of the step.
         named: u32,
@@ -719,16 +721,17 @@ pub enum Object {
     NoKey {
         /// The key of the step.
         named: u32,
-        /// Whether it named something not long ago.
+        /// Whether it named something until recently.
         removed: bool,
     },
-    /// The completion queue of a completion, with it, or of an event.
+    /// The completion queue of a completion or of an event. It includes that completion.
     Cq(Cq),
-    /// The shared receive queue of a receive, without it, or of a message that found none, or of an event.
+    /// The shared receive queue of a receive, of a message that found no receive, or of an event. It no longer includes
+    /// that receive.
     Srq(Srq),
 }
 
-/// Rights in words. Each region can be read locally.
+/// Returns access rights in words. Every region can be read locally.
 fn rights(names: &[String]) -> String {
     if names.is_empty() {
         "local read".into()
@@ -738,7 +741,7 @@ fn rights(names: &[String]) -> String {
 }
 
 impl fmt::Display for Object {
-    /// One line.
+    /// Writes one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let other = |f: &mut fmt::Formatter<'_>, named, key| {
             if key == named {
@@ -826,18 +829,18 @@ impl fmt::Display for Object {
 pub enum Act {
     /// It took a request from the send queue.
     Fetched {
-        /// Name of the work request.
+        /// `wr_id` of the work request.
         wr_id: u64,
-        /// What it is to do.
+        /// Operation.
         opcode: String,
-        /// Bytes that it moves.
+        /// Number of bytes that it transfers.
         length: u64,
     },
     /// It took a receive.
     TookReceive {
-        /// Name of the work request.
+        /// `wr_id` of the work request.
         wr_id: u64,
-        /// The shared receive queue that it came from, if it did.
+        /// The shared receive queue, if the receive came from one.
         srqn: Option<u32>,
     },
     /// A packet left.
@@ -848,15 +851,15 @@ pub enum Act {
     Completed {
         /// The completion queue.
         cqn: u32,
-        /// Name of the work request.
+        /// `wr_id` of the work request.
         wr_id: u64,
-        /// What it did.
+        /// Operation.
         opcode: String,
-        /// How it ended.
+        /// Completion status.
         status: String,
-        /// Bytes of a receive or a read.
+        /// Number of bytes received or read.
         length: u64,
-        /// `vendor_error` of an error.
+        /// `vendor_error` of a completion with an error.
         vendor_error: u32,
     },
     /// It raised the event of a completion queue.
@@ -864,18 +867,18 @@ pub enum Act {
         /// The completion queue.
         cqn: u32,
     },
-    /// It told the driver of an asynchronous event.
+    /// It reported an asynchronous event to the driver.
     Raised {
-        /// Its name.
+        /// Name of the event.
         event: String,
-        /// What it is about.
+        /// Number of the object.
         number: u32,
     },
-    /// The queue pair went to another state: behind the other steps of the call that it did so in.
+    /// The queue pair changed its state. This follows the other steps of the call in which it happened.
     Moved {
-        /// The state before, as the verbs name it.
+        /// Previous state, as the verbs name it.
         from: String,
-        /// The state after.
+        /// New state.
         to: String,
     },
 }
@@ -883,19 +886,19 @@ pub enum Act {
 /// A packet, with the fields of its headers.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TracedPacket {
-    /// Name of its opcode.
+    /// Name of the opcode.
     pub opcode: String,
-    /// Sequence number.
+    /// PSN.
     pub psn: u32,
-    /// Queue pair at the other end; 0 if that is not known.
+    /// Queue pair at the other end; 0 if unknown.
     pub peer_qpn: u32,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub length: u64,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
-    /// Acknowledgement: `ACK`, or the kind of the negative one.
+    /// Syndrome of an acknowledgement: `ACK`, or the kind of NAK.
     pub syndrome: Option<String>,
-    /// Whether it is a negative acknowledgement.
+    /// Whether it is a NAK.
     pub negative: bool,
     /// Message sequence number of an acknowledgement.
     pub msn: Option<u32>,
@@ -903,28 +906,28 @@ pub struct TracedPacket {
     pub rkey: Option<u32>,
     /// Remote address.
     pub address: Option<u64>,
-    /// Bytes of the whole message, of a request for remote memory.
+    /// Length of the whole message in bytes, for a request that accesses remote memory.
     pub message_length: Option<u32>,
     /// Immediate data.
     pub immediate: Option<u32>,
-    /// The fault that did something to it.
+    /// The fault that affected it.
     pub fault: Option<String>,
-    /// Bytes of its transport headers, from the BTH to the payload, in hexadecimal digits. On the local fabric, which
-    /// has no frames, those that a frame would have.
+    /// Its transport headers, from the BTH to the payload, in hexadecimal digits. The local fabric has no frames;
+    /// there, these are the headers that a frame would have.
     pub headers: String,
 }
 
 /// Something that went wrong.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Explanation {
-    /// Counts from 0 for each device.
+    /// Number of the explanation, counted from 0 for each device.
     pub number: u64,
-    /// Nanoseconds of the devices' clock.
+    /// Time in nanoseconds of the devices' clock.
     pub nanoseconds: u64,
-    /// The queue pair, the completion queue of an `IBV_EVENT_CQ_ERR`, or the shared receive queue of an
-    /// `IBV_EVENT_SRQ_ERR`; 0 if it is about none.
+    /// Number of the queue pair, of the completion queue for an `IBV_EVENT_CQ_ERR`, or of the shared receive queue for
+    /// an `IBV_EVENT_SRQ_ERR`; 0 if none is involved.
     pub object: u32,
-    /// The queue pair's peer; 0 if there is none.
+    /// Number of the queue pair's peer; 0 if there is none.
     pub peer_qpn: u32,
     /// What happened, in words.
     pub what: String,
@@ -932,35 +935,35 @@ pub struct Explanation {
     pub why: Option<String>,
     /// The `vendor_error` of the check that failed.
     pub cause: Option<u32>,
-    /// Name of the work request.
+    /// `wr_id` of the work request.
     pub wr_id: Option<u64>,
-    /// PSN of the request or the acknowledgement.
+    /// PSN of the request or acknowledgement.
     pub psn: Option<u32>,
     /// Kind and PSN of the packet that was refused.
     pub packet: Option<(String, u32)>,
-    /// The access to memory that was refused.
+    /// The memory access that was refused.
     pub access: Option<Access>,
-    /// How often it happened in a row.
+    /// How many times in a row it happened.
     pub count: u64,
 }
 
-/// An access that was refused.
+/// A memory access that was refused.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Access {
     /// The key.
     pub key: u32,
     /// Protection domain of the queue pair.
     pub pd: u32,
-    /// Rights that it needs, in words.
+    /// Access rights that it needs, in words.
     pub rights: Vec<String>,
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 impl Explanation {
-    /// What `object` is a number of: `QP`, `CQ` or `SRQ`.
+    /// Returns the kind of object that `object` refers to: `QP`, `CQ` or `SRQ`.
     pub fn object_kind(&self) -> &'static str {
         match self.what.as_str() {
             "event IBV_EVENT_CQ_ERR" => "CQ",
@@ -971,7 +974,7 @@ impl Explanation {
 }
 
 impl fmt::Display for Explanation {
-    /// One sentence.
+    /// Writes one sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.object, self.peer_qpn) {
             (0, _) => {}

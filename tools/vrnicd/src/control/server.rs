@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The control socket.
+//! The server side of the control socket.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
@@ -26,26 +26,26 @@ use crate::recording::{self, Tape};
 use crate::socket;
 use crate::stop::Stop;
 
-/// Clients at a time.
+/// Largest number of clients at a time.
 const MAX_CLIENTS: usize = 16;
-/// Clients that may wait for being accepted.
+/// Largest number of clients waiting to be accepted.
 const BACKLOG: i32 = 16;
-/// How long a client may think, and how long it may take to read.
+/// How long a client may take to send a request, and to read a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a client waits for the end of a capture.
+/// How long a client waits for a capture to end.
 const FINISH: Duration = Duration::from_secs(5);
 
-/// Between two looks at whether a recording has ended.
+/// Interval between checks whether a recording has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The bound socket, removed when dropped.
+/// The bound socket; removed when dropped.
 pub struct Server {
     socket: UnixListener,
     path: PathBuf,
     office: Office,
 }
 
-/// Who knows the answers.
+/// What is needed to answer clients.
 #[derive(Clone)]
 struct Office {
     /// Whether clients may arm faults.
@@ -54,13 +54,13 @@ struct Office {
     captures: Arc<Center>,
 }
 
-/// A client's place among [`MAX_CLIENTS`], given back when dropped.
+/// A client's slot among [`MAX_CLIENTS`]; given back when dropped.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
     fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
         let place = Self(taken.clone());
-        // If there was none, dropping it takes the addition back.
+        // If all slots were taken, dropping `place` undoes the increment.
         (taken.fetch_add(1, Ordering::SeqCst) < MAX_CLIENTS).then_some(place)
     }
 }
@@ -72,9 +72,9 @@ impl Drop for Place {
 }
 
 impl Server {
-    /// Takes systemd's socket at `path`, or binds it with permissions `mode`, less what the process's mask takes away.
-    /// Replaces a socket that nobody listens on any more; refuses anything else that is there. Clients may arm faults
-    /// if `faults` says so.
+    /// Takes systemd's socket at `path`, or binds one there with permissions `mode`, minus the process's umask.
+    /// Replaces a socket on which no process listens any more; fails if anything else exists at `path`. Clients may arm
+    /// faults if `faults` is set.
     pub fn bind(
         path: &Path,
         mode: u32,
@@ -96,7 +96,7 @@ impl Server {
         })
     }
 
-    /// Serves clients until `stop` says so. Blocks.
+    /// Serves clients until `stop` is signalled. Blocks.
     pub fn run(&self, stop: &Stop) {
         let taken = Arc::new(AtomicUsize::new(0));
         while stop.wait_readable(self.socket.as_fd()) {
@@ -137,7 +137,7 @@ fn bind(path: &Path, mode: u32) -> io::Result<UnixListener> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // Before it is bound, so that there is no moment with other permissions (unix(7)).
+    // Must happen before the bind, so that the socket never has other permissions (unix(7)).
     fchmod(&socket, Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -150,10 +150,10 @@ impl Drop for Server {
     }
 }
 
-/// What a client sends: bytes, and at most one descriptor at a time.
+/// A client's input: bytes, and at most one descriptor at a time.
 struct Input<'a> {
     socket: &'a UnixStream,
-    /// The last that came.
+    /// The latest descriptor received.
     descriptor: Option<OwnedFd>,
 }
 
@@ -176,7 +176,7 @@ impl Read for Input<'_> {
     }
 }
 
-/// Answers one client until it goes away.
+/// Answers one client until it disconnects.
 fn converse(client: &UnixStream, office: &Office) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
@@ -236,7 +236,7 @@ fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Re
             };
             let limit = max_bytes.unwrap_or(recording::MAX_BYTES);
             match Tape::new(File::from(descriptor), &name, limit) {
-                // If the worker never takes it up it ends at once, by being dropped.
+                // If the worker never takes the recording, it is dropped, which ends it at once.
                 Ok(tape) => office.inspector.ask(Topic::Tape(device, Some(tape))),
                 Err(error) => Reply::Error(format!("{error:#}")),
             }
@@ -259,13 +259,13 @@ fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Re
 fn begin(capture: Capture, office: &Office) -> Reply {
     let id = capture.id();
     match office.inspector.ask(Topic::Capture(Some(capture))) {
-        // If the worker never takes it up it ends at once, by being dropped.
+        // If the worker never takes the capture, it is dropped, which ends it at once.
         Reply::Error(error) => Reply::Error(error),
         _ => found(id, office),
     }
 }
 
-/// Ends a recording, and waits until the file is finished unless that takes long.
+/// Ends a recording and waits until its file is finished, unless that takes too long.
 fn end_recording(device: String, office: &Office) -> Reply {
     let deadline = Instant::now() + FINISH;
     loop {
@@ -280,7 +280,7 @@ fn end_recording(device: String, office: &Office) -> Reply {
     }
 }
 
-/// Takes a capture from the worker, and waits until the file is finished unless that takes long.
+/// Takes a capture from the worker and waits until its file is finished, unless that takes too long.
 fn end(id: u64, office: &Office) -> Reply {
     if let Reply::Error(error) = found(id, office) {
         return Reply::Error(error);

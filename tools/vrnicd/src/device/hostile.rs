@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A hostile device, driven by a seed, for tests of drivers.
+//! A hostile device for tests of drivers, controlled by a random seed.
 //!
-//! It lies in replies, answers late, twice or never, raises events that nothing caused, and scribbles over the rings of
-//! the driver's kernel. The engine does everything else as usual. A driver can defend itself against what a device
-//! says, but not against what a device does with memory that the driver gave it. So this device writes only where the
-//! driver lets it, and the engine no longer uses memory that the driver was told it may free.
+//! It forges replies, answers late, twice or never, raises events without a cause, and scribbles over the rings of the
+//! driver's kernel. In everything else, the engine behaves as usual. A driver can defend itself against what a device
+//! tells it, but not against a device that writes to memory at the wrong time. So this device writes only to memory
+//! that the driver has given it, and the engine stops using memory before the driver is told that it may free it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -25,15 +25,16 @@ use super::session::Late;
 use crate::guest_memory::GuestMemory;
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
 
-/// How devices are hostile. They are honest at first; SIGUSR1 changes that for drivers to come, and changes it back.
+/// Settings of hostile devices. The devices are honest at first; each SIGUSR1 toggles that for drivers that start
+/// afterwards.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Names of the devices.
     pub devices: Vec<String>,
-    /// Where chance starts.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// One of so many commands is answered by a lie; at least 1.
+    /// On average, one in this many commands is mistreated; at least 1.
     #[serde(default = "default_one_in")]
     pub one_in: u32,
 }
@@ -42,29 +43,29 @@ fn default_one_in() -> u32 {
     30
 }
 
-/// Time between things that happen without a cause.
+/// Interval between actions without a cause.
 const PERIOD: Duration = Duration::from_millis(3);
-/// Longest time that a late answer is late.
+/// Longest delay of a late reply in milliseconds.
 const LATENESS_MS: u32 = 1200;
-/// Words of replies that are remembered: numbers of objects among them.
+/// Number of words remembered from replies. Some of them are numbers of objects.
 const WORDS: usize = 64;
-/// Most events at once that nothing caused.
+/// Largest number of events without a cause in a row.
 const STORM: u32 = 40;
 
-/// What a command does to memory that it names.
+/// Effect of a command on the memory that it names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
     /// The device may use it from now on.
     Takes,
-    /// The device does not use some of it any more.
+    /// The device stops using some of it.
     GivesBack,
-    /// Both.
+    /// Both: the device moves from old memory to new.
     Moves,
-    /// None of this.
+    /// No effect.
     Nothing,
 }
 
-/// What the command in `request` does to memory, if it is one.
+/// Returns the effect on memory of the command in `request`, or [`Effect::Nothing`] if that is not a command.
 fn effect(request: &[u8]) -> Effect {
     use CommandCode as Code;
     match code(request) {
@@ -95,44 +96,44 @@ fn code(request: &[u8]) -> Option<CommandCode> {
     CommandCode::try_from(header.code.get()).ok()
 }
 
-/// The request behind its header.
+/// Returns the part of the request after its header.
 fn body<T: FromBytes>(request: &[u8]) -> Option<T> {
     let (_, rest) = CommandHeader::read_from_prefix(request).ok()?;
     Some(T::read_from_prefix(rest).ok()?.0)
 }
 
-/// The reply behind its header, if it says that all went well.
+/// Returns the part of the reply after its header, if the reply reports success.
 fn success<T: FromBytes>(reply: &[u8]) -> Option<T> {
     let (header, rest) = ReplyHeader::read_from_prefix(reply).ok()?;
     (header.status.get() == Status::Ok.raw()).then_some(())?;
     Some(T::read_from_prefix(rest).ok()?.0)
 }
 
-/// How an answer reaches the driver.
+/// How a reply is delivered to the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delivery {
     Now,
     Late(Duration),
     Twice,
     Never,
-    /// As of a buffer of that number, and so many bytes long.
+    /// In the used ring with this descriptor number and this length. `u32::MAX` stands for the right number.
     As(u32, u32),
 }
 
-/// What becomes of a command.
+/// What happens to a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// Whether the engine executes it.
     pub executes: bool,
-    /// Status of the reply, if not the engine's.
+    /// Status of the reply, if it is not the engine's.
     status: Option<u32>,
-    /// Whether the reply is made up.
+    /// Whether the reply is forged.
     forged: bool,
     delivery: Delivery,
 }
 
 impl Plan {
-    /// What an honest device does.
+    /// The behaviour of an honest device.
     pub const HONEST: Self = Self {
         executes: true,
         status: None,
@@ -141,32 +142,32 @@ impl Plan {
     };
 }
 
-/// Memory of the driver's kernel that the device may write.
+/// Memory of the driver's kernel that the device may write to.
 struct Ring {
     destroyed_by: CommandCode,
     number: u32,
     pages: Vec<u64>,
 }
 
-/// A device's ill will.
+/// State of a hostile device.
 pub struct Hostile {
     chance: ChaCha8Rng,
     one_in: u32,
     /// Whether it is hostile now.
     awake: bool,
-    /// Parts of replies, which name objects.
+    /// Words of replies; some are numbers of objects.
     words: Vec<u32>,
-    /// The context of the kernel.
+    /// The kernel's context.
     kernel: Option<u32>,
     rings: Vec<Ring>,
-    /// When something happens without a cause.
+    /// Time of the next action without a cause.
     next: Instant,
-    /// Events that nothing caused and that are still to come.
+    /// Number of events without a cause that are still to come.
     storm: u32,
 }
 
 impl Hostile {
-    /// One with that seed.
+    /// Creates the state from `settings`.
     pub fn new(settings: &Settings) -> Self {
         Self {
             chance: ChaCha8Rng::seed_from_u64(settings.seed),
@@ -180,29 +181,29 @@ impl Hostile {
         }
     }
 
-    /// A driver begins to use the device, and is to find it hostile, or is not.
+    /// Sets whether the device is hostile to the driver that is starting.
     pub fn begin(&mut self, awake: bool) {
         self.awake = awake;
     }
 
-    /// The driver reset the device: all that it let the device use is gone.
+    /// Forgets all memory that the driver gave the device, after the driver has reset it.
     pub fn forget(&mut self) {
         self.rings.clear();
         self.kernel = None;
         self.storm = 0;
     }
 
-    /// When it wants a turn, if it does.
+    /// Returns when the device wants a turn, if it does.
     pub fn deadline(&self) -> Option<Instant> {
         self.awake.then_some(self.next)
     }
 
-    /// A number less than `end`, which is not 0.
+    /// Returns a random number less than `end`, which is not 0.
     fn below(&mut self, end: u32) -> u32 {
         self.chance.next_u32() % end
     }
 
-    /// Something that may be taken for the number of an object.
+    /// Returns a random number that could be taken for the number of an object.
     fn word(&mut self) -> u32 {
         match self.below(8) {
             0 => 0,
@@ -217,7 +218,7 @@ impl Hostile {
         }
     }
 
-    /// What becomes of the command in `request`.
+    /// Decides what happens to the command in `request`.
     pub fn plan(&mut self, request: &[u8]) -> Plan {
         let effect = effect(request);
         self.forget_destroyed(request);
@@ -227,7 +228,7 @@ impl Hostile {
         let mut plan = Plan::HONEST;
         match self.below(100) {
             0..30 => {
-                // An error, of any kind.
+                // An error of any kind.
                 plan.status = Some(match self.below(4) {
                     0 => self.chance.next_u32(),
                     _ => 1 + self.below(10),
@@ -261,8 +262,8 @@ impl Hostile {
         plan
     }
 
-    /// Makes of the engine's reply, which is empty if it executed nothing, the one of the plan. `room` is what the
-    /// driver has for it, and `length` what an honest one has.
+    /// Turns the engine's reply, which is empty if the engine did not execute the command, into the planned one. `room`
+    /// is the size of the driver's buffer, `length` that of an honest reply.
     pub fn reply(&mut self, plan: &Plan, reply: &mut Vec<u8>, length: usize, room: usize) {
         if plan.forged || plan.status.is_some() || reply.is_empty() {
             let status = plan.status.unwrap_or(Status::DeviceFailed.raw());
@@ -296,7 +297,7 @@ impl Hostile {
         reply.truncate(room);
     }
 
-    /// Sends a reply as planned. True if the driver wants an interrupt.
+    /// Sends a reply as planned. Returns true if the driver wants an interrupt.
     #[expect(clippy::too_many_arguments, reason = "a reply and its ways")]
     pub(super) fn deliver(
         &mut self,
@@ -315,7 +316,7 @@ impl Hostile {
             Delivery::Now => queue.complete(&chain, &reply),
             Delivery::Twice => {
                 queue.complete(&chain, &reply)?;
-                // The driver may have freed the memory of the reply by now.
+                // Does not write the reply again: the driver may have freed its memory by now.
                 queue.complete_as(chain.head().into(), reply.len() as u32)
             }
             Delivery::Late(delay) => {
@@ -329,7 +330,7 @@ impl Hostile {
         }
     }
 
-    /// Whether it is time for what has no cause; then scribbles over a ring, or begins a storm of events.
+    /// Returns whether an action without a cause is due. If so, may scribble over a ring or begin a storm of events.
     pub fn act(&mut self, memory: &GuestMemory, now: Instant) -> bool {
         if !self.awake || now < self.next {
             return false;
@@ -343,17 +344,18 @@ impl Hostile {
         true
     }
 
-    /// A queue whose interrupt is raised for nothing; sometimes.
+    /// Occasionally returns a queue whose interrupt is to be raised without a cause.
     pub fn spurious(&mut self, queues: u16) -> Option<u16> {
         (self.below(8) == 0).then(|| self.below(queues.into()) as u16)
     }
 
-    /// Whether the device says for no reason that it needs a reset; very seldom.
+    /// Returns, very rarely, true: the device is then to ask for a reset without a cause.
     pub fn gives_up(&mut self) -> bool {
         self.below(20_000) == 0
     }
 
-    /// An event that nothing caused, for the queue of asynchronous events or, otherwise, of completion events.
+    /// Returns an event without a cause, if a storm is under way: for the queue of asynchronous events if
+    /// `asynchronous`, and otherwise for a queue of completion events.
     pub fn event(&mut self, asynchronous: bool) -> Option<Vec<u8>> {
         self.storm = self.storm.checked_sub(1)?;
         let number = self.word().into();
@@ -361,7 +363,7 @@ impl Hostile {
             let known = self.below(EventType::ALL.len() as u32) as usize;
             let event_type = match self.below(8) {
                 0 => self.chance.next_u32() as u16,
-                // It would stop the driver for good, and what is to come with it.
+                // This event would stop the driver for good and end the test early.
                 _ if EventType::ALL[known] == EventType::DeviceFatal => 9,
                 _ => EventType::ALL[known].raw(),
             };
@@ -386,7 +388,7 @@ impl Hostile {
         Some(event)
     }
 
-    /// Remembers what an honest success lets the device use.
+    /// Remembers what an honest successful command lets the device use.
     fn remember(&mut self, memory: &GuestMemory, request: &[u8], reply: &[u8]) {
         if success::<[u8; 0]>(reply).is_some() {
             for word in reply[size_of::<ReplyHeader>()..].chunks_exact(4).take(2) {
@@ -455,7 +457,7 @@ impl Hostile {
         }
     }
 
-    /// Forgets what a command takes away from the device.
+    /// Forgets memory that a command takes away from the device.
     fn forget_destroyed(&mut self, request: &[u8]) {
         let (Some(code), Some(number)) = (code(request), body::<[u8; 4]>(request)) else {
             return;
@@ -468,7 +470,7 @@ impl Hostile {
         }
     }
 
-    /// Changes words of a ring of the kernel.
+    /// Changes words of one of the kernel's rings.
     fn scribble(&mut self, memory: &GuestMemory) {
         if self.rings.is_empty() {
             return;
@@ -481,7 +483,7 @@ impl Hostile {
         let page = self.below(count) as usize;
         let page = self.rings[ring].pages[page];
         for _ in 0..=self.below(6) {
-            // The headers are at the beginning, and the first entries behind them.
+            // The header is at the beginning, and the first entries follow it.
             let offset = match self.below(3) {
                 0 => self.below(64) * 4,
                 1 => self.below(16) * 4,
@@ -503,7 +505,7 @@ impl Hostile {
     }
 }
 
-/// Runs `access` on a word of guest memory, if it is that.
+/// Runs `access` on a word of guest memory, if the word is in writable guest memory.
 fn with_word<R>(
     memory: &GuestMemory,
     address: u64,
@@ -516,15 +518,15 @@ fn with_word<R>(
     piece.mapping.with_u32(piece.offset, access)
 }
 
-/// The 64-bit word at `address`, of which nobody changes one half.
+/// Returns the 64-bit word at `address`, which nothing changes concurrently.
 fn long(memory: &GuestMemory, address: u64) -> Option<u64> {
     let half = |at| with_word(memory, at, |word| u64::from(word.load(Ordering::Relaxed)));
     Some(half(address)? | half(address + 4)? << 32)
 }
 
-/// The pages of a list, of which the device has made sure that they are memory of the guest.
+/// Returns the pages of a list. The device has already checked that they are guest memory.
 fn pages(memory: &GuestMemory, list: &PageList) -> Vec<u64> {
-    // Larger pages than the smallest begin with one of those.
+    // For a larger page, this is the first of its smallest pages.
     const HEADER: u64 = 16;
     let mut pages = Vec::new();
     let mut chunk = list.first_chunk.get();
@@ -579,7 +581,7 @@ mod tests {
         [header.as_bytes(), body].concat()
     }
 
-    /// Plans and replies of a seed for some commands.
+    /// Returns the plans and replies of a seed for some commands.
     fn answers(seed: u64) -> Vec<(Plan, Vec<u8>)> {
         let mut hostile = awake(seed);
         let query = request(CommandCode::QueryDevice, QueryDevice {}.as_bytes());
@@ -630,11 +632,11 @@ mod tests {
             .as_bytes(),
         );
         for _ in 0..1000 {
-            // Who is told that it failed, or something else, frees the memory.
+            // A driver that is told of a failure, or gets a forged reply, frees the memory.
             let plan = hostile.plan(&create);
             assert!(!plan.executes || (plan.status.is_none() && !plan.forged));
             assert!(hostile.plan(&destroy).executes);
-            // Who is told that it went well frees the old.
+            // A driver that is told of success frees the old memory.
             let plan = hostile.plan(&resize);
             assert!(plan.executes || plan.status != Some(0) && !plan.forged);
         }
@@ -683,7 +685,7 @@ mod tests {
             })
             .expect("memory");
         };
-        // One chain: 8 bytes to write, which the device changes itself when it gives them back.
+        // One chain with 8 writable bytes, which the device changes itself when it returns the chain.
         let reply = USED + 4;
         set(DESCRIPTORS, reply as u32);
         set(DESCRIPTORS + 8, 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What exists while the driver is up: virtqueues, and commands and events on their way through them.
+//! State that exists while the driver is up: virtqueues, and commands and events in progress.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::guest_memory::GuestMemory;
 use crate::virtio::Notifier;
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
 
-/// Commands executed before other devices get their turn.
+/// Number of commands executed before other devices get their turn.
 const COMMANDS_PER_TURN: usize = 16;
 
-/// The driver is up.
+/// State of a device whose driver is up.
 pub(super) struct Session {
     pub(super) memory: Arc<GuestMemory>,
     pub(super) notifier: Arc<dyn Notifier>,
@@ -32,14 +32,14 @@ pub(super) struct Session {
 pub(super) struct Queues {
     pub(super) control: Option<Virtqueue>,
     pub(super) control_notified: bool,
-    /// A command that takes long, of which a part is done.
+    /// A command that takes long and is partly done.
     pub(super) begun: Option<Chain>,
     pub(super) events: Vec<EventQueue>,
-    /// Replies that are late on purpose.
+    /// Replies that are delayed on purpose.
     pub(super) late: Vec<Late>,
 }
 
-/// A reply that is late.
+/// A delayed reply.
 pub(super) struct Late {
     pub(super) due: Instant,
     pub(super) chain: Chain,
@@ -50,12 +50,12 @@ pub(super) struct Late {
 #[derive(Default)]
 pub(super) struct EventQueue {
     pub(super) queue: Option<Virtqueue>,
-    /// A buffer that waits for an event. Events themselves wait in the engine, which drops those of objects that are
-    /// destroyed meanwhile.
+    /// A buffer waiting for an event. The events themselves wait in the engine, which drops those of objects that are
+    /// destroyed in the meantime.
     pub(super) buffer: Option<Chain>,
-    /// An event that goes out even if the engine is gone.
+    /// An event that is sent even if the engine is gone.
     pub(super) last: Option<Vec<u8>>,
-    /// There was no buffer and no notification since.
+    /// Whether the queue ran out of buffers and has not been notified since.
     pub(super) dry: bool,
 }
 
@@ -92,7 +92,7 @@ impl Session {
             match &mut self.rnic {
                 Some(_) if !plan.executes => {}
                 Some(_) if chain.reply_capacity() < length => {
-                    // Executing it first would leave the driver with an object whose number it never learned.
+                    // Executing the command would leave the driver with an object whose number it never learns.
                     refuse(Status::Malformed, &mut reply);
                 }
                 Some(rnic) => {
@@ -137,7 +137,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the replies that are late enough. True if there were any.
+    /// Sends the delayed replies that are due. Returns true if there were any.
     pub(super) fn deliver_late(&mut self, now: Instant) -> Result<bool, BadQueue> {
         let (mut any, mut interrupt) = (false, false);
         let late = &mut self.queues.late;
@@ -154,12 +154,12 @@ impl Session {
         Ok(any)
     }
 
-    /// When the next reply that is late is due.
+    /// Returns when the next delayed reply is due.
     pub(super) fn next_late(&self) -> Option<Instant> {
         self.queues.late.iter().map(|late| late.due).min()
     }
 
-    /// Has a hostile device do what it does without a cause. True if it did anything.
+    /// Lets a hostile device act without a cause. Returns true if it did anything.
     pub(super) fn act(&mut self, hostile: &mut Hostile, now: Instant) -> Result<bool, BadQueue> {
         if !hostile.act(&self.memory, now) {
             return Ok(false);
@@ -176,7 +176,8 @@ impl Session {
 }
 
 impl EventQueue {
-    /// Writes events into buffers until one of both is used up. True if the driver wants an interrupt.
+    /// Writes events to buffers until there are no more events or no more buffers. Returns true if the driver wants an
+    /// interrupt.
     pub(super) fn publish(
         &mut self,
         next: &mut dyn FnMut() -> Option<Vec<u8>>,
@@ -209,7 +210,7 @@ impl EventQueue {
     }
 }
 
-/// Appends the reply to a command that was not executed.
+/// Writes the reply to a command that was not executed.
 fn refuse(status: Status, reply: &mut Vec<u8>) {
     let header = ReplyHeader {
         status: status.raw().into(),
@@ -220,7 +221,7 @@ fn refuse(status: Status, reply: &mut Vec<u8>) {
     reply.extend_from_slice(header.as_bytes());
 }
 
-/// Bytes of the reply that the command in `request` gets if it succeeds, header included.
+/// Returns the length in bytes of a successful reply to the command in `request`, including the header.
 fn reply_length(request: &[u8]) -> usize {
     fn of<C: Command>() -> usize {
         size_of::<C::Reply>()

@@ -9,21 +9,21 @@ use vrnic_engine::segment::Gid;
 
 use super::Route;
 
-/// Joins all RNICs of this process by their GIDs.
+/// Connects all RNICs of this process by their GIDs.
 ///
-/// A device reaches itself at any of its own GIDs. If several devices have the same GID, which is an error of whoever
-/// configured the guests or an attack, others reach the one that had it first, and nothing comes from the others under
-/// that name.
+/// A device reaches itself at any of its own GIDs. Several devices have the same GID only by misconfiguration of the
+/// guests or in an attack. Others then reach the device that had the GID first, and segments from the other devices
+/// with this GID as source are dropped.
 #[derive(Default)]
 pub struct Local {
     /// GIDs of each device.
     devices: Vec<Vec<Gid>>,
     owners: HashMap<Gid, usize>,
-    /// The way of the last segment of each device: many take the same in a row, and finding it takes long.
+    /// Route of the last segment of each device. Many segments in a row take the same route, and a lookup is slow.
     last: Vec<Option<Way>>,
 }
 
-/// A way that was found.
+/// A route that was looked up.
 #[derive(Clone, Copy)]
 struct Way {
     source: Gid,
@@ -32,12 +32,12 @@ struct Way {
 }
 
 impl Local {
-    /// A network without devices.
+    /// Creates a network without devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Device `device` has these GIDs from now on.
+    /// Sets the GIDs of device `device`.
     pub fn set_gids(&mut self, device: usize, gids: impl Iterator<Item = Gid>) {
         if self.devices.len() <= device {
             self.devices.resize(device + 1, Vec::new());
@@ -56,7 +56,7 @@ impl Local {
         }
     }
 
-    /// Where `segment`, sent by device `from`, goes.
+    /// Returns the route of `segment`, sent by device `from`.
     pub fn route(&mut self, from: usize, segment: &Segment<'_>) -> Route {
         let (source, destination) = (segment.path.source, segment.path.destination);
         if let Some(Some(way)) = self.last.get(from)
@@ -178,7 +178,7 @@ mod tests {
         let victims = [[1; 16], [2; 16]];
         local.set_gids(1, victims[..1].iter().copied());
         local.set_gids(0, [[1; 16], [3; 16]].into_iter());
-        // The table of the first owner changes, and it keeps what it had.
+        // The first owner changes its table and keeps the GID.
         local.set_gids(1, victims.into_iter());
         assert_eq!(local.route(2, &to([1; 16])), Route::Device(1));
         local.set_gids(0, [[1; 16]].into_iter());
@@ -206,7 +206,7 @@ mod tests {
         let mut local = Local::new();
         let group = [0xff; 16];
         local.set_gids(1, [[1; 16]].into_iter());
-        // Whoever says that it is its own gets and keeps nothing by it.
+        // A device that claims the group as its own GID gains nothing from that.
         local.set_gids(0, [group, [1; 16]].into_iter());
         let from = |source| {
             let mut segment = to(group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! An RNIC's end of a wire: segments that leave it become frames, frames that reach it become segments.
+//! An RNIC's end of a wire: converts outgoing segments to frames and incoming frames to segments.
 
 use std::collections::HashSet;
 
@@ -10,36 +10,36 @@ use vrnic_engine::segment::Gid;
 use vrnic_roce::{EncodeError, FrameError, FrameErrors, MAX_FRAME, encode, parse};
 use vrnic_wire::port::{GidEntry, GidType};
 
-/// What a frame must be sent to for an entry of the GID table: GID, VLAN, RoCE version 1.
+/// What the destination of a frame must match for an entry of the GID table: GID, VLAN, RoCE version 1.
 type Address = (Gid, u16, bool);
 
-/// The end of a wire at one RNIC.
+/// An RNIC's end of a wire.
 #[derive(Default)]
 pub struct RoceEnd {
     addresses: HashSet<Address>,
     errors: FrameErrors,
-    /// Frames to GIDs that the RNIC does not have.
+    /// Number of frames to GIDs that the RNIC does not have.
     strangers: u64,
-    /// Segments that could not become frames.
+    /// Number of segments that could not be converted to frames.
     unsent: u64,
-    /// Where frames are written before their length is known. Room in a buffer for the longest would have to be
-    /// cleared for each.
+    /// Buffer in which a frame is written until its length is known. Reserving the maximum length in the caller's
+    /// buffer instead would mean clearing that much for each frame.
     draft: Vec<u8>,
 }
 
-/// A frame that is not for the engine.
+/// Why a frame does not reach the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Another protocol's: no fault of anybody.
+    /// It belongs to another protocol, which is not an error.
     Other,
-    /// The invariant CRC is wrong.
+    /// Its invariant CRC is wrong.
     Crc,
-    /// Anything else.
+    /// It is invalid in any other way.
     Malformed,
 }
 
 impl RoceEnd {
-    /// The RNIC has these GIDs from now on.
+    /// Sets the GIDs of the RNIC.
     pub fn set_gids<'a>(&mut self, entries: impl Iterator<Item = &'a GidEntry>) {
         self.addresses.clear();
         self.addresses.extend(entries.map(|entry| {
@@ -48,8 +48,8 @@ impl RoceEnd {
         }));
     }
 
-    /// Writes a segment as a frame to the empty `frame`. False, and it stays empty, if that cannot be: then the segment
-    /// is lost, as on any network.
+    /// Writes a segment as a frame to `frame`, which must be empty. If that is impossible, returns false and leaves
+    /// `frame` empty; the segment is then lost, as on any network.
     pub fn write<M: Memory>(
         &mut self,
         segment: &Segment<'_>,
@@ -69,7 +69,7 @@ impl RoceEnd {
         }
     }
 
-    /// Reads a frame that reached the RNIC.
+    /// Parses a frame that reached the RNIC.
     pub fn read<'a>(&mut self, frame: &'a [u8]) -> Result<Segment<'a>, Refused> {
         let segment = parse(frame).map_err(|error| {
             let count = self.errors.count(error);
@@ -83,7 +83,7 @@ impl RoceEnd {
             }
         })?;
         let path = &segment.path;
-        // Which groups the RNIC is in, the engine knows.
+        // The engine checks multicast groups.
         if !path.is_multicast()
             && !self
                 .addresses
@@ -98,7 +98,7 @@ impl RoceEnd {
         Ok(segment)
     }
 
-    /// Frames that were lost here, by what was wrong with them.
+    /// Returns the numbers of frames lost here, by reason.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let errors = self.errors.iter();
         errors

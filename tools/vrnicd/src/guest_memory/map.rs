@@ -11,27 +11,27 @@ use vrnic_vfio_user::session::MAX_DMA_MAPS;
 
 use super::{Mapping, sigbus};
 
-/// Most translations of one VM; announced to the VMM.
+/// Largest number of translations of one VM; reported to the VMM.
 pub const MAX_TRANSLATIONS: usize = MAX_DMA_MAPS;
 
-/// Most files of one VM.
+/// Largest number of files of one VM.
 const MAX_MAPPINGS: usize = 512;
 
-/// Most bytes of all files of one VM together: a process has 128 TiB of addresses for all VMs.
+/// Largest total size of the files of one VM: a process has 128 TiB of address space for all VMs.
 const MAX_BYTES: u64 = 8 << 40;
 
 /// Why a DMA_MAP or DMA_UNMAP was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapError {
-    /// The range is empty, wraps, overlaps a mapped one, or lies beyond the file.
+    /// The range is empty, wraps around, overlaps a mapped one, or extends beyond the file.
     Invalid,
     /// Too many ranges or files.
     NoSpace,
-    /// The range cuts a mapped one in two, or nothing is mapped there.
+    /// The range splits a mapped one, or nothing is mapped there.
     NotFound,
 }
 
-/// Where a range of bus addresses leads.
+/// The target of a range of bus addresses.
 #[derive(Clone, Debug)]
 struct Translation {
     length: u64,
@@ -43,11 +43,11 @@ struct Translation {
 /// A contiguous piece of a mapping.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// The file it lies in.
+    /// The file that contains it.
     pub mapping: Arc<Mapping>,
     /// Byte offset in the file.
     pub offset: u64,
-    /// Bytes, from the address asked for to the end of the contiguous piece.
+    /// Length in bytes, from the requested address to the end of the contiguous piece.
     pub length: u64,
     /// Whether the device may write.
     pub writable: bool,
@@ -56,26 +56,27 @@ pub struct Piece {
 #[derive(Default)]
 struct Inner {
     translations: BTreeMap<u64, Translation>,
-    /// Every file seen, mapped once; kept while unused because a VMM takes memory away and gives it back at each reset.
+    /// Every file seen so far, mapped once. Unused files are kept because a VMM removes memory and adds it again at
+    /// each reset.
     mappings: Vec<Arc<Mapping>>,
 }
 
-/// Guest memory of one VM. Shared by the front end's thread, which changes it, and the worker, which looks addresses up
-/// when memory is registered (never on a data path).
+/// Guest memory of one VM. The front end's thread changes it; the worker looks up addresses when memory is registered,
+/// never on a data path.
 #[derive(Default)]
 pub struct GuestMemory {
     inner: RwLock<Inner>,
 }
 
 impl GuestMemory {
-    /// No memory.
+    /// Creates a map without memory.
     pub fn new() -> Self {
-        // Errors only if the handler is there already.
+        // Fails only if the handler is already installed.
         let _ = sigbus::install();
         Self::default()
     }
 
-    /// Makes `length` bytes at bus address `address` lead to `offset` in the file behind `fd`.
+    /// Maps `length` bytes at bus address `address` to `offset` in the file behind `fd`.
     pub fn map(
         &self,
         address: u64,
@@ -117,8 +118,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes everything mapped in a range. Ranges that VMMs ignore at DMA_MAP (no descriptor) may be named: that is
-    /// no error. Fails, and changes nothing, if the range cuts a mapped one in two.
+    /// Removes all translations in a range. The range may include memory that was never mapped because DMA_MAP came
+    /// without a descriptor. Fails without changing anything if the range splits a mapped one.
     pub fn unmap(&self, address: u64, length: u64) -> Result<(), MapError> {
         let end = address.checked_add(length).ok_or(MapError::Invalid)?;
         let mut inner = self.write();
@@ -151,17 +152,18 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes everything.
+    /// Removes all translations.
     pub fn unmap_all(&self) {
         self.write().translations.clear();
     }
 
-    /// Unmaps files that no translation and no registered memory uses. Called when the device was reset.
+    /// Unmaps files that are used neither by a translation nor by registered memory. Called after a reset of the
+    /// device.
     pub fn release_unused(&self) {
         self.write().release_unused();
     }
 
-    /// The contiguous piece of a file that begins at `address`, at most `length` bytes of it.
+    /// Returns the contiguous piece of a file that begins at `address`, at most `length` bytes of it.
     pub fn piece(&self, address: u64, length: u64) -> Option<Piece> {
         let inner = self.read();
         let (start, first) = inner.translations.range(..=address).next_back()?;
@@ -175,7 +177,7 @@ impl GuestMemory {
             length: first.length - inside,
             writable: first.writable,
         };
-        // Firmware leaves RAM in several ranges that are neighbours in the file as well: join them.
+        // Firmware splits RAM into several ranges that are adjacent in the file as well, so join them.
         let mut next_address = start + first.length;
         while piece.length < length {
             match inner.translations.get(&next_address) {
@@ -194,14 +196,14 @@ impl GuestMemory {
         Some(piece)
     }
 
-    /// The file that most of it lies in: the same for all devices of a VM, and another for each other VM.
+    /// Returns the file that holds most of the memory. It is the same for all devices of a VM and differs between VMs.
     pub fn largest_file(&self) -> Option<FileId> {
         let inner = self.read();
         let largest = inner.mappings.iter().max_by_key(|mapping| mapping.len());
         largest.map(|mapping| mapping.file())
     }
 
-    /// Number of translations and bytes that they cover, for the log.
+    /// Returns the number of translations and their total size in bytes, for the log.
     pub fn summary(&self) -> (usize, u64) {
         let inner = self.read();
         (
@@ -210,7 +212,7 @@ impl GuestMemory {
         )
     }
 
-    // A panic cannot leave `Inner` half changed: each change is one insertion or removal.
+    // A panic cannot leave `Inner` in an inconsistent state: each change is a single insertion or removal.
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -221,7 +223,7 @@ impl GuestMemory {
 }
 
 impl Inner {
-    /// The mapping of the file behind `fd`, which must reach to `end`.
+    /// Returns the mapping of the file behind `fd`, which must extend to `end`.
     fn mapping_of(&mut self, fd: &OwnedFd, end: u64) -> Result<Arc<Mapping>, MapError> {
         let flags = rustix::fs::fcntl_getfl(fd).map_err(|_| MapError::Invalid)?;
         let writable = flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR;
@@ -326,7 +328,7 @@ mod tests {
         assert!(vm[0].largest_file().is_some());
         assert_eq!(vm[0].largest_file(), vm[1].largest_file());
         assert_ne!(vm[0].largest_file(), other.largest_file());
-        // Also while the VMM has taken it away.
+        // The answer is the same while the VMM has removed the memory.
         let before = vm[0].largest_file();
         vm[0].unmap_all();
         assert_eq!(vm[0].largest_file(), before);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Guest memory: the RAM of a VM, shared with code that writes to it at any moment.
+//! Guest memory: the RAM of a VM, which the guest can write to at any moment.
 //!
-//! * [`Mapping`]: one file of the VMM's, mapped once and whole. It is the only thing that is mapped.
-//! * [`GuestMemory`]: which guest addresses lie where in which mapping, kept up to date by DMA_MAP and DMA_UNMAP.
-//! * [`RegionTable`]: the worker's names for mappings; every access of the engine goes through it and is checked.
-//! * [`QueueMemory`]: what virtqueues see.
-//! * [`Syncer`]: makes memory that is a file on a disk survive a loss of power.
+//! * [`Mapping`]: one of the VMM's files, mapped once and in full. Nothing else is mapped.
+//! * [`GuestMemory`]: translates guest addresses to offsets in mappings, as set by DMA_MAP and DMA_UNMAP.
+//! * [`RegionTable`]: the worker's names for mappings. Every access by the engine goes through it and is checked.
+//! * [`QueueMemory`]: guest memory as virtqueues see it.
+//! * [`Syncer`]: makes writes persistent if the memory is a file on a disk.
 //!
-//! Rules, which every access here keeps:
-//! * No `&` or `&mut` to guest memory exists; it is read and written through raw pointers with volatile, atomic or
-//!   `memmove` accesses, so a guest that writes at the same time changes data and nothing else.
-//! * A mapping lives as long as somebody holds its [`Arc`](std::sync::Arc). DMA_UNMAP removes the translation at once,
-//!   the mapping itself goes when the device was reset and no memory region can name it any more.
-//! * A page that is not there when we access it raises SIGBUS. [`sigbus`] then gives up that file alone.
+//! Every access follows these rules:
+//! * No `&` or `&mut` to guest memory exists. It is read and written through raw pointers with volatile, atomic or
+//!   `memmove` accesses, so a guest that writes concurrently can only change the data.
+//! * A mapping lives as long as an [`Arc`](std::sync::Arc) to it exists. DMA_UNMAP removes the translation at once. The
+//!   mapping itself is removed after a reset of the device, when no memory region can refer to it any more.
+//! * Access to a page that does not exist raises SIGBUS. [`sigbus`] then gives up that one file.
 
 mod map;
 mod queue_memory;
@@ -31,7 +31,7 @@ pub(crate) mod tests {
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    /// A file in memory.
+    /// Creates a file in memory.
     pub(crate) fn memfd(len: u64) -> OwnedFd {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, len).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Guest memory as crate `virtio-queue` wants it.
+//! Guest memory in the form that crate `virtio-queue` needs.
 
 use std::cell::RefCell;
 use std::iter::FusedIterator;
@@ -10,15 +10,15 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, Permissions, VolatileSlice};
 
 use super::{GuestMemory, Mapping};
 
-/// View of guest memory for virtqueues. Holds every mapping it handed slices of until it is dropped itself, so that a
-/// concurrent DMA_UNMAP cannot pull memory from under a slice.
+/// View of guest memory for virtqueues. It keeps every mapping of which it has handed out slices until it is dropped
+/// itself, so that a concurrent DMA_UNMAP cannot remove the memory under a slice.
 pub struct QueueMemory {
     memory: Arc<GuestMemory>,
     held: RefCell<Vec<Arc<Mapping>>>,
 }
 
 impl QueueMemory {
-    /// A view of `memory`.
+    /// Creates a view of `memory`.
     pub fn new(memory: Arc<GuestMemory>) -> Self {
         Self {
             memory,
@@ -49,9 +49,8 @@ impl QueueMemory {
         {
             held.push(piece.mapping);
         }
-        // SAFETY: `pointer` is valid for `piece.length` bytes while the mapping lives; `held` keeps it at least as long
-        // as
-        // `self`, because entries are never removed, and the slice borrows `self`.
+        // SAFETY: `pointer` is valid for `piece.length` bytes while the mapping lives. `held` keeps the mapping at
+        // least as long as `self`, because entries are never removed, and the slice borrows `self`.
         Ok(unsafe { VolatileSlice::new(pointer, piece.length as usize) })
     }
 }
@@ -88,7 +87,7 @@ impl FusedIterator for Slices<'_> {}
 impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
 
 impl vm_memory::GuestMemory for QueueMemory {
-    /// Not used: bus addresses are translated here, piece by piece.
+    /// Unused: bus addresses are translated here, piece by piece.
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Makes guest memory survive a loss of power. A disk may take long, so a separate thread does it.
+//! Makes guest memory persistent. A disk may be slow, so a separate thread does it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,19 +18,19 @@ struct Part {
     length: u64,
 }
 
-/// Does it for one device, one task at a time. The thread is started for the first task.
+/// Runs one task at a time for one device. The thread is started for the first task.
 pub struct Syncer {
     device: String,
     waker: Arc<Waker>,
-    /// Where tasks go, and results come from.
+    /// Channels for tasks and results.
     thread: Option<(Sender<Vec<Part>>, Receiver<bool>)>,
     busy: bool,
-    /// Nobody wants the result of the task any more.
+    /// Whether the result of the current task is no longer wanted.
     forgotten: bool,
 }
 
 impl Syncer {
-    /// Nothing to do yet; `waker` is that of whoever takes the results.
+    /// Creates an idle syncer; `waker` wakes the thread that collects the results.
     pub fn new(device: &str, waker: Arc<Waker>) -> Self {
         Self {
             device: device.to_owned(),
@@ -41,13 +41,13 @@ impl Syncer {
         }
     }
 
-    /// Whether there is a task, also one that was forgotten.
+    /// Returns whether a task is running, even a forgotten one.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Begins with a task, of which [`result`](Self::result) will tell; there must be no other. `false` if it cannot be
-    /// done.
+    /// Begins a task, whose result [`result`](Self::result) will return. No other task may be running. Returns false if
+    /// the task cannot be started.
     pub fn begin(&mut self, ranges: &[HostRange], regions: &RegionTable) -> bool {
         let part = |range: &HostRange| {
             Some(Part {
@@ -65,14 +65,14 @@ impl Syncer {
                 }
             }
         }
-        // Memory that the VMM took away cannot be saved any more.
+        // Memory that the VMM has removed can no longer be synced.
         if let (Some(parts), Some((tasks, _))) = (parts, &self.thread) {
             self.busy = tasks.send(parts).is_ok();
         }
         self.busy
     }
 
-    /// Nobody wants to know the result of the task, if there is one.
+    /// Discards the result of the current task, if there is one.
     pub fn forget(&mut self) {
         self.forgotten = self.busy;
     }
@@ -100,7 +100,7 @@ impl Syncer {
         Ok((tasks, results))
     }
 
-    /// The result of the task, once it is over, unless it was forgotten.
+    /// Returns the result of the task once it has finished, unless the task was forgotten.
     pub fn result(&mut self) -> Option<bool> {
         if !self.busy {
             return None;
@@ -141,7 +141,7 @@ mod tests {
                 if let Some(result) = syncer.result() {
                     break result;
                 }
-                // For ever, if nobody woke it.
+                // Sleeps forever if nothing wakes it.
                 waker.sleep(None);
             };
             assert!(result);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The engine's names for guest memory, and its access to it.
+//! The engine's names for guest memory, and its access to that memory.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use vrnic_engine::memory::{
 
 use super::{GuestMemory, Mapping};
 
-/// Bits of a [`RegionId`] that say which slot of the table; the others count how often the slot was used.
+/// Number of bits of a [`RegionId`] that select the slot in the table. The other bits count how often the slot has been
+/// used.
 const SLOT_BITS: u32 = 12;
 
 struct Slot {
@@ -21,22 +22,22 @@ struct Slot {
     mapping: Option<Arc<Mapping>>,
 }
 
-/// All mappings that registered memory of any device can name. Owned by one worker thread.
+/// All mappings that registered memory of any device can refer to. Owned by the worker thread.
 ///
-/// A [`RegionId`] is a slot and a generation, so a name that outlived its mapping never finds another one (until a
-/// slot was reused a million times).
+/// A [`RegionId`] consists of a slot and a generation, so a name that has outlived its mapping never finds another one
+/// (until the slot has been reused a million times).
 #[derive(Default)]
 pub struct RegionTable {
     slots: RefCell<Vec<Slot>>,
 }
 
 impl RegionTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What device `owner` sees: its own VM's addresses, everybody's ranges.
+    /// Returns the memory as device `owner` sees it: the addresses of its own VM, and the ranges of all VMs.
     pub fn device<'a>(&'a self, owner: usize, guest: &'a GuestMemory) -> DeviceMemory<'a> {
         DeviceMemory {
             table: self,
@@ -45,7 +46,7 @@ impl RegionTable {
         }
     }
 
-    /// Forgets all mappings of `owner`: ranges in them are unmapped from now on.
+    /// Removes all mappings of `owner`; ranges in them are unmapped from now on.
     pub fn release(&self, owner: usize) {
         for slot in self
             .slots
@@ -57,7 +58,7 @@ impl RegionTable {
         }
     }
 
-    /// The mapping with that name.
+    /// Returns the mapping with that name.
     pub fn mapping(&self, region: RegionId) -> Option<Arc<Mapping>> {
         let slots = self.slots.borrow();
         let slot = slots.get((region.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
@@ -82,7 +83,7 @@ impl RegionTable {
             slot.mapping = Some(mapping);
             return Some(slot.id);
         }
-        // The last is left out: no name may be that of nothing.
+        // The last slot stays unused, so that no name ever is `u32::MAX`.
         if slots.len() >= (1 << SLOT_BITS) - 1 {
             return None;
         }
@@ -95,8 +96,8 @@ impl RegionTable {
         Some(id)
     }
 
-    /// Runs `access` on the mapping that `range` names, with the offset in the file, if `offset..offset + length` lies
-    /// in the range.
+    /// Runs `access` on the mapping that `range` refers to, with the offset in the file, if `offset..offset + length`
+    /// lies within the range.
     fn with<R>(
         &self,
         range: HostRange,
@@ -116,7 +117,7 @@ impl RegionTable {
     }
 }
 
-/// Guest memory as one device's engine sees it.
+/// Guest memory as the engine of one device sees it.
 #[derive(Clone, Copy)]
 pub struct DeviceMemory<'a> {
     table: &'a RegionTable,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A UDP socket that sends and receives many datagrams with one system call.
 //!
-//! Datagrams of one length to one place leave as one message, which the kernel or the NIC cuts (UDP_SEGMENT), and those
-//! that arrived together come as one (UDP_GRO). So the network stack of the host is passed once for all of them. Where
-//! that does not work, each is a message; several messages still share a system call.
+//! Datagrams of the same length to the same destination are sent as one message, which the kernel or the NIC segments
+//! (UDP_SEGMENT). Datagrams that arrive together are received as one message (UDP_GRO). So they pass through the host's
+//! network stack only once. Where that does not work, each datagram is a message of its own; several messages still
+//! share a system call.
 
 use std::io;
 use std::mem;
@@ -17,30 +18,31 @@ use rustix::net::sockopt;
 use super::losses::{Loss, Losses};
 use super::medium::{FRAMES_PER_TURN, not_now};
 
-/// Datagrams that are best offered to [`Datagrams::send`] at once.
+/// Number of datagrams that [`Datagrams::send`] should be given at a time.
 pub const BATCH: usize = 256;
-/// Bytes in front of each received datagram that whoever takes it may use.
+/// Bytes in front of each received datagram that its receiver may use.
 pub const HEADROOM: usize = vrnic_roce::HEADROOM;
 
-/// What the kernel may keep of datagrams that come faster than they are read (as far as it allows).
+/// Size of the kernel's buffers for the socket, as far as the kernel allows it.
 const BUFFER: usize = 8 << 20;
-/// Messages per system call.
+/// Number of messages per system call.
 const MESSAGES: usize = 8;
-/// Longest message: more than a UDP datagram can have.
+/// Longest message: more than a UDP datagram can hold.
 const LONGEST: usize = 1 << 16;
-/// Most datagrams in a message (UDP_MAX_SEGMENTS of older kernels), and most bytes, which are an IP packet's at first.
+/// Largest number of datagrams in a message (UDP_MAX_SEGMENTS of older kernels), and largest number of bytes, which
+/// start out as one IP packet.
 const SEGMENTS: u16 = 64;
 const SEGMENTS_BYTES: usize = 65_000;
 
-/// A datagram to send.
+/// A datagram to be sent.
 pub struct Datagram<'a> {
-    /// Where it goes; to the peer of a connected socket if it is none.
+    /// Destination; the peer of a connected socket if none.
     pub to: Option<SocketAddr>,
-    /// Traffic class, or type of service.
+    /// Traffic class (IPv6) or type of service (IPv4).
     pub traffic_class: u8,
-    /// Its bytes.
+    /// Contents.
     pub parts: [&'a [u8]; 2],
-    /// Its place in its message, which the [`Train`] tells: those behind a 0 follow in the same.
+    /// Index within its message, assigned by [`Train`]. Each 0 begins a new message.
     pub place: u16,
 }
 
@@ -50,21 +52,21 @@ impl Datagram<'_> {
     }
 }
 
-/// Decides which datagrams leave in one message.
+/// Decides which datagrams are sent in one message.
 pub struct Train {
     to: Option<SocketAddr>,
     traffic_class: u8,
-    /// Bytes of each; the last may be shorter.
+    /// Length of each datagram; the last may be shorter.
     length: usize,
     count: u16,
-    /// Whether another may follow.
+    /// Whether another datagram may follow.
     open: bool,
     /// Longest datagram that may share a message.
     longest: usize,
 }
 
 impl Train {
-    /// The place of the next datagram in its message.
+    /// Returns the index of the next datagram within its message.
     pub fn place(&mut self, to: Option<SocketAddr>, traffic_class: u8, length: usize) -> u16 {
         let joins = self.open
             && self.to == to
@@ -88,54 +90,54 @@ impl Train {
     }
 }
 
-/// How far sending got.
+/// Progress of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
-    /// Datagrams that were sent or are lost. The rest is to be offered again, with new places.
+    /// Number of datagrams that were sent or lost. The rest must be offered again, with new places.
     pub done: usize,
-    /// There is no room for more now.
+    /// Whether sending stopped because there is no room at the moment.
     pub blocked: bool,
 }
 
-/// A datagram that arrived.
+/// A received datagram.
 pub struct Arrived<'a> {
-    /// Who sent it.
+    /// Address of the sender.
     pub from: SocketAddr,
-    /// Traffic class, or type of service.
+    /// Traffic class (IPv6) or type of service (IPv4).
     pub traffic_class: u8,
-    /// Its bytes behind [`HEADROOM`] others, which mean nothing.
+    /// Contents, preceded by [`HEADROOM`] meaningless bytes.
     pub bytes: &'a mut [u8],
 }
 
-/// A message that arrived, without its bytes.
+/// A received message, without its contents.
 #[derive(Clone, Copy)]
 struct Message {
     from: Option<SocketAddr>,
     traffic_class: u8,
     length: usize,
-    /// Length of each datagram in it; the last may be shorter.
+    /// Length of each datagram in the message; the last may be shorter.
     segment: usize,
-    /// Whether it tells of a datagram that did not arrive somewhere.
+    /// Whether it reports that a datagram could not be delivered.
     refusal: bool,
 }
 
-/// A socket.
+/// A UDP socket.
 pub struct Datagrams {
     socket: UdpSocket,
-    /// A place for each message that a system call can bring.
+    /// One buffer for each message that a system call can return.
     buffers: Vec<u8>,
     /// Longest datagram that may share a message.
     longest: usize,
-    /// The socket may have more to say about datagrams that did not arrive.
+    /// Whether the socket may have more reports about undelivered datagrams.
     refusals: bool,
     losses: Arc<Losses>,
 }
 
 impl Datagrams {
-    /// Takes a socket, which may be connected, and counts what it loses.
+    /// Takes a socket, which may be connected. Losses are counted in `losses`.
     ///
     /// # Errors
-    /// The socket does not do what every Linux can.
+    /// The socket does not support an option that every Linux has.
     pub fn new(socket: UdpSocket, losses: Arc<Losses>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         sockopt::set_socket_recv_buffer_size(&socket, BUFFER)?;
@@ -147,7 +149,7 @@ impl Datagrams {
             sockopt::set_ipv6_recvtclass(&socket, true)?;
             set(&socket, libc::SOL_IPV6, libc::IPV6_RECVERR, 1)?;
         }
-        // Kernels before 5.0 cannot.
+        // Kernels before 5.0 do not support this.
         let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         Ok(Self {
             socket,
@@ -158,11 +160,11 @@ impl Datagrams {
         })
     }
 
-    /// Never fragments: packets have the flag against it, and are sent however short the network says that packets must
-    /// be. Then the identification of an IPv4 packet from a socket that is not connected is its place in its message.
+    /// Turns off fragmentation: packets have the DF flag set and are sent regardless of the path MTU that the network
+    /// reports. On an unconnected socket, the identification of an IPv4 packet is then its index within its message.
     ///
     /// # Errors
-    /// The socket does not do what every Linux can.
+    /// The socket does not support an option that every Linux has.
     pub fn never_fragment(&self) -> io::Result<()> {
         if self.socket.local_addr()?.is_ipv4() {
             let probe = sockopt::Ipv4PathMtuDiscovery::PROBE;
@@ -174,20 +176,21 @@ impl Datagrams {
         }
     }
 
-    /// Takes datagrams without a checksum over IPv6, too: RoCE has none. Linux takes the option for IPv4 as well.
+    /// Accepts IPv6 datagrams without a checksum, because RoCE has none. Linux accepts the option on IPv4 sockets as
+    /// well.
     ///
     /// # Errors
-    /// The socket does not do what every Linux can.
+    /// The socket does not support an option that every Linux has.
     pub fn accept_unchecked(&self) -> io::Result<()> {
         set(&self.socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
     }
 
-    /// The socket, to wait for.
+    /// Returns the socket's descriptor, for polling.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// What gives the next datagrams their places.
+    /// Returns a train that assigns the next datagrams their places.
     pub fn train(&self) -> Train {
         Train {
             to: None,
@@ -199,8 +202,8 @@ impl Datagrams {
         }
     }
 
-    /// Sends datagrams, the first of which has place 0. One that the network does not take is lost and counted, as it
-    /// may be later on its way.
+    /// Sends datagrams, the first of which must have place 0. A datagram that the network does not accept counts as
+    /// lost, as it might be lost on its way.
     pub fn send(&mut self, batch: &[Datagram<'_>]) -> Sent {
         let messages: Vec<_> = batch.chunk_by(|_, next| next.place > 0).collect();
         let mut rest = messages.as_slice();
@@ -215,7 +218,7 @@ impl Datagrams {
                     };
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // It may be about a datagram that was sent before. Then this one was not tried.
+                // This error may belong to an earlier datagram; if so, this one has not been tried yet.
                 Err(_) if !again => {
                     (again, self.refusals) = (true, true);
                     continue;
@@ -240,11 +243,11 @@ impl Datagrams {
         }
     }
 
-    /// Gives `take` the datagrams that are there, at most about [`FRAMES_PER_TURN`].
+    /// Calls `take` with each received datagram, up to about [`FRAMES_PER_TURN`].
     pub fn receive(&mut self, take: &mut dyn FnMut(Arrived<'_>)) {
         let mut left = FRAMES_PER_TURN;
         while left > 0 {
-            // Whatever happens, it ends.
+            // Decrements in any case, so that the loop ends.
             left -= 1;
             match self.fill(0) {
                 Ok(messages) => {
@@ -256,11 +259,11 @@ impl Datagrams {
                     }
                 }
                 Err(error) if not_now(&error) => {
-                    // Woken for nothing but a refusal, perhaps.
+                    // Maybe the only reason for the wake-up was a report.
                     self.refusals |= left + 1 == FRAMES_PER_TURN;
                     break;
                 }
-                // Something about a datagram that was sent before.
+                // An error about an earlier datagram.
                 Err(_) => self.refusals = true,
             }
         }
@@ -269,7 +272,8 @@ impl Datagrams {
         }
     }
 
-    /// Counts what hosts and routers say about datagrams that were sent before, for instance that nobody listens there.
+    /// Counts the reports from hosts and routers about undelivered datagrams, for instance because no socket is bound
+    /// to the destination port.
     fn count_refusals(&mut self) {
         for _ in 0..FRAMES_PER_TURN {
             let Ok(messages) = self.fill(libc::MSG_ERRQUEUE) else {
@@ -281,14 +285,14 @@ impl Datagrams {
         self.refusals = true;
     }
 
-    /// Gives `take` the datagrams of a message in its place; gives their number.
+    /// Calls `take` with each datagram of the message in buffer `place`; returns their number.
     fn cut(&mut self, message: &Message, place: usize, take: &mut dyn FnMut(Arrived<'_>)) -> usize {
         let (Some(from), segment) = (message.from, message.segment.max(1)) else {
             return 0;
         };
         let buffer = &mut self.buffers[place * (HEADROOM + LONGEST)..][..HEADROOM + message.length];
         let count = message.length.div_ceil(segment).max(1);
-        // What is in front of one has been taken before.
+        // Overwriting the bytes in front of a datagram is safe: `take` has already seen them.
         for begin in (0..count).map(|number| number * segment) {
             let end = message.length.min(begin + segment);
             take(Arrived {
@@ -300,7 +304,7 @@ impl Datagrams {
         count
     }
 
-    /// Fills buffers with messages.
+    /// Receives messages into the buffers.
     fn fill(&mut self, flags: libc::c_int) -> io::Result<[Option<Message>; MESSAGES]> {
         let mut names = [Name::NONE; MESSAGES];
         let mut controls = [Control::default(); MESSAGES];
@@ -318,8 +322,8 @@ impl Datagrams {
                 header(name, control, lengths, slice::from_mut(vector))
             })
             .collect();
-        // SAFETY: each header has its own name, control and vector, which outlive the call and are as long as it says;
-        // the vectors are those of buffers that nothing else uses.
+        // SAFETY: each header has its own name, control buffer and vector. They outlive the call and have the lengths
+        // that the header states. The vectors point to buffers that nothing else uses.
         let count = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
@@ -338,7 +342,7 @@ impl Datagrams {
         Ok(messages)
     }
 
-    /// Sends as many messages of datagrams as one system call takes; gives their number.
+    /// Sends as many messages as one system call takes; returns their number.
     fn send_messages(&self, messages: &[&[Datagram<'_>]]) -> io::Result<usize> {
         let messages = &messages[..messages.len().min(MESSAGES)];
         let mut names = [Name::NONE; MESSAGES];
@@ -364,8 +368,8 @@ impl Datagrams {
             vectors = rest;
             headers.push(header(name, control, [name_length, length], own));
         }
-        // SAFETY: each header has its own name, control and vectors, which outlive the call and are as long as it says.
-        // The kernel only reads what the vectors are of.
+        // SAFETY: each header has its own name, control buffer and vectors. They outlive the call and have the lengths
+        // that the header states. The kernel only reads what the vectors point to.
         let count = unsafe {
             libc::sendmmsg(
                 self.socket.as_raw_fd(),
@@ -378,7 +382,8 @@ impl Datagrams {
     }
 }
 
-/// Whether an error says that a message cannot be cut, because the datagrams or the network are not for that.
+/// Returns whether an error means that the message cannot be segmented, because the datagrams or the network do not
+/// allow it.
 fn cannot_cut(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -386,7 +391,7 @@ fn cannot_cut(error: &io::Error) -> bool {
     )
 }
 
-/// Sets an option whose value is a number.
+/// Sets an integer socket option.
 fn set(
     socket: &UdpSocket,
     level: libc::c_int,
@@ -395,21 +400,21 @@ fn set(
 ) -> io::Result<()> {
     let length = size_of::<libc::c_int>() as libc::socklen_t;
     let value = (&raw const value).cast();
-    // SAFETY: the kernel reads as many bytes as a number has from where one is.
+    // SAFETY: `value` points to an integer and `length` is its size; the kernel only reads it.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The header of a message; `lengths` are those of its name and of its control messages.
+/// Returns the header of a message; `lengths` are those of its name and of its control messages.
 fn header(
     name: &mut Name,
     control: &mut Control,
     lengths: [usize; 2],
     vectors: &mut [libc::iovec],
 ) -> libc::mmsghdr {
-    // SAFETY: all bytes zero are a valid header.
+    // SAFETY: all zeros is a valid header.
     let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
     header.msg_hdr.msg_name = (&raw mut *name).cast();
     header.msg_hdr.msg_namelen = lengths[0] as libc::socklen_t;
@@ -420,7 +425,7 @@ fn header(
     header
 }
 
-/// What a header that the kernel filled says.
+/// Extracts a message from a header that the kernel has filled in.
 fn read(header: &libc::mmsghdr, name: &Name) -> Message {
     let length = (header.msg_len as usize).min(LONGEST);
     let mut message = Message {
@@ -433,7 +438,7 @@ fn read(header: &libc::mmsghdr, name: &Name) -> Message {
     let number = |data: *const u8, length: usize| {
         let mut bytes = [0; 4];
         let length = length.min(bytes.len());
-        // SAFETY: the kernel wrote so many bytes there.
+        // SAFETY: the kernel wrote at least `length` bytes there.
         unsafe { std::ptr::copy_nonoverlapping(data, bytes.as_mut_ptr(), length) };
         if length < bytes.len() {
             u32::from(bytes[0])
@@ -441,16 +446,16 @@ fn read(header: &libc::mmsghdr, name: &Name) -> Message {
             u32::from_ne_bytes(bytes)
         }
     };
-    // SAFETY: the header is as the kernel left it, and so is the control that it names.
+    // SAFETY: the header and the control buffer that it points to are as the kernel left them.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const header.msg_hdr) };
     while !next.is_null() {
-        // SAFETY: `CMSG_FIRSTHDR` and `CMSG_NXTHDR` give headers that are whole.
+        // SAFETY: `CMSG_FIRSTHDR` and `CMSG_NXTHDR` return only complete headers.
         let (control, data) = unsafe { (std::ptr::read_unaligned(next), libc::CMSG_DATA(next)) };
-        // SAFETY: this only adds up lengths.
+        // SAFETY: this only computes a length.
         let before = unsafe { libc::CMSG_LEN(0) } as usize;
         let length = control.cmsg_len.saturating_sub(before);
         match (control.cmsg_level, control.cmsg_type) {
-            // One byte, or a number.
+            // One byte, or an integer.
             (libc::SOL_IP, libc::IP_TOS) | (libc::SOL_IPV6, libc::IPV6_TCLASS) => {
                 message.traffic_class = number(data, length) as u8;
             }
@@ -460,7 +465,7 @@ fn read(header: &libc::mmsghdr, name: &Name) -> Message {
             (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR)
                 if length >= size_of::<libc::sock_extended_err>() =>
             {
-                // SAFETY: the kernel wrote such a structure there.
+                // SAFETY: the kernel wrote a structure of this type there.
                 let error: libc::sock_extended_err =
                     unsafe { std::ptr::read_unaligned(data.cast()) };
                 message.refusal = matches!(
@@ -470,13 +475,13 @@ fn read(header: &libc::mmsghdr, name: &Name) -> Message {
             }
             _ => {}
         }
-        // SAFETY: as for the first.
+        // SAFETY: as for `CMSG_FIRSTHDR` above.
         next = unsafe { libc::CMSG_NXTHDR(&raw const header.msg_hdr, next) };
     }
     message
 }
 
-/// Room for the control messages of a message, where and how the kernel wants it.
+/// Buffer for the control messages of a message, aligned and formatted as the kernel requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; 128]);
@@ -488,7 +493,8 @@ impl Default for Control {
 }
 
 impl Control {
-    /// Writes what the kernel has to know to send `first`, and, if it is `cut`, others behind it; gives the length.
+    /// Writes the control messages for sending `first` and, if `cut` is set, the datagrams that follow it in the
+    /// message; returns their length.
     fn write(&mut self, first: &Datagram<'_>, cut: bool) -> usize {
         let mut at = 0;
         if first.traffic_class != 0 {
@@ -506,9 +512,9 @@ impl Control {
         at
     }
 
-    /// Writes a control message at `at`; gives where the next one goes.
+    /// Writes a control message at `at`; returns the offset of the next one.
     fn put(&mut self, at: usize, level: libc::c_int, name: libc::c_int, data: &[u8]) -> usize {
-        // SAFETY: both only add up lengths.
+        // SAFETY: both only compute lengths.
         let (length, space) = unsafe {
             let length = data.len() as libc::c_uint;
             (
@@ -526,7 +532,7 @@ impl Control {
     }
 }
 
-/// An address as the kernel has it.
+/// A socket address in the kernel's format.
 #[derive(Clone, Copy)]
 #[repr(C)]
 union Name {
@@ -536,7 +542,7 @@ union Name {
 }
 
 impl Name {
-    /// No address. All its bytes are zero.
+    /// No address; all bytes are zero.
     const NONE: Self = Self {
         v6: libc::sockaddr_in6 {
             sin6_family: 0,
@@ -547,7 +553,7 @@ impl Name {
         },
     };
 
-    /// Becomes an address; gives its length.
+    /// Sets the address; returns its length.
     fn set(&mut self, address: SocketAddr) -> usize {
         let port = address.port().to_be();
         match address {
@@ -577,9 +583,9 @@ impl Name {
         }
     }
 
-    /// The address, if it is one.
+    /// Returns the address, if this is one.
     fn address(&self) -> Option<SocketAddr> {
-        // SAFETY: all bytes were set at first, and any bits are numbers.
+        // SAFETY: all bytes were initialized, and any bit pattern is a valid integer.
         let (family, v4, v6) = unsafe { (self.family, self.v4, self.v6) };
         match libc::c_int::from(family) {
             libc::AF_INET => {
@@ -610,7 +616,7 @@ mod tests {
         datagrams.socket.local_addr().unwrap()
     }
 
-    /// Sends datagrams of these lengths with places of a train; gives how many messages they were.
+    /// Sends datagrams of these lengths with places from a train; returns the number of messages.
     fn send(from: &mut Datagrams, to: SocketAddr, class: u8, lengths: &[usize]) -> (Sent, usize) {
         let bytes: Vec<_> = (0..)
             .zip(lengths)
@@ -630,7 +636,7 @@ mod tests {
         (from.send(&batch), messages)
     }
 
-    /// Waits for something; what comes over the loopback may take a moment.
+    /// Waits for a condition. Loopback traffic may take a moment to arrive.
     fn until(mut there: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !there() {
@@ -639,7 +645,7 @@ mod tests {
         }
     }
 
-    /// Lengths and traffic classes of `count` datagrams that arrive, whose bytes are checked.
+    /// Receives `count` datagrams, checks their contents and returns their lengths and traffic classes.
     fn receive(to: &mut Datagrams, from: &Datagrams, count: usize) -> Vec<(usize, u8)> {
         let from = address(from);
         let mut all = Vec::new();
@@ -653,7 +659,7 @@ mod tests {
                         .all(|&byte| byte == all.len() as u8)
                 );
                 all.push((bytes.len() - HEADROOM, arrived.traffic_class));
-                // What is before the next one is nobody's any more.
+                // Overwriting what precedes the next datagram must do no harm.
                 bytes.fill(0xff);
             });
             all.len() >= count
@@ -711,7 +717,7 @@ mod tests {
     #[test]
     fn what_cannot_share_a_message_is_sent_alone() {
         let (mut a, mut b) = (socket("127.0.0.1"), socket("127.0.0.1"));
-        // The kernel does not cut without checksums, as it does not where a NIC cannot.
+        // The kernel refuses to segment without checksums, as it does if a NIC cannot segment.
         set(&a.socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
         let to = address(&b);
         let (sent, messages) = send(&mut a, to, 0, &[500; 3]);

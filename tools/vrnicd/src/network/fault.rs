@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Faults of a port of the switch: what they do to the RoCE frames that pass it. Other frames pass as they are.
+//! Faults of a switch port, which affect the RoCE frames that pass through it. Other frames pass unchanged.
 
 use vrnic_engine::fault::{Armory, Direction, Faults, Kind, Line};
 use vrnic_engine::memory::Nowhere;
@@ -7,40 +7,41 @@ use vrnic_engine::segment::Segment;
 use vrnic_engine::time::Instant;
 use vrnic_roce::{MAX_OVERHEAD, damage, encode, parse};
 
-/// The faults of a port. They fire on packets, so a frame that a fault strikes is read, and written anew.
+/// The faults of a port. Faults act on packets, so a frame that a fault strikes is parsed and encoded again.
 #[derive(Default)]
 pub struct PortFaults {
     line: Line,
-    /// What goes on; kept for its allocation.
+    /// Segments to be forwarded; kept for its allocation.
     goes: Vec<Segment<'static>>,
 }
 
-/// A frame that a fault made.
+/// A frame made by a fault.
 pub struct Made {
     /// The frame.
     pub frame: Vec<u8>,
-    /// What fault.
+    /// Kind of the fault.
     pub by: Option<&'static Kind>,
 }
 
 impl PortFaults {
-    /// Whether frames need not be shown to them.
+    /// Returns whether frames need not be shown to the faults.
     pub fn is_idle(&self) -> bool {
         self.line.is_idle()
     }
 
-    /// The faults, to look at them.
+    /// Returns the faults, to be inspected.
     pub fn faults(&self) -> &Faults {
         self.line.faults()
     }
 
-    /// The faults, to arm some or to clear them.
+    /// Returns the faults, to be armed or cleared.
     pub fn armory(&mut self) -> Armory<'_> {
         self.line.armory()
     }
 
-    /// A frame passes. Gives the fault that struck it; without one it goes on as it is. What goes on besides, or in
-    /// place of a frame that was struck, is added to `made`.
+    /// Shows a passing frame to the faults. Returns the fault that struck it, if any; otherwise the frame goes on
+    /// unchanged. Frames that go on in addition to the original frame, or in place of one that was struck, are added to
+    /// `made`.
     pub fn pass(
         &mut self,
         direction: Direction,
@@ -54,7 +55,7 @@ impl PortFaults {
         struck
     }
 
-    /// The next frame that was put off until now, and which way it goes.
+    /// Returns the next frame whose delay by a fault has ended, and its direction.
     pub fn pop_due(&mut self, now: Instant) -> Option<(Direction, Made)> {
         loop {
             let (direction, segment) = self.line.pop_due(now)?;
@@ -64,13 +65,13 @@ impl PortFaults {
         }
     }
 
-    /// When there is one.
+    /// Returns when the next delayed frame is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.line.next_deadline()
     }
 }
 
-/// The frame of a packet that came in one, so that there always is one.
+/// Encodes a packet as a frame. This succeeds because the packet arrived in a frame.
 fn written(segment: &Segment<'_>) -> Option<Made> {
     let mut frame = vec![0; MAX_OVERHEAD + segment.payload.len() as usize];
     let length = encode(segment, &Nowhere, &mut frame).ok()?;

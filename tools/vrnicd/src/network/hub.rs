@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The queues of frames between the worker and the network thread.
+//! The queues of frames between the worker's thread and the network thread.
 
 use std::io;
 use std::mem;
@@ -10,26 +10,26 @@ use vrnic_switch::{Queue, QueueLimits};
 
 use crate::waker::Waker;
 
-/// What may wait between the threads, each way, for each port.
+/// Limits of each queue between the threads. Each port has one per direction.
 const LIMITS: QueueLimits = QueueLimits {
     frames: 1024,
     bytes: 4 << 20,
 };
 
-/// The ports, and how each thread learns that there is something for it.
+/// The ports, and the flags and wakers with which the threads notify each other.
 pub struct Hub {
     ports: Vec<HubPort>,
     worker: Arc<Waker>,
-    /// Something came from outside, a port went up or down, or there is room again.
+    /// Set when something arrived from outside, a port went up or down, or there is room again.
     news: AtomicBool,
     /// Wakes the network thread.
     pub network: Waker,
-    /// Something goes outside.
+    /// Set when there are frames for the outside.
     outbound: AtomicBool,
 }
 
 impl Hub {
-    /// A hub of this many ports, all down.
+    /// Creates a hub with this many ports, all down.
     pub fn new(ports: usize, worker: Arc<Waker>) -> io::Result<Self> {
         Ok(Self {
             ports: (0..ports).map(|_| HubPort::default()).collect(),
@@ -40,39 +40,39 @@ impl Hub {
         })
     }
 
-    /// A port.
+    /// Returns a port.
     pub fn port(&self, index: usize) -> &HubPort {
         &self.ports[index]
     }
 
-    /// For the network thread: there is something for the worker.
+    /// Called by the network thread: tells the worker that there is something for it.
     pub fn tell_worker(&self) {
         self.news.store(true, Ordering::SeqCst);
         self.worker.wake();
     }
 
-    /// For the worker: whether there was something. What is told after this counts for the next time.
+    /// Called by the worker: returns whether there was news, and clears it. News that comes later sets it again.
     pub fn take_news(&self) -> bool {
         self.news.load(Ordering::SeqCst) && self.news.swap(false, Ordering::SeqCst)
     }
 
-    /// For the worker: whether there is something.
+    /// Called by the worker: returns whether there is news.
     pub fn has_news(&self) -> bool {
         self.news.load(Ordering::SeqCst)
     }
 
-    /// For the worker: there is something for the network thread.
+    /// Called by the worker: tells the network thread that there is something for it.
     pub fn tell_network(&self) {
         self.outbound.store(true, Ordering::SeqCst);
         self.network.wake();
     }
 
-    /// For the network thread: whether there was something.
+    /// Called by the network thread: returns whether there was something for it, and clears that.
     pub fn take_outbound(&self) -> bool {
         self.outbound.swap(false, Ordering::SeqCst)
     }
 
-    /// For the network thread: whether there is something.
+    /// Called by the network thread: returns whether there is something for it.
     pub fn has_outbound(&self) -> bool {
         self.outbound.load(Ordering::SeqCst)
     }
@@ -90,28 +90,28 @@ pub struct HubPort {
 #[derive(Default)]
 struct Outbound {
     queue: Queue,
-    /// The worker had a frame for which there was no room.
+    /// Whether the worker had a frame for which there was no room.
     refused: bool,
 }
 
-/// The data behind a lock is whole at any time: a panic of the other thread does not make it wrong.
+/// Locks a mutex even if it is poisoned: a panic of the other thread cannot leave the data inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl HubPort {
-    /// Whether something is behind the port.
+    /// Returns whether a peer is connected to the port.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::SeqCst)
     }
 
-    /// Says whether something is behind the port. What waited for whoever was there before is lost.
+    /// Sets whether a peer is connected to the port. Drops frames that waited for the previous peer.
     pub fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::SeqCst);
         *lock(&self.outbound) = Outbound::default();
     }
 
-    /// Leaves frames for the worker; those that find no room are lost and counted.
+    /// Queues frames for the worker. Frames for which there is no room are dropped and counted.
     pub fn deliver(&self, frames: &mut Vec<Vec<u8>>) {
         let mut inbound = lock(&self.inbound);
         for frame in frames.drain(..) {
@@ -123,17 +123,18 @@ impl HubPort {
         }
     }
 
-    /// Frames from outside that the worker was too slow for.
+    /// Returns the number of frames from outside that were dropped because the worker was too slow.
     pub fn overruns(&self) -> u64 {
         self.overruns.load(Ordering::Relaxed)
     }
 
-    /// Everything that came from outside.
+    /// Takes all frames that came from outside.
     pub fn take_inbound(&self) -> Queue {
         mem::take(&mut lock(&self.inbound))
     }
 
-    /// Whether a frame of that length can be left for the outside. If not, the worker will be told when it can.
+    /// Returns whether there is room for a frame of that length to the outside. If not, the worker will be told when
+    /// there is.
     pub fn takes(&self, length: usize) -> bool {
         let mut outbound = lock(&self.outbound);
         let room = outbound.queue.has_room(LIMITS, length);
@@ -141,7 +142,7 @@ impl HubPort {
         room
     }
 
-    /// Leaves a frame for the outside; gives it back if there is no room.
+    /// Queues a frame for the outside; returns the frame as the error if there is no room.
     pub fn offer(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
         let mut outbound = lock(&self.outbound);
         if outbound.queue.has_room(LIMITS, frame.len()) {
@@ -153,7 +154,7 @@ impl HubPort {
         }
     }
 
-    /// Everything that goes outside, and whether the worker has more.
+    /// Takes all frames for the outside. Also returns whether the worker has more.
     pub fn take_outbound(&self) -> (Queue, bool) {
         let Outbound { queue, refused } = mem::take(&mut *lock(&self.outbound));
         (queue, refused)

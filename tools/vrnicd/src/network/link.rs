@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A link to a switch elsewhere: each frame is a UDP datagram behind a VXLAN header (RFC 7348).
+//! A link to another switch: each frame is sent in a UDP datagram with a VXLAN header (RFC 7348).
 //!
-//! Why datagrams: a lost one delays no other, a peer that comes back needs no setup, and RoCE brings its own
-//! reliability, which a stream below it would work against. Why VXLAN: other switches, the kernel and analysers
-//! understand it.
+//! Why datagrams: a lost datagram delays no other, a peer that restarts needs no new setup, and RoCE has its own
+//! reliability, which would conflict with that of an underlying stream. Why VXLAN: other switches, the kernel and
+//! analysers understand it.
 //!
-//! The socket is connected, so the kernel drops what comes from any other address or port than the peer's. There is no
-//! further authentication: the network between both must be trusted, or protected (WireGuard, IPsec).
+//! The socket is connected, so the kernel drops datagrams from any address and port except the peer's. There is no
+//! further authentication: the network between the two must be trusted or protected (WireGuard, IPsec).
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,9 +21,9 @@ use super::losses::{Loss, Losses};
 use super::medium::Medium;
 use crate::config::switch;
 
-/// Bytes of the VXLAN header: flags, three reserved bytes, the network's identifier, a reserved byte.
+/// Length of the VXLAN header: flags, three reserved bytes, the network identifier, a reserved byte.
 const HEADER: usize = 8;
-/// The flag that says that there is an identifier.
+/// Flag: the network identifier is valid.
 const HAS_VNI: u8 = 0x08;
 
 /// A link.
@@ -34,10 +34,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens one end.
+    /// Opens one end of a link.
     ///
     /// # Errors
-    /// The address is not this host's or in use, or there is no route to the peer.
+    /// The address does not belong to this host or is in use, or there is no route to the peer.
     pub fn open(settings: &switch::Link, losses: Arc<Losses>) -> Result<Self> {
         let socket = UdpSocket::bind(settings.local)
             .with_context(|| format!("cannot use the address {}", settings.local))?;
@@ -53,7 +53,8 @@ impl Link {
     }
 }
 
-/// The frame in a datagram, if it is of the network of `own` header. Reserved bits are ignored, as RFC 7348 asks.
+/// Returns the frame in a datagram, if its network identifier is that of the header `own`. Reserved bits are ignored,
+/// as RFC 7348 requires.
 fn frame_in(datagram: &[u8], own: [u8; HEADER]) -> Option<&[u8]> {
     let (header, frame) = datagram.split_first_chunk::<HEADER>()?;
     (header[0] & HAS_VNI != 0 && header[4..7] == own[4..7]).then_some(frame)
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    /// Three addresses that nobody uses.
+    /// Returns three unused addresses.
     fn addresses() -> [SocketAddr; 3] {
         let sockets = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         sockets.map(|socket| socket.local_addr().unwrap())
@@ -133,7 +134,7 @@ mod tests {
     fn frames_pass_between_peers_of_one_network_only() {
         let [a, b, c] = addresses();
         let mut link_a = open(a, b, 0x0001_0203);
-        // Nobody listens yet: the frames are lost, and so is the error.
+        // There is no peer yet, so the frames are lost, and the error is ignored.
         send(&mut link_a, vec![1; 60]);
         assert_eq!(receive(&mut link_a), Vec::<Vec<u8>>::new());
         let mut link_b = open(b, a, 0x0001_0203);
@@ -143,7 +144,7 @@ mod tests {
         send(&mut link_b, vec![4; 1]);
         assert_eq!(receive(&mut link_a), [vec![4; 1]]);
 
-        // From elsewhere, and from the right place but not VXLAN or of another network.
+        // A datagram from another address, and datagrams from the peer that are not VXLAN or are for another network.
         let stranger = UdpSocket::bind(c).unwrap();
         stranger.send_to(&[8, 0, 0, 0, 1, 2, 3, 0, 9], b).unwrap();
         drop(link_a);

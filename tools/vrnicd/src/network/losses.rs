@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What gets lost between a port and the host's network.
+//! Counters of frames and datagrams lost between a port and the host's network.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why a frame or datagram went no further.
+/// Why a frame or datagram was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// A datagram came from an address that is no peer's, or is of another network.
+    /// A datagram came from an address that does not belong to a peer, or is for another network.
     Stranger,
-    /// A frame left for a port that does not carry such frames.
+    /// A frame was sent to a port that does not carry this kind of frame.
     Foreign,
-    /// The host's network did not take a datagram: it is too long, there is no route, or a firewall is against it.
+    /// The host's network rejected a datagram: it is too long, there is no route, or a firewall blocks it.
     Unsent,
-    /// A host or router said that a datagram did not arrive.
+    /// A host or router reported that a datagram was not delivered.
     Refused,
 }
 
 impl Loss {
-    /// All of them, in the order of their declaration.
+    /// All variants, in the order of their declaration.
     pub const ALL: [Self; 4] = [Self::Stranger, Self::Foreign, Self::Unsent, Self::Refused];
 
-    /// Name in tables and JSON.
+    /// Returns the name used in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stranger => "rx_stranger",
@@ -31,17 +31,17 @@ impl Loss {
     }
 }
 
-/// How often each happened. The network thread counts, the worker reads.
+/// How many times each kind of loss occurred. The network thread counts, the worker reads.
 #[derive(Debug, Default)]
 pub struct Losses([AtomicU64; Loss::ALL.len()]);
 
 impl Losses {
-    /// Counts more of them.
+    /// Adds `count` losses.
     pub fn add(&self, loss: Loss, count: usize) {
         self.0[loss as usize].fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// All with their counts.
+    /// Returns all kinds with their counts.
     pub fn all(&self) -> impl Iterator<Item = (Loss, u64)> + '_ {
         let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
         Loss::ALL.into_iter().zip(counts)

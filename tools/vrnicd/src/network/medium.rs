@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What frames arrive and leave through: a stream, a TAP device, a link or the host's own RoCE.
+//! Media through which frames enter and leave: a stream, a TAP device, a link, or the host's own RoCE.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,36 +16,37 @@ use super::udp::Udp;
 use crate::config::Device;
 use crate::config::switch::Port;
 
-/// Longest frame that is read: any that a port's MTU allows, with its header and tag, and more.
+/// Longest frame that is read. It exceeds every frame that a port's MTU allows, including header and tag.
 pub const MAX_FRAME: usize = 65536;
-/// Frames that are read before others get their turn.
+/// Number of frames that are read before other ports get their turn.
 pub const FRAMES_PER_TURN: usize = 128;
 
-/// A way to the outside. Nothing in it blocks.
+/// A connection to the outside. None of its methods block.
 pub trait Medium: Send {
-    /// What frames come and go by; `None` while nobody is there.
+    /// Returns the descriptor through which frames pass; `None` while no peer is connected.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Where somebody asks to be let in.
+    /// Returns the descriptor on which new connections arrive, if there is one.
     fn listener(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Lets somebody in. True if whoever was there before is not any more.
+    /// Accepts a connection. Returns true if it replaces an earlier one.
     ///
     /// # Errors
-    /// It did not work; the state is as before.
+    /// The connection could not be accepted; the state is unchanged.
     fn accept(&mut self) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Reads frames that are there, at most about [`FRAMES_PER_TURN`], and gives each to `take`.
+    /// Reads available frames, up to about [`FRAMES_PER_TURN`], and calls `take` with each.
     ///
     /// # Errors
-    /// Whoever is behind it is gone or to be given up: [`close`](Self::close) follows.
+    /// The peer has disconnected or must be disconnected: the caller has to call [`close`](Self::close).
     fn read(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<()>;
 
-    /// Writes frames and takes those away that were written. True if it has to go on when there is room.
+    /// Writes frames, and passes those that were written to `spent`. Returns true if some frames are left because there
+    /// is no room.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -55,20 +56,20 @@ pub trait Medium: Send {
         spent: &mut dyn FnMut(Vec<u8>),
     ) -> io::Result<bool>;
 
-    /// Whether something that was written is answered at once: then [`read`](Self::read) has something to give though
-    /// nothing came.
+    /// Returns whether the medium itself has replied to frames that were written. [`read`](Self::read) then returns
+    /// these replies, although nothing arrived from outside.
     fn has_answers(&self) -> bool {
         false
     }
 
-    /// Gives up whoever is there.
+    /// Disconnects the peer.
     fn close(&mut self);
 }
 
-/// Opens what the configuration says; what it loses is counted in `losses`.
+/// Opens the medium of a port as configured; its losses are counted in `losses`.
 ///
 /// # Errors
-/// It cannot be opened; the message says what and why.
+/// The medium cannot be opened, or the port has none.
 pub fn open(port: &Port, devices: &[Device], losses: Arc<Losses>) -> Result<Box<dyn Medium>> {
     Ok(if let Some(path) = &port.stream {
         Box::new(Stream::listen(path)?)
@@ -87,7 +88,7 @@ pub fn open(port: &Port, devices: &[Device], losses: Arc<Losses>) -> Result<Box<
     })
 }
 
-/// Whether an operation did not happen, but may later.
+/// Returns whether an operation has not been carried out but may be possible later.
 pub fn not_now(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The network of the frames: a switch in the worker's thread, and a second thread that moves frames between the switch
-//! and sockets or TAP devices.
+//! The network that carries frames: a switch in the worker's thread, and a second thread that moves frames between the
+//! switch and sockets or TAP devices.
 //!
 //! ```text
 //!           worker's thread                              network thread
@@ -9,7 +9,7 @@
 //!                                      for each port      link     another vrnicd
 //! ```
 //!
-//! Neither thread ever waits for the other: a queue that is full costs frames of its port, and the loss is counted.
+//! Neither thread ever waits for the other. If a queue is full, frames of its port are dropped and counted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,19 +48,20 @@ pub use thread::NetworkThread;
 /// The worker's end of the network.
 pub struct Network {
     switch: Switch,
-    /// The RNIC's endpoint of each device that has one.
+    /// For each device, the endpoint of its RNIC, if it has one.
     rnics: Vec<Option<Endpoint>>,
     /// Names of the ports.
     names: Vec<String>,
-    /// What is behind each port beside an RNIC, in words.
+    /// For each port, a description of what is attached apart from an RNIC.
     media: Vec<Option<String>>,
-    /// What gets lost between each port and the host's network.
+    /// For each port, the losses between it and the host's network.
     losses: Vec<Arc<Losses>>,
-    /// Which device an RNIC's endpoint is of, and which of the hub's ports a network device's is, by port.
+    /// For each port, the device that the RNIC's endpoint belongs to, and the hub port of the network device's
+    /// endpoint.
     owners: Vec<Owners>,
-    /// The endpoint of each port of the hub.
+    /// For each hub port, its endpoint.
     outside: Vec<Endpoint>,
-    /// Faults of each port.
+    /// For each port, its faults.
     faults: Vec<PortFaults>,
     hub: Arc<Hub>,
     /// Frames for RNICs, each with the index of the device.
@@ -73,12 +74,12 @@ struct Owners {
     outside: Option<usize>,
     /// Whether the RNIC is up.
     rnic_up: bool,
-    /// Address of the port.
+    /// MAC address of the port.
     mac: Option<vrnic_switch::Mac>,
 }
 
 impl Owners {
-    /// The member of the port that gets RoCE.
+    /// Returns the member of the port that receives RoCE.
     fn roce_member(self) -> Member {
         if self.rnic_up {
             Member::Rnic
@@ -88,34 +89,34 @@ impl Owners {
     }
 }
 
-/// What a port is like now.
+/// State of a port.
 pub struct PortView<'a> {
     /// Name.
     pub name: &'a str,
-    /// Index of the device whose RNIC is behind it.
+    /// Index of the device whose RNIC is attached.
     pub device: Option<usize>,
     /// Whether the RNIC is up.
     pub rnic_up: bool,
-    /// What else is behind it, in words.
+    /// Description of what else is attached.
     pub medium: Option<&'a str>,
-    /// Whether that is there.
+    /// Whether `medium` is connected.
     pub medium_up: bool,
     /// Settings.
     pub config: &'a PortConfig,
     /// Counters.
     pub counters: &'a Counters,
-    /// Frames from outside that the worker was too slow for.
+    /// Number of frames from outside that were dropped because the worker was too slow.
     overruns: u64,
-    /// What got lost between it and the host's network.
+    /// Losses between the port and the host's network.
     losses: &'a Losses,
-    /// Frames that wait for it in the switch.
+    /// Number of frames that wait for the port in the switch.
     pub waiting: usize,
-    /// How often its faults fired.
+    /// How often faults of the port fired.
     pub faults: u64,
 }
 
 impl PortView<'_> {
-    /// Frames that were lost on either side of the switch or in it, by why.
+    /// Returns the numbers of frames lost in the switch or on either side of it, by reason.
     pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counters = self.counters;
         let of_switch = Drop::ALL.map(|reason| (reason.name(), counters.drops(reason)));
@@ -129,16 +130,17 @@ impl PortView<'_> {
 pub struct KnownAddress<'a> {
     /// The address.
     pub mac: vrnic_switch::Mac,
-    /// The VLAN that it was learned in; none if it is the port's own.
+    /// The VLAN in which it was learned; none if it is the port's own address.
     pub vlan: Option<Vlan>,
-    /// Name of the port that it is behind.
+    /// Name of the port at which it is.
     pub port: &'a str,
-    /// Time since the last frame from it; none if it is the port's own.
+    /// Time since the last frame from it; none if it is the port's own address.
     pub age: Option<Duration>,
 }
 
 impl Network {
-    /// The network of a configuration, and the thread's end of it if it has any. `waker` wakes the worker.
+    /// Creates the network of a configuration, and the network thread's end of it if there are ports to the outside.
+    /// `waker` wakes the worker.
     ///
     /// # Errors
     /// A socket or device cannot be opened.
@@ -190,7 +192,7 @@ impl Network {
         Ok((network, thread))
     }
 
-    /// Adds a port, all of it down.
+    /// Adds a port whose endpoints are all down.
     fn add_port(&mut self, name: &str, port: PortConfig, device: Option<usize>) -> Result<()> {
         let (mtu, vlans, netdev) = (port.mtu, port.vlans.clone(), port.netdev);
         let mut owners = Owners {
@@ -219,7 +221,7 @@ impl Network {
         Ok(())
     }
 
-    /// Largest path MTU of a device: what the frames of its port can carry.
+    /// Returns the largest path MTU of a device, as limited by the frames of its port.
     pub fn path_mtu(&self, device: usize) -> Mtu {
         let link = self.rnics[device].map(|endpoint| self.switch.config(endpoint.port).mtu);
         link.map_or(Mtu::Mtu4096, vrnic_roce::path_mtu)
@@ -233,7 +235,7 @@ impl Network {
         }
     }
 
-    /// An empty buffer for a frame.
+    /// Returns an empty buffer for a frame.
     pub fn buffer(&mut self) -> Vec<u8> {
         self.switch.buffer()
     }
@@ -243,7 +245,7 @@ impl Network {
         self.switch.recycle(buffer);
     }
 
-    /// The RNIC of `device` sends a frame.
+    /// Sends a frame from the RNIC of `device`.
     pub fn send(&mut self, device: usize, frame: Vec<u8>, now: Instant, captures: &mut Captures) {
         match self.rnics[device] {
             Some(endpoint) => self.enter(endpoint, frame, now, captures),
@@ -251,19 +253,19 @@ impl Network {
         }
     }
 
-    /// A frame comes from an endpoint, past the faults of its port.
+    /// Shows a frame from an endpoint to the faults of its port and gives it to the switch.
     fn enter(&mut self, from: Endpoint, frame: Vec<u8>, now: Instant, captures: &mut Captures) {
         let (port, time) = (from.port.index(), since_start(now));
         let out = Direction::Out;
         let mut made = Vec::new();
         let mut struck = None;
-        // What stays within a port does not pass its line.
+        // Faults do not affect frames that stay within a port.
         let own = self.owners[port].mac;
         let stays = || own.is_some_and(|own| frame.starts_with(&own.0));
         if !self.faults[port].is_idle() && !stays() {
             struck = self.faults[port].pass(out, &frame, now, &mut made);
         }
-        // RNICs show the captures what they send.
+        // Frames sent by an RNIC are shown to the captures elsewhere.
         if from.member == Member::Netdev || struck.is_some() {
             captures.outside(port, &self.names[port], Way::In, &frame, &note(struck));
         }
@@ -278,8 +280,8 @@ impl Network {
         }
     }
 
-    /// Takes up what came from outside, which it shows to the captures, and what arrived after a delay. True if there
-    /// was anything.
+    /// Processes frames that came from outside, which are also shown to the captures, and frames whose delay has ended.
+    /// Returns true if there were any.
     pub fn turn(&mut self, now: Instant, captures: &mut Captures) -> bool {
         let time = since_start(now);
         let mut late = self.switch.next_deadline().is_some_and(|due| due <= time);
@@ -305,7 +307,7 @@ impl Network {
         late || news
     }
 
-    /// Lets faults release what they put off until now. True if there was anything.
+    /// Releases the frames whose delay by a fault has ended. Returns true if there were any.
     fn release(&mut self, now: Instant, captures: &mut Captures) -> bool {
         let mut any = false;
         for port in self.switch.ports() {
@@ -325,7 +327,7 @@ impl Network {
                         let from = Endpoint { port, member };
                         self.switch.receive(from, frame, since_start(now));
                     }
-                    // If there is no room it is lost, as anywhere on its way.
+                    // If there is no room, the frame is lost, as it could be anywhere on its way.
                     Direction::In => {
                         let owners = self.owners[index];
                         let _ = hand_over(owners, member, frame, &self.hub, &mut self.arrived);
@@ -337,7 +339,7 @@ impl Network {
         any
     }
 
-    /// The next frame for an RNIC, with the index of its device. Frames for the outside leave on the way.
+    /// Returns the next frame for an RNIC and the index of its device. Also forwards frames for the outside.
     pub fn next_frame(
         &mut self,
         now: Instant,
@@ -349,7 +351,7 @@ impl Network {
         self.arrived.pop_front()
     }
 
-    /// Empties the switch, past the faults of the ports that frames leave by.
+    /// Empties the switch. Outgoing frames are shown to the faults of their ports.
     fn drain(&mut self, now: Instant, captures: &mut Captures) {
         let mut offered = false;
         let Self {
@@ -375,7 +377,8 @@ impl Network {
                 offered |= member == Member::Netdev;
                 return Ok(());
             }
-            // A frame that has to wait must not meet the faults twice.
+            // If there is no room, the frame has to wait, and is shown to the faults only later, so that they see it
+            // once.
             if let Some(outside) = owners.outside.filter(|_| member == Member::Netdev)
                 && !hub.port(outside).takes(frame.len())
             {
@@ -400,12 +403,12 @@ impl Network {
         }
     }
 
-    /// Whether [`turn`](Self::turn) has something to do that it has not been told of.
+    /// Returns whether [`turn`](Self::turn) has new messages to process.
     pub fn has_messages(&self) -> bool {
         self.hub.has_news()
     }
 
-    /// All ports.
+    /// Returns all ports.
     pub fn ports(&self) -> impl Iterator<Item = PortView<'_>> {
         self.switch.ports().map(|port| {
             let Owners {
@@ -429,8 +432,8 @@ impl Network {
         })
     }
 
-    /// At most `count` addresses that are known, ports' own first, from number `from` on; none if there are not so
-    /// many.
+    /// Returns at most `count` known addresses, starting at number `from`; the ports' own addresses come first. Returns
+    /// none if `from` is beyond the last address.
     pub fn addresses(
         &self,
         now: Instant,
@@ -456,7 +459,7 @@ impl Network {
         (!page.is_empty()).then_some(page)
     }
 
-    /// Writes the counters of all ports to the log.
+    /// Logs the counters of all ports.
     pub fn log_counters(&self) {
         for port in self.ports() {
             let counters = port.counters;
@@ -476,7 +479,7 @@ impl Network {
         }
     }
 
-    /// When [`turn`](Self::turn) has something to do though nothing happens.
+    /// Returns when [`turn`](Self::turn) has something to do even if no message arrives.
     pub fn next_deadline(&self) -> Option<Instant> {
         let switch = self.switch.next_deadline();
         let switch = switch.map(|due| Instant::default() + due);
@@ -484,14 +487,14 @@ impl Network {
         faults.chain(switch).min()
     }
 
-    /// The faults of the port of that name, if there is one.
+    /// Returns the faults of the port with that name, if there is one.
     pub fn faults(&mut self, port: &str) -> Option<Armory<'_>> {
         let index = self.names.iter().position(|name| name == port)?;
         Some(self.faults[index].armory())
     }
 }
 
-/// Gives a frame to a member of a port, or back if there is no room.
+/// Gives a frame to a member of a port; returns the frame as the error if there is no room.
 fn hand_over(
     owners: Owners,
     member: Member,
@@ -502,13 +505,13 @@ fn hand_over(
     match (member, owners.device, owners.outside) {
         (Member::Rnic, Some(device), _) => arrived.push_back((device, frame)),
         (Member::Netdev, _, Some(outside)) => hub.port(outside).offer(frame)?,
-        // Endpoints are made together with their owners.
+        // Cannot happen: an endpoint is created together with its owner.
         _ => {}
     }
     Ok(())
 }
 
-/// Which way a frame passes a port, as captures have it, that goes that way for whoever is behind it.
+/// Converts a direction as seen from what is attached to the port to one as seen from the switch, which captures use.
 fn way(direction: Direction) -> Way {
     match direction {
         Direction::Out => Way::In,
@@ -516,18 +519,18 @@ fn way(direction: Direction) -> Way {
     }
 }
 
-/// What captures say of a frame that a fault struck, if one did.
+/// Returns the comment that captures add to a frame that a fault struck; empty if none did.
 fn note(struck: Option<&Kind>) -> String {
     struck.map_or_else(String::new, |kind| format!(", fault {}", kind.name))
 }
 
-/// What captures say of a frame that a fault made.
+/// Returns the comment that captures add to a frame made by a fault.
 fn made_by(kind: Option<&Kind>) -> String {
     let name = kind.map_or("", |kind| kind.name);
     format!(", made by fault {name}")
 }
 
-/// Whether a device sends frames.
+/// Returns whether a device sends frames.
 fn is_on_network(device: &config::Device) -> bool {
     device.fabric == FabricKind::Roce
 }
@@ -547,7 +550,8 @@ mod tests {
     use vrnic_roce::FrameError;
     use vrnic_wire::port::NO_VLAN;
 
-    /// Devices 0 and 1 on the network, the first with a virtio-net, and device 2 that copies.
+    /// Creates a network with devices 0 and 1, of which the first also has a virtio-net, and a device 2 on the local
+    /// fabric.
     fn network(directory: &std::path::Path) -> (Network, Option<NetworkThread>) {
         let device = |number: usize, fabric: &str| {
             format!(
@@ -628,14 +632,14 @@ mod tests {
             None,
             "no VM may send from an address of its choice"
         );
-        // The driver of RNIC 0 is not up: RoCE is for the VM's other programs.
+        // The driver of RNIC 0 is not up, so RoCE goes to the VM's network device.
         send(&mut network, 1, roce(0, 1));
         assert_eq!(next(&mut network), None);
         assert!(hub.take_outbound());
         assert_eq!(hub.port(0).take_outbound().0.pop(), Some(roce(0, 1)));
     }
 
-    /// A request of RoCE version 2 in a frame.
+    /// Returns a RoCE version 2 request in a frame.
     fn packet(to: u8, from: u8, psn: u32) -> Vec<u8> {
         let gid = |number| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, number];
         let segment = Segment {
@@ -675,7 +679,7 @@ mod tests {
             .unwrap()
     }
 
-    /// The PSNs of the frames that RNIC 1 gets, or what is wrong with them.
+    /// Returns the PSNs of the frames that RNIC 1 receives, or what is wrong with them.
     fn arrive(network: &mut Network) -> Vec<Result<u32, FrameError>> {
         let frames = std::iter::from_fn(|| next(network));
         frames
@@ -707,13 +711,13 @@ mod tests {
         let frames = (1..=4).map(|psn| packet(1, 0, psn)).collect();
         let got = from_vm(&mut network, frames);
         assert_eq!(got, [Ok(101), Err(FrameError::Icrc), Ok(4)]);
-        // What is not RoCE passes, and so does what a fault of the other port is for.
+        // Frames that are not RoCE pass, and so do frames that only a fault of the other port would strike.
         arm(&mut network, "vm", "partition");
         let mut other = packet(1, 0, 5);
         other[36..38].copy_from_slice(&53u16.to_be_bytes());
         assert!(from_vm(&mut network, vec![other]).is_empty());
         assert!(from_vm(&mut network, vec![packet(1, 0, 6)]).is_empty());
-        // The VM's RNIC is down, so that RoCE to the VM is for its network device.
+        // The VM's RNIC is down, so RoCE to the VM goes to its network device.
         send(&mut network, 1, packet(0, 1, 7));
         assert!(next(&mut network).is_none());
         assert!(
@@ -790,7 +794,7 @@ mod tests {
 
     #[test]
     fn long_packets_of_others_are_written_whole() {
-        // Longer than any of ours.
+        // Longer than any frame of vrnic.
         let mut faults = fault::PortFaults::default();
         let spec = "ecn-mark".parse().unwrap();
         faults.armory().arm(spec, Instant::default()).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Answers of a port that speaks for hosts whose Ethernet addresses nobody here needs: ARP (RFC 826) and neighbor
+//! Replies of a port on behalf of peers that have no Ethernet address on this network: ARP (RFC 826) and neighbor
 //! solicitations (RFC 4861, 7.2).
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,14 +11,14 @@ use etherparse::{
     ether_type,
 };
 
-/// Hop limit of neighbor discovery: no router forwarded it.
+/// Hop limit that proves that no router has forwarded a neighbor discovery packet.
 const HOP_LIMIT: u8 = 255;
 /// Type of a neighbor solicitation.
 const SOLICITATION: u8 = 135;
-/// The option for an Ethernet address of a target, with its length in units of eight bytes.
+/// Option for the target's Ethernet address, with its length in units of eight bytes.
 const TARGET_ADDRESS: [u8; 2] = [2, 1];
 
-/// If a frame asks for the Ethernet address of somebody for whom the port speaks: the frame that says it is `mac`.
+/// If a frame asks for the Ethernet address of a peer for which the port replies, returns a reply with `mac`.
 pub fn answer(frame: &[u8], mac: [u8; 6], speaks_for: impl Fn(IpAddr) -> bool) -> Option<Vec<u8>> {
     let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
     let packet = &frame[Ethernet2Header::LEN..];
@@ -60,7 +60,7 @@ pub fn answer(frame: &[u8], mac: [u8; 6], speaks_for: impl Fn(IpAddr) -> bool) -
     Some([&ethernet.to_bytes(), answer.as_slice()].concat())
 }
 
-/// The packet that tells `asker` that `target` is at `mac`.
+/// Returns the packet that tells `asker` that `target` is at `mac`.
 fn advertisement(target: [u8; 16], asker: Ipv6Addr, mac: [u8; 6]) -> Option<Vec<u8>> {
     let payload = [target.as_slice(), &TARGET_ADDRESS, &mac].concat();
     let advertisement = Icmpv6Type::NeighborAdvertisement(NeighborAdvertisementHeader {
@@ -88,7 +88,7 @@ mod tests {
     const MAC: [u8; 6] = [2, 0, 192, 0, 2, 1];
     const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 9];
 
-    /// Who has `target`? Tell `asker`.
+    /// Returns an ARP request by `asker` for `target`.
     fn arp(target: [u8; 4], asker: [u8; 4]) -> Vec<u8> {
         let mut frame = [[0xff; 6], GUEST].concat();
         frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);

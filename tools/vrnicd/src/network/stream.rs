@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! QEMU's `-netdev stream`: each frame follows its length, four bytes, most significant first (QEMU, net/stream.c).
+//! QEMU's `-netdev stream`: each frame is preceded by its length in four bytes, most significant first (QEMU,
+//! net/stream.c).
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,21 +15,21 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::medium::{MAX_FRAME, Medium};
 use crate::socket;
 
-/// Bytes of a length.
+/// Size of the length in bytes.
 const PREFIX: usize = 4;
-/// Bytes that are read at once: room for the longest frame and more than that.
+/// Number of bytes read at once: more than the longest frame.
 const READ: usize = 2 * (PREFIX + MAX_FRAME);
-/// Bytes that are collected for one write.
+/// Number of bytes collected for one write.
 const WRITE: usize = 64 << 10;
 
-/// A listening socket and the one that came last.
+/// A listening socket and its latest connection.
 pub struct Stream {
     listener: UnixListener,
     path: PathBuf,
     peer: Option<UnixStream>,
-    /// What was read and is no whole frame yet.
+    /// Bytes received that do not make up a complete frame yet.
     received: Vec<u8>,
-    /// What is being written, and how much of it was.
+    /// Bytes being written, and how many of them have been written.
     sending: Vec<u8>,
     sent: usize,
 }
@@ -37,7 +38,7 @@ impl Stream {
     /// Listens at `path`.
     ///
     /// # Errors
-    /// Something else is there, or the directory cannot be written.
+    /// `path` exists and is not a stale socket, or the directory is not writable.
     pub fn listen(path: &Path) -> Result<Self> {
         let listener = socket::bind(path)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
@@ -68,7 +69,7 @@ impl Medium for Stream {
         Some(self.listener.as_fd())
     }
 
-    /// The newest connection counts: it is the VM that was started again, whose predecessor may not be quite dead.
+    /// The newest connection replaces an older one: the VM was restarted, and its predecessor may not be quite gone.
     fn accept(&mut self) -> io::Result<bool> {
         let (peer, _) = self.listener.accept()?;
         peer.set_nonblocking(true)?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A TAP device: the host's network, or what is bridged to it.
+//! A TAP device: connects to the host's network, or to whatever is bridged to it.
 //!
-//! A device that was made for this user before (`ip tuntap add vrnic0 mode tap user …`) needs no privilege.
+//! Using a device that was created for this user beforehand (`ip tuntap add vrnic0 mode tap user …`) needs no
+//! privilege.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,9 +15,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::medium::{FRAMES_PER_TURN, MAX_FRAME, Medium, not_now};
 use crate::inherited;
 
-/// Flags that say what is read and written.
+/// Flags that determine the format of what is read and written.
 const MODE: libc::c_int = libc::IFF_TUN | libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-/// Ethernet frames and nothing before them.
+/// Plain Ethernet frames with nothing in front.
 const BARE_FRAMES: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI;
 
 /// An open TAP device.
@@ -26,10 +27,10 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens the device `name`, and makes it if there is none and the process may.
+    /// Opens the device `name`; creates it if it does not exist and the process is allowed to.
     ///
     /// # Errors
-    /// No such device and no right to make it, or it is another user's or in use.
+    /// The device does not exist and may not be created, belongs to another user, or is in use.
     pub fn open(name: &str) -> Result<Self> {
         let file = File::options()
             .read(true)
@@ -42,10 +43,10 @@ impl Tap {
         Self::new(file)
     }
 
-    /// Uses a descriptor that the process got from whoever started it.
+    /// Uses a descriptor inherited from the parent process.
     ///
     /// # Errors
-    /// There is none with this number, or it is no TAP device that carries bare frames.
+    /// The number is not an open descriptor, or is not a TAP device that carries plain frames.
     pub fn inherited(fd: i32) -> Result<Self> {
         let file = File::from(
             inherited::duplicate(fd).with_context(|| format!("tap_fd = {fd} is not open"))?,
@@ -69,25 +70,25 @@ impl Tap {
     }
 }
 
-/// Asks for (TUNGETIFF) or sets (TUNSETIFF) the device behind an open `/dev/net/tun`. Gives its flags.
+/// Queries (TUNGETIFF) or sets (TUNSETIFF) the device of an open `/dev/net/tun`. Returns its flags.
 fn interface(
     file: &File,
     operation: libc::Ioctl,
     name: &str,
     flags: libc::c_int,
 ) -> io::Result<libc::c_int> {
-    // SAFETY: all bytes zero are a valid ifreq.
+    // SAFETY: all zeros is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last byte stays zero: the configuration allows no longer names.
+    // The last byte stays zero; the configuration does not allow longer names.
     for (to, from) in request.ifr_name.iter_mut().take(15).zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // SAFETY: both operations read and write one ifreq, which `request` is, and no other is used.
+    // SAFETY: both operations read and write a single ifreq, which `request` is.
     if unsafe { libc::ioctl(file.as_raw_fd(), operation, &raw mut request) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has set the flags, and any bits are a number.
+    // SAFETY: the kernel has set the flags, and any bit pattern is a valid integer.
     Ok(libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags }))
 }
 
@@ -110,7 +111,7 @@ impl Medium for Tap {
         Ok(())
     }
 
-    /// A frame that the device does not take, because it is down for example, is lost.
+    /// Drops a frame that the device does not accept, for example because the device is down.
     fn write(
         &mut self,
         frames: &mut VecDeque<Vec<u8>>,

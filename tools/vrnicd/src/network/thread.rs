@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The thread that moves frames between the switch and the outside.
 //!
-//! It waits for all descriptors at once. If one accepts no data, only the frames of its own port wait: a batch here, a
-//! queue in the [`Hub`], a queue in the switch, all bounded.
+//! It waits for all descriptors at once. If one of them accepts no data, only frames for its own port wait: in a batch
+//! here, in a queue in the [`Hub`] and in a queue in the switch. All of these are bounded.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -15,37 +15,37 @@ use super::hub::Hub;
 use super::medium::Medium;
 use crate::stop::Stop;
 
-/// Buffers that are kept for frames.
+/// Number of buffers kept for reuse.
 const BUFFERS: usize = 512;
 
-/// How long nobody is let in after that failed.
+/// How long a port stops accepting connections after an attempt has failed.
 const REST: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// The network thread's state.
+/// State of the network thread.
 pub struct NetworkThread {
     hub: Arc<Hub>,
     ports: Vec<Port>,
     /// Empty buffers.
     buffers: Vec<Vec<u8>>,
-    /// Frames that were read; kept for its allocation.
+    /// Frames that have been read; kept for its allocation.
     received: Vec<Vec<u8>>,
 }
 
 struct Port {
     name: String,
     medium: Box<dyn Medium>,
-    /// Frames on their way out.
+    /// Frames to be sent.
     sending: VecDeque<Vec<u8>>,
-    /// The medium takes nothing for now.
+    /// Whether the medium accepts no data at the moment.
     blocked: bool,
-    /// Nobody is let in for a moment.
+    /// Whether the port accepts no connections for a moment.
     resting: bool,
 }
 
-/// What a descriptor is.
+/// What a descriptor belongs to.
 #[derive(Clone, Copy)]
 enum Source {
     Stop,
@@ -55,7 +55,7 @@ enum Source {
 }
 
 impl NetworkThread {
-    /// Serves these media as the ports of the hub.
+    /// Creates the thread's state. The media become the ports of the hub.
     pub fn new(hub: Arc<Hub>, media: Vec<(String, Box<dyn Medium>)>) -> Self {
         let port = |(name, medium)| Port {
             name,
@@ -72,7 +72,7 @@ impl NetworkThread {
         }
     }
 
-    /// Works until `stop` says so.
+    /// Moves frames until `stop` is signalled.
     pub fn run(&mut self, stop: &Stop) {
         for index in 0..self.ports.len() {
             let up = self.ports[index].medium.descriptor().is_some();
@@ -82,7 +82,7 @@ impl NetworkThread {
         let mut ready = Vec::new();
         loop {
             self.wait(stop, &mut ready);
-            // Connections that ended are noticed before new ones take their place.
+            // Handles closed connections before accepting new ones in their place.
             for &(source, flags) in &ready {
                 match source {
                     Source::Stop => return,
@@ -132,7 +132,7 @@ impl NetworkThread {
         } else {
             resting.then_some(REST)
         };
-        // Early returns (signals) find nothing ready, which is as good.
+        // If a signal ends the wait early, no descriptor is ready, which does no harm.
         let result = poll(&mut fds, timeout.as_ref());
         waker.slept();
         ready.clear();
@@ -147,7 +147,7 @@ impl NetworkThread {
         }
     }
 
-    /// Something happened where frames come and go.
+    /// Handles an event on the descriptor through which a port's frames pass.
     fn frames(&mut self, index: usize, flags: PollFlags) {
         if flags.intersects(PollFlags::OUT) {
             self.ports[index].blocked = false;
@@ -158,7 +158,7 @@ impl NetworkThread {
         }
     }
 
-    /// Takes what came by a port to the worker.
+    /// Passes frames that arrived at a port to the worker.
     fn receive(&mut self, index: usize) {
         let (buffers, received) = (&mut self.buffers, &mut self.received);
         let port = &mut self.ports[index];
@@ -194,14 +194,15 @@ impl NetworkThread {
             }
             Err(error) if super::medium::not_now(&error) => {}
             Err(error) => {
-                // No descriptor may be left: that passes, but not at once.
+                // The process may have run out of descriptors. That does not change at once, so wait before the next
+                // attempt.
                 warn!(port = port.name, %error, "cannot accept a connection");
                 port.resting = true;
             }
         }
     }
 
-    /// Sends what waits for a port: what is left of the last batch, then the next.
+    /// Sends the frames that wait for a port: the rest of the last batch, then the next batch.
     fn send(&mut self, index: usize) {
         let buffers = &mut self.buffers;
         let hub_port = self.hub.port(index);
@@ -233,7 +234,7 @@ impl NetworkThread {
         }
     }
 
-    /// Whoever was behind a port is gone.
+    /// Closes the connection of a port after its peer has disconnected or failed.
     fn close(&mut self, index: usize, error: &std::io::Error) {
         let port = &mut self.ports[index];
         if error.kind() == std::io::ErrorKind::UnexpectedEof {

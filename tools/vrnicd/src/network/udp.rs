@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! RoCE version 2 over the host's own network: the peers are RNICs of any kind, and need nothing that vrnic has.
+//! RoCE version 2 over the host's own network. The peers can be any RNICs, and need no support for vrnic.
 //!
-//! The RNIC has the host's address as a GID. What it sends leaves by a UDP socket with that address, which needs no
-//! privilege, and what arrives there is for it. So the addresses within packets are those outside, as programs and the
-//! connection manager on both sides expect, and an address has one RNIC, as queue pair numbers demand.
+//! The RNIC has the host's address as a GID. Its packets are sent from a UDP socket with that address, which needs no
+//! privilege, and packets that arrive at the socket are for the RNIC. So addresses inside the packets equal those
+//! outside, as programs and the connection manager on both sides expect. And each address has only one RNIC, as queue
+//! pair numbers require.
 //!
-//! The port has an Ethernet address of its own and speaks for the peers: a guest that looks for one finds the port.
-//! It carries nothing but RoCE to and from peers.
+//! The port has its own Ethernet address and replies on behalf of the peers: a guest that resolves a peer's address
+//! gets that of the port. The port carries only RoCE, and only to and from peers.
 //!
-//! What the kernel puts in the headers is known (see [`Datagrams::never_fragment`]); a [`Carrier`] makes the invariant
-//! CRC fit, and finds out what the socket does not tell of a packet that arrived. Time to live and flow label are the
-//! host's, as the CRC does not cover them. Traffic class and congestion marks are passed on both ways.
+//! The headers that the kernel writes are known in advance (see [`Datagrams::never_fragment`]). A [`Carrier`] adjusts
+//! the invariant CRC to them, and reconstructs the header fields of a received packet that the socket does not report.
+//! Time to live and flow label are the host's, because the CRC does not cover them. Traffic class and congestion marks
+//! are passed on in both directions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,20 +31,20 @@ use super::medium::Medium;
 use super::neighbor;
 use crate::config::switch;
 
-/// Most answers that wait to be read; a guest that asks for more at once asks again.
+/// Largest number of replies that wait to be read. A guest whose further requests are dropped repeats them.
 const ANSWERS: usize = 64;
 
-/// The port's way to the host's network.
+/// The port's connection to the host's network.
 pub struct Udp {
     socket: Datagrams,
     carrier: Carrier,
     ends: Ends,
-    /// Frames for the guest about where peers are.
+    /// Frames that tell the guest the Ethernet addresses of peers.
     answers: VecDeque<Vec<u8>>,
     losses: Arc<Losses>,
 }
 
-/// Who talks with whom.
+/// The two ends of the conversation.
 struct Ends {
     settings: switch::Udp,
     /// Ethernet address of the RNIC.
@@ -52,7 +54,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Whether packets may go to and come from an address.
+    /// Returns whether packets may be exchanged with `address`.
     fn has_peer(&self, address: IpAddr) -> bool {
         address != self.settings.local
             && self
@@ -62,7 +64,7 @@ impl Ends {
                 .any(|prefix| prefix.contains(address))
     }
 
-    /// What there is to know about a frame of the RNIC to a peer.
+    /// Parses the addresses of a frame, if it is from the RNIC and to a peer.
     fn outline(&self, frame: &[u8]) -> Option<Outline> {
         Outline::of(frame).filter(|outline| {
             outline.source == self.settings.local
@@ -71,7 +73,7 @@ impl Ends {
         })
     }
 
-    /// The way of a packet that came from a peer.
+    /// Returns the path of a packet that came from a peer.
     fn path(&self, from: SocketAddr, traffic_class: u8) -> Path {
         Path {
             source: gid_of(from.ip()),
@@ -87,10 +89,10 @@ impl Ends {
 }
 
 impl Udp {
-    /// Opens it for the RNIC with the address `rnic`, on a port with the address `port`.
+    /// Opens the medium for the RNIC with the MAC address `rnic`, on a port with the MAC address `port`.
     ///
     /// # Errors
-    /// The address is not this host's, or somebody else has its RoCE, such as Soft-RoCE.
+    /// The address does not belong to this host, or other software, such as Soft-RoCE, uses its RoCE port.
     pub fn open(
         settings: &switch::Udp,
         rnic: [u8; 6],
@@ -116,7 +118,8 @@ impl Udp {
         })
     }
 
-    /// Deals with a frame that is nothing to send.
+    /// Handles a frame that is not to be sent: queues a reply if it asks for a peer's Ethernet address, and counts it
+    /// as lost otherwise.
     fn keep(&mut self, frame: &[u8]) {
         let ends = &self.ends;
         let answer = neighbor::answer(frame, ends.port, |address| ends.has_peer(address));
@@ -206,7 +209,7 @@ mod tests {
     const PORT: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const RNIC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 9];
 
-    /// Addresses of this host that only this process uses.
+    /// Returns a loopback address that only this process uses.
     fn loopback(index: u32) -> IpAddr {
         Ipv4Addr::from_bits(0x7f00_0000 | std::process::id() << 2 | index).into()
     }
@@ -220,7 +223,7 @@ mod tests {
         Udp::open(&settings, RNIC, PORT, Arc::default()).unwrap()
     }
 
-    /// A frame of the RNIC, with so many bytes of payload.
+    /// Returns a frame of the RNIC with a payload of `length` bytes.
     fn frame(source: IpAddr, destination: IpAddr, length: usize) -> Vec<u8> {
         let path = Path {
             source: gid_of(source),
@@ -261,7 +264,7 @@ mod tests {
         assert_eq!((frames.len(), spent), (0, before));
     }
 
-    /// Reads until it is enough; what comes over the loopback may take a moment.
+    /// Reads until `enough`. Loopback traffic may take a moment to arrive.
     fn read_until(udp: &mut Udp, enough: impl Fn(&Udp, usize) -> bool) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let begin = Instant::now();
@@ -303,7 +306,7 @@ mod tests {
             assert_eq!((path.source_mac, path.destination_mac), (PORT, RNIC));
             assert_eq!((path.source_port, path.traffic_class), (UDP_PORT, 0x6a));
         }
-        // An answer, which is damaged, as faults on demand do it.
+        // A reply, damaged as by a fault.
         let mut damaged = frame(there, here, 64);
         damaged[60] ^= 1;
         write(&mut b, [damaged]);
@@ -325,7 +328,7 @@ mod tests {
             frame(elsewhere, there, 8),
             frame(here, elsewhere, 8),
             frame(here, here, 8),
-            // Another Ethernet source; another UDP port; nothing whole.
+            // Another Ethernet source; another UDP port; incomplete frames.
             of_another(11),
             of_another(37),
             vec![0; 60],
@@ -334,7 +337,7 @@ mod tests {
         let count = refused.len() as u64;
         write(&mut a, refused);
         assert_eq!(losses(&a), [(Loss::Foreign, count)]);
-        // From a peer's host but another port, as of most NICs; then from a stranger.
+        // From a peer's host but another port, as most NICs send; then from an unknown host.
         let peer = UdpSocket::bind((there, 0)).unwrap();
         peer.send_to(&[7; 20], (here, UDP_PORT)).unwrap();
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -343,12 +346,12 @@ mod tests {
         assert_eq!(came.len(), 1);
         assert!(came[0].ends_with(&[7; 20]));
         assert_eq!(losses(&a), [(Loss::Stranger, 1), (Loss::Foreign, count)]);
-        // Nobody has the port of RoCE there.
+        // No socket has the RoCE port there.
         write(&mut a, [frame(here, there, 8)]);
         let refused = |a: &Udp, _| losses(a).contains(&(Loss::Refused, 1));
         assert_eq!(read_until(&mut a, refused), Vec::<Vec<u8>>::new());
 
-        // Whoever asks for a peer is told the port; only the RNIC's guest is.
+        // A request for a peer's address is answered with the port's, but only for the RNIC's guest.
         let mut request = [[0xff; 6], RNIC].concat();
         request.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         request.extend(RNIC);

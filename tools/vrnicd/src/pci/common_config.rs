@@ -74,10 +74,10 @@ pub struct CommonConfig {
     queue_select: u16,
     queues: Vec<Queue>,
     status: u8,
-    /// The device was told to start and has not been told to reset since.
+    /// Whether the device has been told to start and not been told to reset since.
     active: bool,
     generation: u64,
-    /// Generation of the reset the device still works on.
+    /// Generation of the reset that the device is still working on.
     pending_reset: Option<u64>,
     signals: Arc<Signals>,
     backend: Arc<dyn Backend>,
@@ -85,7 +85,7 @@ pub struct CommonConfig {
 }
 
 impl CommonConfig {
-    /// Registers as after power-on.
+    /// Creates the registers in their power-on state.
     pub fn new(
         spec: &DeviceSpec,
         signals: Arc<Signals>,
@@ -111,12 +111,12 @@ impl CommonConfig {
         }
     }
 
-    /// Whether queues and doorbells work: DRIVER_OK is set and no reset under way.
+    /// Returns whether queues and doorbells work: DRIVER_OK is set and no reset is in progress.
     pub fn is_active(&self) -> bool {
         self.active
     }
 
-    /// Whether a reset is under way; finishes it if the device has reported its end.
+    /// Returns whether a reset is in progress; finishes it if the device has reported its completion.
     pub fn is_resetting(&mut self) -> bool {
         if self
             .pending_reset
@@ -128,7 +128,7 @@ impl CommonConfig {
         self.pending_reset.is_some()
     }
 
-    /// Starts a reset. Does not wait: the status register reads non-zero until the device has come to rest.
+    /// Starts a reset. Does not wait: the status register reads non-zero until the device has stopped.
     pub fn reset(&mut self) {
         if self.is_resetting() {
             return;
@@ -157,7 +157,7 @@ impl CommonConfig {
         let resetting = self.is_resetting();
         match (offset as usize, data) {
             (field::STATUS, &[status]) => self.write_status(status),
-            // The driver has to wait for the end of a reset before it touches anything else.
+            // During a reset, the driver must wait before it accesses anything else.
             _ if resetting => {}
             (offset, &[a, b]) => self.write16(offset, u16::from_le_bytes([a, b])),
             (offset, &[a, b, c, d]) => self.write32(offset, u32::from_le_bytes([a, b, c, d])),
@@ -221,7 +221,7 @@ impl CommonConfig {
 
     fn read_status(&mut self) -> u8 {
         if self.is_resetting() {
-            // Not zero: the driver polls for zero as the end of the reset.
+            // Not zero: the driver polls for zero to detect the end of the reset.
             return self.status | DRIVER_OK;
         }
         self.status
@@ -239,7 +239,7 @@ impl CommonConfig {
         if self.is_resetting() {
             return;
         }
-        // Bits are only ever added; a reset clears them.
+        // Writes can only add bits; a reset clears them.
         let mut new = status & DRIVER_BITS & !self.status;
         if new & FEATURES_OK != 0
             && (self.accepted & !self.offered != 0 || self.required & !self.accepted != 0)
@@ -317,7 +317,7 @@ impl CommonConfig {
         }
     }
 
-    /// Runs `change` on the selected queue unless it is enabled already.
+    /// Runs `change` on the selected queue unless that is already enabled.
     fn with_idle_queue(&mut self, change: impl FnOnce(&mut Queue)) {
         if let Some(queue) = self
             .queues

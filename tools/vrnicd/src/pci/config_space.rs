@@ -34,7 +34,7 @@ const INTERRUPT_LINE: usize = 0x3c;
 /// Advanced Features capability: transactions-pending and function-level reset are supported.
 const AF_TP_FLR: u8 = 0x03;
 
-/// What a write to configuration space asks for beyond storing bytes.
+/// What a write to configuration space requests beyond storing bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ConfigEvent {
     /// Nothing.
@@ -43,7 +43,7 @@ pub enum ConfigEvent {
     FunctionLevelReset,
 }
 
-/// Where the PCI configuration access capability points.
+/// Target of the PCI configuration access capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// BAR to access.
@@ -54,7 +54,7 @@ pub struct Window {
     pub len: usize,
 }
 
-/// The bytes of configuration space.
+/// The configuration space.
 pub struct ConfigSpace {
     bytes: [u8; CONFIG_LEN],
     pci_cfg: usize,
@@ -62,7 +62,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// Configuration space of a function for `spec` with `vectors` MSI-X vectors.
+    /// Creates the configuration space of a function for `spec` with `vectors` MSI-X vectors.
     pub fn new(spec: &DeviceSpec, vectors: u16) -> Self {
         let mut space = Builder {
             bytes: [0; CONFIG_LEN],
@@ -120,7 +120,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Reads bytes; zeros beyond the end. `busy` is shown as "transactions pending".
+    /// Reads bytes; zeros beyond the end. `busy` appears as "transactions pending".
     pub fn read(&self, offset: u64, data: &mut [u8], busy: bool) {
         let start = offset.min(CONFIG_LEN as u64) as usize;
         for (offset, byte) in (start..).zip(data) {
@@ -131,7 +131,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes the writable bits of the bytes named.
+    /// Writes the writable bits of the given bytes.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> ConfigEvent {
         let mut event = ConfigEvent::None;
         let start = offset.min(CONFIG_LEN as u64) as usize;
@@ -152,7 +152,7 @@ impl ConfigSpace {
         event
     }
 
-    /// The BAR access that an access of `len` bytes to configuration offset `offset` stands for, if it hits
+    /// Returns the BAR access that an access of `len` bytes at configuration offset `offset` stands for, if it hits
     /// `pci_cfg_data`.
     pub fn window(&self, offset: u64, len: usize) -> Option<Window> {
         let word = |at: usize| {
@@ -186,7 +186,7 @@ impl ConfigSpace {
 struct Builder {
     bytes: [u8; CONFIG_LEN],
     next: usize,
-    /// Where the pointer to the next capability goes.
+    /// Offset at which the pointer to the next capability is stored.
     link: usize,
 }
 
@@ -206,7 +206,7 @@ impl Builder {
         at
     }
 
-    /// Appends a `struct virtio_pci_cap` with `extra` bytes behind it and returns its offset.
+    /// Appends a `struct virtio_pci_cap` followed by `extra` and returns its offset.
     fn virtio(&mut self, cfg_type: u8, bar: u8, offset: u64, len: u32, extra: &[u8]) -> usize {
         let mut body = vec![16 + extra.len() as u8, cfg_type, bar, 0, 0, 0];
         body.extend((offset as u32).to_le_bytes());

@@ -12,7 +12,7 @@ use super::{
 use crate::guest_memory::GuestMemory;
 use crate::virtio::{Backend, DeviceSpec};
 
-/// One virtio-pci function as one VM sees it. Made anew for each connection of a VMM.
+/// A virtio-pci function as one VM sees it. Each connection of a VMM gets a new one.
 pub struct Function {
     spec: DeviceSpec,
     config: ConfigSpace,
@@ -24,7 +24,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// A function as after power-on. One MSI-X vector per queue and one for configuration changes.
+    /// Creates a function in its power-on state, with one MSI-X vector per queue and one for configuration changes.
     pub fn new(spec: DeviceSpec, backend: Arc<dyn Backend>, memory: Arc<GuestMemory>) -> Self {
         let vectors = spec.queues + 1;
         let signals = Arc::new(Signals::new(spec.queues, vectors));
@@ -38,12 +38,12 @@ impl Function {
         }
     }
 
-    /// The function's interrupts.
+    /// Returns the function's interrupts.
     pub fn signals(&self) -> &Signals {
         &self.signals
     }
 
-    /// Size of a BAR in bytes, a power of two; 0 if there is none.
+    /// Returns the size of a BAR in bytes, a power of two; 0 if the BAR does not exist.
     pub fn bar_size(&self, bar: u8) -> u64 {
         match bar {
             VIRTIO_BAR => VIRTIO_BAR_SIZE,
@@ -55,13 +55,14 @@ impl Function {
         }
     }
 
-    /// Reset of the whole function: power-on state as far as the guest can see. Returns at once.
+    /// Resets the whole function, which then appears to the guest as after power-on. Returns at once.
     pub fn reset(&mut self) {
         self.config.reset();
         self.common.reset();
     }
 
-    /// Whether the card is in its slot. If it was not at any time since the last access, it is as after power-on.
+    /// Returns whether the card is in its slot. If it was removed at any time since the last access, it is in its
+    /// power-on state.
     fn is_present(&mut self) -> bool {
         let presence = self.backend.presence();
         if presence != self.presence {
@@ -71,7 +72,7 @@ impl Function {
         presence.is_multiple_of(2)
     }
 
-    /// Reads configuration space. All ones if the card is not there.
+    /// Reads configuration space; all ones if the card is absent.
     pub fn config_read(&mut self, offset: u64, data: &mut [u8]) {
         if !self.is_present() {
             data.fill(0xff);
@@ -100,7 +101,7 @@ impl Function {
         }
     }
 
-    /// Reads a BAR. Reserved places read as zero, and everything as ones if the card is not there.
+    /// Reads a BAR. Reserved areas read as zeros; everything reads as ones if the card is absent.
     pub fn bar_read(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
         if !self.is_present() {
             return data.fill(0xff);
@@ -127,13 +128,13 @@ impl Function {
         }
     }
 
-    /// Writes a BAR. Writes to reserved or read-only places are ignored.
+    /// Writes a BAR. Writes to reserved or read-only areas are ignored.
     pub fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) {
         if !self.is_present() {
             return;
         }
         match bar {
-            // First, because this is the only one on a data path.
+            // Comes first because this is the only BAR on a data path.
             DOORBELL_BAR => self.ring(offset, data),
             VIRTIO_BAR if offset < layout::COMMON_LEN => {
                 self.common.write(offset - layout::COMMON, data);
@@ -148,7 +149,7 @@ impl Function {
         }
     }
 
-    /// A doorbell is a 32-bit write to the first word of a page.
+    /// Rings a doorbell if this is a 32-bit write to the first word of a doorbell page.
     fn ring(&self, offset: u64, data: &[u8]) {
         let page = offset / DOORBELL_PAGE_SIZE;
         if let Ok(value) = data.try_into()

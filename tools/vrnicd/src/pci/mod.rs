@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A modern virtio-pci function (virtio 1.3, section 4.1): what the guest sees on its PCI bus.
 //!
-//! Knows neither vfio-user below it nor RDMA above it.
+//! It knows about neither vfio-user below it nor RDMA above it.
 //!
 //! | BAR | contents |
 //! |-----|----------|
 //! | 0 | common configuration, ISR, device configuration, queue notifications |
-//! | 2 | MSI-X table and PBA (the VMM emulates the table; nothing behind it here) |
+//! | 2 | MSI-X table and PBA (the VMM emulates the table; there is no memory behind it here) |
 //! | 4 | doorbell pages, 4096 bytes each |
 
 mod common_config;
@@ -25,7 +25,7 @@ pub const VENDOR_ID: u16 = 0x1af4;
 pub const DEVICE_ID_BASE: u16 = 0x1040;
 /// Vector number that means "no vector".
 pub const NO_VECTOR: u16 = 0xffff;
-/// Most MSI-X vectors a function can have.
+/// Largest number of MSI-X vectors of a function.
 pub const MAX_VECTORS: u16 = 2048;
 
 /// Index of the BAR with the virtio structures.
@@ -56,7 +56,7 @@ pub mod layout {
     pub const ISR: u64 = 0x1000;
     /// Offset of the device configuration.
     pub const DEVICE: u64 = 0x2000;
-    /// Room for the device configuration.
+    /// Space reserved for the device configuration.
     pub const DEVICE_LEN: u64 = 0x1000;
     /// Offset of the queue notifications.
     pub const NOTIFY: u64 = 0x4000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! State of a function that the device's worker touches: interrupts, ISR, DEVICE_NEEDS_RESET, reset progress.
+//! State of a function that the device's worker accesses: interrupts, ISR, DEVICE_NEEDS_RESET, reset progress.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,7 +23,7 @@ const ISR_QUEUE: u8 = 1;
 pub struct EventFd(File);
 
 impl EventFd {
-    /// Accepts `fd` only if it is an eventfd, and makes it non-blocking.
+    /// Checks that `fd` is an eventfd and makes it non-blocking.
     pub fn new(fd: OwnedFd) -> std::io::Result<Self> {
         let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if target.as_os_str() != "anon_inode:[eventfd]" {
@@ -34,20 +34,20 @@ impl EventFd {
         Ok(Self(fd.into()))
     }
 
-    /// Adds one to the counter. A full counter is as good as a signal. False if the VMM, which can make it block again,
-    /// held the thread up until a timer interrupted it.
+    /// Adds one to the counter. A full counter counts as success, because the signal is still pending. Returns false if
+    /// the write blocked, because the VMM cleared the non-blocking flag, and a timer had to interrupt it.
     pub fn signal(&self) -> bool {
         watchdog::limit_wait();
         rustix::io::write(&self.0, &1u64.to_ne_bytes()) != Err(Errno::INTR)
     }
 }
 
-/// Shared between the front end's thread and the worker.
+/// State shared by the front end's thread and the worker.
 ///
 /// Locking: `vectors` is held only to change an entry or to copy one.
 pub struct Signals {
     vectors: Mutex<Vec<Option<Arc<EventFd>>>>,
-    /// Whether the VMM held the worker up, and hears no more of it.
+    /// Whether the VMM made the worker block, and therefore gets no more interrupts.
     silenced: AtomicBool,
     queue_vector: Box<[AtomicU16]>,
     config_vector: AtomicU16,
@@ -57,7 +57,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// For a function with `queues` virtqueues and `vectors` MSI-X vectors.
+    /// Creates the state of a function with `queues` virtqueues and `vectors` MSI-X vectors.
     pub fn new(queues: u16, vectors: u16) -> Self {
         Self {
             vectors: Mutex::new((0..vectors).map(|_| None).collect()),
@@ -70,12 +70,13 @@ impl Signals {
         }
     }
 
-    /// Number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors.
     pub fn vector_count(&self) -> u32 {
         self.lock().len() as u32
     }
 
-    /// Connects vectors `start..` to eventfds, or disconnects them where the entry is `None`. False if out of range.
+    /// Connects vectors `start..` to eventfds, or disconnects them where the entry is `None`. Returns false if out of
+    /// range.
     pub fn connect(
         &self,
         start: u32,
@@ -100,7 +101,7 @@ impl Signals {
         self.lock().fill_with(|| None);
     }
 
-    /// Raises vector `vector` as a self-test would. False if there is no such vector.
+    /// Raises vector `vector` as a self-test. Returns false if there is no such vector.
     pub fn trigger(&self, vector: u32) -> bool {
         let Some(eventfd) = self.lock().get(vector as usize).cloned() else {
             return false;
@@ -115,7 +116,7 @@ impl Signals {
         true
     }
 
-    /// Whether the VMM gets no more interrupts because it held one up.
+    /// Returns whether the VMM gets no more interrupts because one of them made the worker block.
     pub fn is_silenced(&self) -> bool {
         self.silenced.load(Ordering::Relaxed)
     }
@@ -125,17 +126,17 @@ impl Signals {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// Whether the device asked for a reset.
+    /// Returns whether the device has asked for a reset.
     pub fn is_reset_needed(&self) -> bool {
         self.needs_reset.load(Ordering::Acquire)
     }
 
-    /// Generation of the last reset that the device completed.
+    /// Returns the generation of the last reset that the device completed.
     pub fn completed_reset(&self) -> u64 {
         self.reset_done.load(Ordering::Acquire)
     }
 
-    /// Vector of the configuration-change interrupt.
+    /// Returns the vector of the configuration-change interrupt.
     pub fn config_vector(&self) -> u16 {
         self.config_vector.load(Ordering::Relaxed)
     }
@@ -145,7 +146,7 @@ impl Signals {
         self.config_vector.store(vector, Ordering::Relaxed);
     }
 
-    /// Vector of `queue`.
+    /// Returns the vector of `queue`.
     pub fn queue_vector(&self, queue: u16) -> u16 {
         self.queue_vector
             .get(usize::from(queue))
@@ -159,7 +160,7 @@ impl Signals {
         }
     }
 
-    /// Back to the state after power-on, except for the connected eventfds and the reset generation.
+    /// Restores the power-on state, except for the connected eventfds and the reset generation.
     pub fn clear(&self) {
         self.queue_vector
             .iter()
@@ -178,7 +179,7 @@ impl Signals {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Arc<EventFd>>>> {
-        // The table is valid after any panic: entries are replaced whole.
+        // The table is consistent after any panic, because entries are replaced whole.
         self.vectors
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)

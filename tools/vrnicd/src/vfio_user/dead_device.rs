@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a VMM sees in place of a device whose daemon died: a card that was pulled out.
+//! What a VMM sees in place of a device whose daemon died: a card that has been pulled out.
 
 use std::os::fd::OwnedFd;
 
@@ -10,19 +10,19 @@ use super::message::{DmaMap, DmaUnmap, IrqSet};
 use super::session::Device;
 use crate::pci::{VIRTIO_BAR, layout};
 
-/// Reads as all ones, swallows writes, and agrees to everything else, so that the VMM can go on, reset its machine and
-/// change its memory.
+/// Reads return all ones, writes are ignored, and everything else succeeds, so that the VMM can continue to run, reset
+/// its machine and change its memory.
 ///
-/// With one exception: the device status says that the device needs a reset, and after one it stays 0. For a driver
-/// that resets the device waits until that is done, and virtio core complains of a driver that leaves a device
-/// without having reset it, which it cannot do with one that seems to be gone.
+/// The device status is an exception: it reports that the device needs a reset, and stays 0 after one. A driver that
+/// resets the device waits for that 0. And virtio core complains if a driver releases a device without resetting it,
+/// which a driver cannot do if the device seems to be gone.
 #[derive(Default)]
 pub struct DeadDevice {
     was_reset: bool,
 }
 
 impl DeadDevice {
-    /// Whether this is an access to the device status.
+    /// Returns whether this is an access to the device status.
     fn is_status(region: u32, offset: u64, length: usize) -> bool {
         region == u32::from(VIRTIO_BAR) && offset == layout::COMMON + layout::STATUS && length == 1
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A listening socket that serves one VMM after the other, each with a fresh device.
+//! A listening socket that serves one VMM at a time, each with a new device.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,19 +21,19 @@ use crate::socket;
 use crate::stop::Stop;
 use crate::virtio::{Backend, DeviceSpec};
 
-/// How long a VMM that held the worker up has to wait for another connection.
+/// How long a VMM that made the worker block has to wait for a new connection.
 const PENALTY: Duration = Duration::from_secs(1);
-/// How long the worker gets to let go of a VM's memory.
+/// How long the worker may take to release a VM's memory.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
-/// A bound socket, removed when dropped.
+/// A bound socket; removed when dropped.
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
 }
 
 impl Listener {
-    /// Binds `path`. Replaces a socket that nobody listens on any more; refuses anything else that is there.
+    /// Binds `path`. Replaces a socket on which no process listens any more; fails if anything else exists at `path`.
     pub fn bind(path: &Path) -> io::Result<Self> {
         Ok(Self {
             socket: socket::bind(path)?,
@@ -41,7 +41,7 @@ impl Listener {
         })
     }
 
-    /// Accepts and serves VMMs, one at a time, until `stop` says so. Blocks.
+    /// Accepts and serves VMMs, one at a time, until `stop` is signalled. Blocks.
     pub fn run(
         &self,
         spec: &DeviceSpec,
@@ -79,7 +79,7 @@ impl Listener {
                 Disconnect::Closed => info!("VMM disconnected"),
                 Disconnect::Stopped => {
                     info!("stopping; the VMM loses its device");
-                    // The socket stays with the holder, which sees to it that the VMM survives.
+                    // Leaves the socket with the holder, which keeps the VMM alive.
                     std::mem::forget(held);
                 }
                 Disconnect::Protocol(what) => {
@@ -88,11 +88,11 @@ impl Listener {
                 Disconnect::Io(error) => warn!(%error, "connection failed"),
             }
             if device.is_silenced() {
-                // Else it could come back at once and hold the worker up again.
+                // Otherwise the VMM could reconnect at once and make the worker block again.
                 std::thread::sleep(PENALTY);
             }
             drop(device);
-            // Unmapping gigabytes takes a while, so it shall happen here and not in the worker.
+            // Unmapping gigabytes takes a while, so the last reference should be dropped here and not in the worker.
             let deadline = Instant::now() + RELEASE_TIME;
             while Arc::strong_count(&memory) > 1 && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
@@ -100,7 +100,7 @@ impl Listener {
         }
     }
 
-    /// Where the socket is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }

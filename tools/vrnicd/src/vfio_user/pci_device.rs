@@ -32,7 +32,8 @@ pub struct PciDevice {
 }
 
 impl PciDevice {
-    /// Serves `function`, whose guest memory is `memory`. The holder is told of its interrupts through `held`.
+    /// Creates a device that serves `function`, whose guest memory is `memory`. `held` passes its interrupts to the
+    /// holder.
     pub fn new(function: Function, memory: Arc<GuestMemory>, held: Option<Arc<Held>>) -> Self {
         Self {
             function,
@@ -41,7 +42,7 @@ impl PciDevice {
         }
     }
 
-    /// Whether its VMM gets no more interrupts, because it held one up.
+    /// Returns whether its VMM gets no more interrupts because one of them made the worker block.
     pub fn is_silenced(&self) -> bool {
         self.function.signals().is_silenced()
     }
@@ -73,7 +74,7 @@ impl Device for PciDevice {
             index if index < VFIO_PCI_NUM_REGIONS => 0,
             _ => return Err(Errno::INVAL),
         };
-        // Never mmap: with one mappable page QEMU would make every trapped write wait for its reply.
+        // Not mappable: if a single page were, QEMU would wait for a reply to every trapped write.
         let flags = if size == 0 {
             0
         } else {
@@ -88,7 +89,7 @@ impl Device for PciDevice {
                 VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_NORESIZE,
                 self.function.signals().vector_count(),
             )),
-            // Never raised, but QEMU warns about a device without it.
+            // Never raised, but QEMU warns about a device without this interrupt.
             VFIO_PCI_ERR_IRQ_INDEX => Ok((VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_NORESIZE, 1)),
             index if index < VFIO_PCI_NUM_IRQS => Ok((0, 0)),
             _ => Err(Errno::INVAL),
@@ -128,7 +129,7 @@ impl Device for PciDevice {
                     .map(|(vector, _)| vector)
                     .try_for_each(|vector| in_range(signals.trigger(vector)))
             }
-            // One descriptor per vector connects, none at all disconnects.
+            // One descriptor per vector connects the vectors; no descriptors disconnect them.
             VFIO_IRQ_SET_DATA_EVENTFD if fds.is_empty() => {
                 in_range(set.count <= signals.vector_count())?;
                 in_range(signals.connect(set.start, (0..set.count).map(|_| None)))
@@ -182,7 +183,7 @@ impl Device for PciDevice {
             fd = fd_number(fd.as_ref()),
             "DMA_MAP"
         );
-        // Without a descriptor (ROMs, registers of other devices) there is nothing to map, and nothing that RDMA needs.
+        // Without a descriptor (ROMs, registers of other devices) there is nothing to map and nothing that RDMA needs.
         let Some(fd) = fd else { return Ok(()) };
         let writable = map.flags & dma_flags::WRITE != 0;
         self.memory
@@ -208,7 +209,7 @@ impl Device for PciDevice {
 }
 
 impl Drop for PciDevice {
-    /// The VMM is gone: the device stops using its memory.
+    /// Makes the device stop using the memory of the VMM, which is gone.
     fn drop(&mut self) {
         self.function.reset();
         self.memory.unmap_all();

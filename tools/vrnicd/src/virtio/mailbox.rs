@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Where a front end leaves messages for the worker, in bounded memory and without waiting.
+//! The mailbox in which a front end leaves messages for the worker, in bounded memory and without waiting.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,17 +14,17 @@ pub enum Request {
     Activate(Activation),
     /// The driver, or the VMM, reset the device.
     Reset {
-        /// What to report when it is done.
+        /// Number to report when the reset is complete.
         generation: u64,
-        /// To whom.
+        /// Receiver of this report.
         notifier: Arc<dyn Notifier>,
     },
 }
 
-/// A set of small numbers that any thread may add to and one thread empties.
+/// A set of small numbers. Any thread may add to it; one thread empties it.
 struct AtomicSet {
     words: Box<[AtomicU64]>,
-    /// Bit `w` of summary word `s`: word `64 * s + w` may have bits.
+    /// If bit `w` of summary word `s` is set, word `64 * s + w` may have bits set.
     summary: Box<[AtomicU64]>,
 }
 
@@ -38,7 +38,7 @@ impl AtomicSet {
         }
     }
 
-    /// Adds `number` if it is small enough.
+    /// Adds `number` if it is within the size of the set.
     fn insert(&self, number: usize) {
         let word = number / 64;
         if let (Some(bits), Some(summary)) = (self.words.get(word), self.summary.get(word / 64)) {
@@ -47,7 +47,8 @@ impl AtomicSet {
         }
     }
 
-    /// Removes all numbers, giving each to `visit`. What is added meanwhile is either visited or stays.
+    /// Removes all numbers and calls `visit` with each. A number that is added in the meantime is either visited or
+    /// stays in the set.
     fn drain(&self, mut visit: impl FnMut(usize)) {
         for (index, summary) in self.summary.iter().enumerate() {
             if summary.load(Ordering::Relaxed) == 0 {
@@ -78,7 +79,7 @@ fn each_bit(mut bits: u64, mut visit: impl FnMut(usize)) {
 
 /// Messages for one device. A million rings of one doorbell page take as much room as one.
 pub struct Mailbox {
-    /// At most one reset and one activation are ever outstanding: the front end starts none before the last one ended.
+    /// Holds at most one reset and one activation: the front end starts neither before the previous one has ended.
     requests: Mutex<VecDeque<Request>>,
     has_requests: AtomicBool,
     queues: AtomicSet,
@@ -92,7 +93,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// For a device with `queues` virtqueues and `doorbell_pages` doorbell pages.
+    /// Creates the mailbox of a device with `queues` virtqueues and `doorbell_pages` doorbell pages.
     pub fn new(queues: u16, doorbell_pages: u32, waker: Arc<Waker>) -> Self {
         Self {
             requests: Mutex::new(VecDeque::new()),
@@ -107,7 +108,7 @@ impl Mailbox {
         }
     }
 
-    /// Next request, oldest first.
+    /// Removes and returns the oldest request.
     pub fn next_request(&self) -> Option<Request> {
         if !self.has_requests.load(Ordering::SeqCst) {
             return None;
@@ -119,12 +120,12 @@ impl Mailbox {
         request
     }
 
-    /// Gives each queue that was notified to `visit`.
+    /// Calls `visit` with each queue that was notified.
     pub fn drain_queues(&self, visit: impl FnMut(usize)) {
         self.queues.drain(visit);
     }
 
-    /// Gives each doorbell page that was written, and the last value written to it, to `visit`.
+    /// Calls `visit` with each doorbell page that was written and the last value written to it.
     pub fn drain_doorbells(&self, mut visit: impl FnMut(u32, u32)) {
         self.doorbells.drain(|page| {
             let value = self
@@ -135,7 +136,7 @@ impl Mailbox {
         });
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         !self.has_requests.load(Ordering::SeqCst)
             && self.queues.is_empty()
@@ -143,28 +144,29 @@ impl Mailbox {
             && !self.panic_requested.load(Ordering::SeqCst)
     }
 
-    /// For tests of containment: makes the engine panic at its next turn.
+    /// Makes the engine panic in its next turn, for tests of containment.
     pub fn request_panic(&self) {
         self.panic_requested.store(true, Ordering::SeqCst);
         self.waker.wake();
     }
 
-    /// For tests of drivers: makes the device hostile to those to come, or honest again. Returns which.
+    /// Toggles whether the device is hostile to drivers that start from now on, for tests of drivers. Returns whether
+    /// it is.
     pub fn change_sides(&self) -> bool {
         !self.hostile.fetch_xor(true, Ordering::SeqCst)
     }
 
-    /// Whether a driver that comes now is to find a hostile device.
+    /// Returns whether a driver that starts now is to get a hostile device.
     pub fn is_hostile(&self) -> bool {
         self.hostile.load(Ordering::SeqCst)
     }
 
-    /// The device is pulled out of its slot, or put back.
+    /// Records that the device was removed from its slot or put back.
     pub fn change_presence(&self) {
         self.presence.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether a panic was requested; clears the request.
+    /// Returns whether a panic was requested, and clears the request.
     pub fn take_panic_request(&self) -> bool {
         self.panic_requested.load(Ordering::Relaxed)
             && self.panic_requested.swap(false, Ordering::SeqCst)
@@ -248,12 +250,12 @@ mod tests {
                     (1..=RINGS).for_each(|value| mailbox.doorbell(thread * 2500, value));
                 });
             }
-            // The last ring of each page must be seen, whatever happened to be merged.
+            // The last ring of each page must be seen, regardless of which rings were merged.
             while last.iter().any(|&value| value != RINGS) {
                 mailbox.drain_doorbells(|page, value| last[page as usize / 2500] = value);
             }
         });
-        // The value may have been seen before its bit was set, so bits may be left; once drained, nothing is.
+        // A value may have been seen before its bit was set, so some bits may remain; this drains them.
         mailbox.drain_doorbells(|_, value| assert_eq!(value, RINGS));
         assert!(mailbox.is_empty());
     }

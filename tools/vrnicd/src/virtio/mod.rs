@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The boundary between a transport and the device behind it.
+//! The interface between a transport and the device behind it.
 //!
-//! A transport (virtio-pci over vfio-user here; vhost-user could be another) knows a device only as a
-//! [`DeviceSpec`] and speaks to it through [`Backend`]. The device answers through [`Notifier`]. Neither side
-//! ever waits for the other: every method here returns at once, so the thread that reads the VMM's socket
-//! can never be held up by the engine, and the engine never by the VMM.
+//! A transport (virtio-pci over vfio-user here; vhost-user could be another) knows a device only as a [`DeviceSpec`]
+//! and talks to it through [`Backend`]. The device answers through [`Notifier`]. Neither side ever waits for the other,
+//! because every method here returns at once. So the engine can never hold up the thread that reads the VMM's socket,
+//! and the VMM can never hold up the engine.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub struct DeviceSpec {
     pub doorbell_pages: u32,
 }
 
-/// One virtqueue as the driver set it up; addresses are the driver's and unchecked.
+/// A virtqueue as the driver set it up. The addresses come from the driver and are unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSetup {
     /// Index of the queue.
@@ -51,45 +51,47 @@ pub struct QueueSetup {
 
 /// Everything a device needs to start working after DRIVER_OK.
 pub struct Activation {
-    /// Feature bits the driver accepted.
+    /// Feature bits that the driver accepted.
     pub features: u64,
     /// The queues that the driver enabled.
     pub queues: Vec<QueueSetup>,
     /// Guest memory of the connected VM.
     pub memory: Arc<GuestMemory>,
-    /// How to reach the guest.
+    /// Notifier for the guest.
     pub notifier: Arc<dyn Notifier>,
 }
 
-/// What a transport tells a device. No method blocks.
+/// Calls from a transport to a device. No method blocks.
 pub trait Backend: Send + Sync {
-    /// The driver set DRIVER_OK.
+    /// Starts the device: the driver has set DRIVER_OK.
     fn activate(&self, activation: Activation);
 
-    /// Stop all work and forget all state. The device calls [`Notifier::reset_done`] with `generation` once it
-    /// touches neither guest memory nor queues any more.
+    /// Stops all work and drops all state. The device calls [`Notifier::reset_done`] with `generation` once it no
+    /// longer accesses guest memory or queues.
     fn reset(&self, generation: u64, notifier: Arc<dyn Notifier>);
 
-    /// How often the device was pulled out of its slot or put back: while the number is odd it is not there.
+    /// Returns how many times the device was removed from its slot or put back. While the number is odd, the device is
+    /// absent.
     fn presence(&self) -> u64 {
         0
     }
 
-    /// The driver made buffers available in `queue`.
+    /// Tells the device that the driver made buffers available in `queue`.
     fn queue_notify(&self, queue: u16);
 
-    /// The driver wrote `value` to doorbell page `page`. Rings of one page may be merged; the last value counts.
+    /// Tells the device that the driver wrote `value` to doorbell page `page`. Rings of the same page may be merged;
+    /// the last value counts.
     fn doorbell(&self, page: u32, value: u32);
 }
 
-/// What a device tells a transport. No method blocks.
+/// Calls from a device to a transport. No method blocks.
 pub trait Notifier: Send + Sync {
-    /// Interrupt: the device used buffers of `queue`.
+    /// Interrupts the driver: the device has used buffers of `queue`.
     fn queue_used(&self, queue: u16);
 
-    /// The device met an error that only a reset clears: sets DEVICE_NEEDS_RESET and interrupts the driver.
+    /// Reports an error that only a reset clears: sets DEVICE_NEEDS_RESET and interrupts the driver.
     fn needs_reset(&self);
 
-    /// The reset with this generation is complete.
+    /// Reports that the reset with this generation is complete.
     fn reset_done(&self, generation: u64);
 }

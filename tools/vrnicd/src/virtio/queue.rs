@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Split virtqueues (virtio 1.3, section 2.7) for control and events.
 //!
-//! Wraps crate `virtio-queue` so that whatever a driver does wrong surfaces as [`BadQueue`] instead of as a silently
-//! shortened chain: the device then asks for a reset.
+//! Wraps crate `virtio-queue` so that an error by the driver results in [`BadQueue`], not in a silently shortened
+//! chain. The device then asks for a reset.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,29 +13,29 @@ use vm_memory::{Bytes, GuestAddress};
 use super::QueueSetup;
 use crate::guest_memory::{GuestMemory, QueueMemory};
 
-/// The driver broke a rule of the virtqueue; the device needs a reset.
+/// The driver violated a rule of the virtqueue; the device needs a reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadQueue(
     /// What was wrong, for the log.
     pub &'static str,
 );
 
-/// A buffer the driver made available, fully read and bounds-checked.
+/// A buffer that the driver made available, fully read and bounds-checked.
 #[derive(Debug)]
 pub struct Chain {
     head: u16,
-    /// Bytes of all device-readable descriptors.
+    /// Contents of all device-readable descriptors.
     pub request: Vec<u8>,
     writable: Vec<(u64, u32)>,
 }
 
 impl Chain {
-    /// Number of its first descriptor, by which it is given back.
+    /// Returns the number of its first descriptor, which identifies it in the used ring.
     pub fn head(&self) -> u16 {
         self.head
     }
 
-    /// Number of bytes the driver lets the device write.
+    /// Returns the number of bytes that the driver lets the device write.
     pub fn reply_capacity(&self) -> usize {
         self.writable.iter().map(|&(_, len)| len as usize).sum()
     }
@@ -48,7 +48,7 @@ pub struct Virtqueue {
 }
 
 impl Virtqueue {
-    /// Takes a queue into use. Fails if a ring is misaligned or not wholly inside guest memory.
+    /// Takes a queue into use. Fails if a ring is misaligned or not entirely in guest memory.
     pub fn new(setup: &QueueSetup, memory: Arc<GuestMemory>) -> Result<Self, BadQueue> {
         let memory = QueueMemory::new(memory);
         let mut queue =
@@ -70,7 +70,7 @@ impl Virtqueue {
         Ok(Self { queue, memory })
     }
 
-    /// Takes the next available chain, with at most `max_request` readable bytes.
+    /// Takes the next available chain. The chain may have at most `max_request` readable bytes.
     pub fn pop(&mut self, max_request: usize) -> Result<Option<Chain>, BadQueue> {
         let mut available = self
             .queue
@@ -103,18 +103,19 @@ impl Virtqueue {
                 .read_slice(&mut chain.request[start..], descriptor.addr())
                 .map_err(|_| BadQueue("readable descriptor points outside guest memory"))?;
         }
-        // The iterator ends early on every malformed chain, so a chain is whole only if its last
-        // descriptor says that it is the last.
+        // The iterator stops early at a malformed chain, so a chain is complete only if its last descriptor is marked
+        // as the last.
         match last {
             Some(last) if !last.has_next() => Ok(Some(chain)),
             _ => Err(BadQueue("descriptor chain is broken")),
         }
     }
 
-    /// Gives a chain back that may not be there, as if `written` bytes had been written to it: what a device must not
-    /// do. Returns whether the driver wants an interrupt.
+    /// Returns a chain, which may not exist, to the driver as if `written` bytes had been written to it. An honest
+    /// device must not do this. Returns whether the driver wants an interrupt.
     pub fn complete_as(&mut self, head: u32, written: u32) -> Result<bool, BadQueue> {
-        /// The index of the ring, and its entries (virtio 1.3, section 2.7.8).
+        /// Layout of the used ring: offsets of its index and entries, and the size of an entry (virtio 1.3, section
+        /// 2.7.8).
         const INDEX: u64 = 2;
         const ENTRIES: u64 = 4;
         const ENTRY: u64 = 8;
@@ -137,7 +138,7 @@ impl Virtqueue {
             .map_err(|_| BadQueue("available ring is gone"))
     }
 
-    /// Gives a chain back with `reply` written to it. Returns whether the driver wants an interrupt.
+    /// Writes `reply` to a chain and returns the chain to the driver. Returns whether the driver wants an interrupt.
     pub fn complete(&mut self, chain: &Chain, reply: &[u8]) -> Result<bool, BadQueue> {
         let mut rest = reply;
         for &(address, len) in &chain.writable {

@@ -60,11 +60,11 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Stops all threads of the daemon, and returns when they stand.
+    /// Stops all threads of the daemon, and returns once they have stopped.
     pub fn freeze(&self) {
         self.signal(rustix::process::Signal::STOP);
         let tasks = format!("/proc/{}/task", self.process.id());
-        // The state is the first field behind the name, which is in parentheses.
+        // The state is the first field after the name, which is in parentheses.
         let stands = |stat: String| {
             stat.rsplit(')')
                 .next()
@@ -139,7 +139,7 @@ impl Driver {
         self.client.notify(1);
     }
 
-    /// Executes a command with room for `room` bytes of reply.
+    /// Executes a command with a buffer of `room` bytes for the reply.
     pub fn execute(&mut self, code: u16, body: &[u8], room: u32) -> (u32, Vec<u8>) {
         let header = CommandHeader {
             code: code.into(),
@@ -168,7 +168,7 @@ impl Driver {
         wait_signal(&self.vectors[1]);
     }
 
-    /// The device is gone, and the VMM can go on without it.
+    /// Checks that the device is gone and that the VMM can continue without it.
     pub fn is_dead(&mut self) {
         assert_eq!(self.client.status(), NEEDS_RESET);
         self.client

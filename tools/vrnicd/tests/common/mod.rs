@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A vfio-user client and a tiny virtio driver, as tests need them.
+//! A vfio-user client and a tiny virtio driver for tests.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub mod daemon;
@@ -16,7 +16,7 @@ use vrnicd::vfio_user;
 use vrnicd::vfio_user::message::Version;
 use zerocopy::FromBytes;
 
-/// Regions by the vfio numbering.
+/// Region numbers of vfio.
 pub const BAR0: u32 = 0;
 pub const BAR4: u32 = 4;
 pub const CONFIG: u32 = 7;
@@ -33,7 +33,7 @@ pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 /// Offset of the queue notifications in BAR 0.
 pub const NOTIFY: u64 = 0x4000;
 
-/// What a VMM and the driver behind it do with a device.
+/// Acts as a VMM and the driver in it.
 pub struct Client(vfio_user::client::Client);
 
 impl Deref for Client {
@@ -51,7 +51,7 @@ impl DerefMut for Client {
 }
 
 impl Client {
-    /// Takes a connected socket; nothing is negotiated yet.
+    /// Takes a connected socket, without negotiating.
     pub fn new(stream: UnixStream) -> Self {
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
@@ -82,12 +82,12 @@ impl Client {
         u64::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    /// A write that is not answered, as QEMU does it.
+    /// Sends a write that gets no reply, as QEMU does.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) {
         self.0.post(region, offset, data).unwrap();
     }
 
-    /// Connects `count` MSI-X vectors from 0 on.
+    /// Connects `count` MSI-X vectors, starting at 0.
     pub fn connect_vectors(&mut self, count: u32) -> Vec<OwnedFd> {
         self.0.connect_vectors(count).unwrap()
     }
@@ -100,7 +100,7 @@ impl Client {
         self.write(BAR0, 0x14, &[status]).unwrap();
     }
 
-    /// Resets the device and waits for the end of the reset, as drivers do.
+    /// Resets the device and waits until the reset is complete, as drivers do.
     pub fn reset(&mut self) {
         self.set_status(0);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -132,7 +132,7 @@ impl Client {
         })
     }
 
-    /// Sets a queue up at `queue` with vector `index + 1`.
+    /// Sets up a queue at `queue` with vector `index + 1`.
     pub fn enable_queue(&mut self, index: u16, queue: &Queue) {
         self.write(BAR0, 0x16, &index.to_le_bytes()).unwrap();
         self.write(BAR0, 0x18, &queue.size.to_le_bytes()).unwrap();
@@ -155,7 +155,7 @@ impl Client {
     }
 }
 
-/// RAM of a guest that has it all from address 0 on.
+/// RAM of a guest, all of it starting at address 0.
 pub struct Ram {
     pub fd: OwnedFd,
     pub view: Mapping,
@@ -182,7 +182,7 @@ impl Ram {
     }
 }
 
-/// A split virtqueue laid out from `base` on (16-byte aligned).
+/// A split virtqueue laid out from `base` (16-byte aligned).
 pub struct Queue {
     pub base: u64,
     pub size: u16,
@@ -238,7 +238,7 @@ impl Queue {
             .unwrap();
     }
 
-    /// Waits for a used chain and gives the bytes written.
+    /// Waits for a used chain and returns the number of bytes written.
     pub fn wait_used(&mut self, ram: &Ram) -> u32 {
         let deadline = Instant::now() + Duration::from_secs(10);
         while ram.u16(self.used() + 2) == self.seen {

@@ -6,7 +6,7 @@ use vrnic_engine::time::Instant;
 
 use crate::control::protocol::{self, Reply, Request};
 
-/// Answers a question about the faults of a device or a port.
+/// Answers a request about the faults of a device or a port.
 pub fn answer(request: &Request, faults: Armory<'_>, now: Instant, most: usize) -> Reply {
     match request {
         Request::FaultAdd { fault, .. } => add(faults, fault, now),
@@ -29,7 +29,7 @@ fn add(mut faults: Armory<'_>, text: &str, now: Instant) -> Reply {
     }
 }
 
-/// Disarms a fault, or all.
+/// Disarms one fault or all faults.
 fn clear(mut faults: Armory<'_>, id: Option<u64>) -> Reply {
     match (faults.clear(id), id) {
         (0, Some(id)) => Reply::Error(format!("no fault has the number {id}")),

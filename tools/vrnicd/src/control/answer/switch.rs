@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What there is to say about the switch.
+//! Descriptions of the switch.
 
 use crate::config::Mac;
 use crate::control::protocol::{Address, SwitchPort};
 use crate::device::Device;
 use crate::network::{KnownAddress, Network, PortView};
 
-/// All ports.
+/// Describes all ports.
 pub fn ports(devices: &[Device], network: &Network) -> Vec<SwitchPort> {
     let device = |index: usize| devices.get(index).map(|device| device.name().to_owned());
     network.ports().map(|port| view(&port, device)).collect()
@@ -36,7 +36,7 @@ fn view(port: &PortView<'_>, device: impl Fn(usize) -> Option<String>) -> Switch
     }
 }
 
-/// An address.
+/// Describes an address.
 pub fn address(known: KnownAddress<'_>) -> Address {
     Address {
         mac: Mac(known.mac.0).to_string(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What there is to say about the steps of a device.
+//! Descriptions of the steps of a device.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -16,13 +16,14 @@ use vrnic_wire::event::EventType;
 use super::{cq, mr, mw, srq};
 use crate::control::protocol::{self, Step, Trace, TracedPacket};
 
-/// Nanoseconds since the first question. Unlike the devices' clock, it goes on while a device is called.
+/// Returns the nanoseconds since its first call. Unlike the devices' clock, this one advances during a call to a
+/// device.
 pub fn clock() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A page of steps.
+/// Returns a page of steps.
 pub fn page(page: &TracePage) -> Trace {
     let mut steps: Vec<_> = page.steps.iter().map(step).collect();
     for (place, seen) in &page.objects {
@@ -35,7 +36,7 @@ pub fn page(page: &TracePage) -> Trace {
     }
 }
 
-/// An object that a step concerns.
+/// Describes an object involved in a step.
 pub fn object(object: &Object) -> protocol::Object {
     match *object {
         Object::Key(named, Named::Region(region)) => protocol::Object::Region {
@@ -69,7 +70,7 @@ fn step(step: &Traced) -> Step {
     }
 }
 
-/// What `qpn` did.
+/// Describes what `qpn` did.
 fn act(act: &Act, qpn: u32) -> protocol::Act {
     match act {
         Act::Fetched {
@@ -116,18 +117,18 @@ fn completed(cqn: u32, cqe: &Cqe) -> protocol::Act {
     }
 }
 
-/// A packet of a capture.
+/// Describes a packet of a capture.
 pub fn packet_of(segment: &Segment<'_>) -> TracedPacket {
     let to = segment.destination_qpn;
     packet(&Packet::new(segment, to), to)
 }
 
-/// A packet to that queue pair.
+/// Describes a packet to the queue pair `to`.
 fn packet(packet: &Packet, to: u32) -> TracedPacket {
     let aeth = aeth(&packet.body);
     let reth = packet.body.reth();
     let segment = segment(packet, to);
-    // Of packets that a device traced there are always some.
+    // A packet that a device traced always has headers.
     let headers = vrnic_roce::headers(&segment, packet.length).unwrap_or_default();
     TracedPacket {
         opcode: opcode_name(&segment),
@@ -147,7 +148,7 @@ fn packet(packet: &Packet, to: u32) -> TracedPacket {
     }
 }
 
-/// Bytes in hexadecimal digits.
+/// Returns bytes in hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {
@@ -156,7 +157,7 @@ pub fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// What is known of the segment that a packet was, to that queue pair.
+/// Reconstructs what is known about the segment that became a packet to the queue pair `to`.
 fn segment(packet: &Packet, to: u32) -> Segment<'static> {
     Segment {
         path: Path::default(),
