@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Makes a library to link against: the symbols of libibverbs that a provider uses, with their
-//! versions and without code. So any machine can build a provider for each private ABI, whatever
-//! libibverbs it has.
+//! Builds a library to link against. It has the symbols of libibverbs that a provider uses, with
+//! their versions but without code. So any machine can build a provider for each private ABI,
+//! whatever libibverbs it has.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Builds the provider for every private ABI of libibverbs that we support and checks what came out.
+# Builds the provider for every supported private ABI of libibverbs and checks the results.
 #
 #   build.sh DIRECTORY      puts libvrnic-rdmav34.so and libvrnic-rdmav65.so there
 set -euo pipefail
@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${1:?usage: build.sh DIRECTORY}"
 out=$(cd "$1" && pwd)
 
-# A provider defines nothing for others and needs nothing but libibverbs and libc.
+# A provider exports nothing and depends only on libibverbs and libc.
 check() {
 	local object=$1 defined needed
 	defined=$(nm -D --defined-only "$object")

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Proves the layouts of src/ffi against the headers of each release of rdma-core that a provider is built for.
+# Checks the layouts in src/ffi against the headers of each release of rdma-core that a provider is built for.
 #
 #   check.sh [--update] SOURCES [PROVIDERS]
 #
-# SOURCES holds the unpacked sources, one directory per release: SOURCES/56.1, SOURCES/65.0. A C program that prints
-# every size, offset and constant the Rust code relies on is compiled with those headers, and so are the prototypes.
-# Its output must be what is committed as layout/<release>.txt (which `cargo test` compares with the Rust code);
-# --update writes it instead. With PROVIDERS, the directory that build.sh filled, layout/exercise.c is built with the
-# same headers and runs each provider against a device that is an array.
+# SOURCES contains the unpacked sources, one directory per release: SOURCES/56.1, SOURCES/65.0. The script compiles a C
+# program that prints every size, offset and constant on which the Rust code relies, and the prototypes, with those
+# headers. The output must equal the committed layout/<release>.txt, which `cargo test` compares with the Rust code;
+# --update writes that file instead. PROVIDERS is the directory that build.sh filled. If it is given, layout/exercise.c
+# is built with the same headers and runs each provider against a device that is an array.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -22,7 +22,8 @@ providers=${2:+$(cd "$2" && pwd)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# headers RELEASE PABI: the include directory that rdma-core's own build would make, as far as driver.h needs it.
+# headers RELEASE PABI: creates the include directory that rdma-core's own build would create, as far as driver.h needs
+# it.
 headers() {
 	local from=$sources/$1 to=$work/$1 header
 	[ -f "$from/libibverbs/driver.h" ] || { echo "check.sh: $from is not the source of rdma-core $1" >&2; exit 1; }
@@ -37,7 +38,7 @@ headers() {
 	printf '#define IBVERBS_PABI_VERSION %s\n' "$2" >"$to/config.h"
 }
 
-# program PABI: the C program that answers every question of src/ffi/check.rs.
+# program PABI: prints the C program that evaluates the expressions of src/ffi/check.rs.
 program() {
 	cat <<-'C'
 		#include <stddef.h>
@@ -53,7 +54,8 @@ program() {
 	printf '\treturn 0;\n}\n'
 }
 
-# exercise RELEASE PABI LEVEL SYMBOL: SYMBOL is by what the provider knows that LEVEL.
+# exercise RELEASE PABI LEVEL SYMBOL: runs the provider. SYMBOL is the symbol by which the provider recognises that
+# LEVEL.
 exercise() {
 	local release=$1 pabi=$2 level=$3 symbol=$4 dir=$work/$1.lib
 	mkdir "$dir"

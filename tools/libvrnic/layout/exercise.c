@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The provider between a C program made with the headers of a release and a device that is an array: what goes in by
- * the structures of verbs.h must come out as the bytes of the rings, and the other way round. This file plays
- * libibverbs, the kernel and the device. layout/check.sh builds it as a library of that name and runs exercise().
+ * Tests the provider between a C program, compiled with the headers of a release, and a device that is an array: what
+ * the structures of verbs.h contain must appear as bytes in the rings, and the other way round. This file plays
+ * libibverbs, the kernel and the device. layout/check.sh builds it as libibverbs and runs exercise().
  */
 #include <assert.h>
 #include <errno.h>
@@ -26,7 +26,7 @@
 		}                                                                                                      \
 	} while (0)
 
-/* What the provider registered and told the kernel. */
+/* What the provider has registered and passed to the kernel. */
 static const struct verbs_device_ops *provider;
 static struct verbs_context_ops ops;
 static struct vrnic_alloc_context_req context_req;
@@ -36,7 +36,7 @@ static struct vrnic_create_srq_req srq_req;
 static uint32_t *doorbell, *notify;
 static int has_doorbells, kernel_rings, fail_next, no_clock, cq_flags;
 static uint64_t device_time;
-/* What the next queue pair is called, and the completions that the device wrote to the queue of cq_req. */
+/* Number of the next queue pair, and number of completions that the device wrote to the queue of cq_req. */
 static uint32_t next_qpn = 17, completions;
 
 static void *driver_part(void *cmd, size_t core, size_t size, size_t expected)
@@ -111,7 +111,7 @@ int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *c
 	return 0;
 }
 
-/* What the driver answers: the first page of the device is its doorbell, the second one the notify area. */
+/* The driver's reply: the first page of the device is its doorbell, the second one the notify area. */
 int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer *driver)
 {
 	struct ib_uverbs_attr *attr = driver->hdr.attrs;
@@ -136,7 +136,7 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 	CHECK(cmd->hdr.method_id == 1 << UVERBS_ID_NS_SHIFT);
 	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY);
 	if (cmd->hdr.object_id == UVERBS_OBJECT_DM) {
-		/* It is mapped behind the notify area. */
+		/* It is mapped after the notify area. */
 		struct vrnic_query_dm_resp out = { .map_offset = 8192, .map_length = 4096, .length = 100 };
 
 		CHECK(!attr->len && attr[1].attr_id == (1 << UVERBS_ID_NS_SHIFT) + 1);
@@ -446,7 +446,7 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 	out->slot = 130;
 	qp->qp.context = context;
 	qp->qp.qp_num = next_qpn;
-	/* As the driver does: the rings give what they have room for. */
+	/* As in the driver: the limits are what the rings have room for. */
 	attr->cap.max_send_wr = qp_req.sq.entries;
 	attr->cap.max_recv_wr = qp_req.rq.entries;
 	attr->cap.max_send_sge = qp_req.sq.entries ? (qp_req.sq.stride - 64) / 16 : 0;
@@ -503,7 +503,7 @@ int ibv_dofork_range(void *base, size_t size)
 	return 0;
 }
 
-/* The symbols by which a provider knows the level of the library. */
+/* The symbols by which a provider recognises the level of the library. */
 int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
 	return 0;
@@ -554,7 +554,7 @@ static uint8_t *send_entry(uint32_t index)
 	return entry(qp_req.buf_addr, &qp_req.sq, index);
 }
 
-/* What the device knows a request by: a number of the queue, and the index of the entry. */
+/* The device's name for a request: the number of the queue and the index of the entry. */
 static uint64_t send_name(struct vrnic_create_qp_req *req, uint32_t index)
 {
 	uint64_t name = get64(entry(req->buf_addr, &req->sq, index) + 8);
@@ -571,7 +571,7 @@ static uint64_t receive_name(struct vrnic_create_qp_req *req, uint32_t index)
 	return name;
 }
 
-/* The next completion, of everything, with a value of its own in each member. */
+/* Writes the next completion, with all flags and a different value in each member. */
 static void complete(uint32_t qpn, uint64_t name, uint8_t opcode, uint8_t flags)
 {
 	uint8_t *cqe = entry(cq_req.buf_addr, &cq_req.ring, completions);
@@ -594,13 +594,13 @@ static void complete(uint32_t qpn, uint64_t name, uint8_t opcode, uint8_t flags)
 	completions++;
 }
 
-/* The completions that were given back to the device. */
+/* Number of completions returned to the device. */
 static uint32_t polled(void)
 {
 	return *header(cq_req.buf_addr, &cq_req.ring);
 }
 
-/* Takes the bits that say that the slot has work; whether they were there. */
+/* Clears the bits that mean that the slot has work. Returns whether they were set. */
 static int take_bits(void)
 {
 	uint64_t *area = (uint64_t *)notify;
@@ -639,7 +639,7 @@ static struct ibv_context *open_device(void)
 	return &context->context;
 }
 
-/* A queue pair for 8 sends and 4 receives. */
+/* Creates a queue pair for 8 sends and 4 receives. */
 static struct ibv_qp *connected(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq, uint32_t qpn)
 {
 	struct ibv_qp_init_attr attr = {
@@ -748,7 +748,7 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	poll.comp_mask = 1;
 	CHECK(ibv_start_poll(ex, &poll) == EINVAL);
 
-	/* Who polls may use the queue otherwise. */
+	/* The polling thread may use the queue in other ways, too. */
 	for (uint32_t i = 18; i < 20; i++) {
 		CHECK(!post_receive(qp, 1000 + i));
 		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 0);
@@ -766,7 +766,7 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
-/* A queue of 4 that nobody polls while 10 sends complete. */
+/* A queue of 4 entries that is not polled while 10 sends complete. */
 static void ignored_overrun(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_cq_init_attr_ex attr = {
@@ -792,7 +792,7 @@ static void ignored_overrun(struct ibv_context *context, struct ibv_pd *pd)
 		CHECK(!post_send(qp, 700 + i));
 	CHECK(post_send(qp, 708) == ENOMEM);
 	for (int i = 0; i < 8; i++) {
-		/* As if there was room. */
+		/* As if there were room. */
 		*header(cq_req.buf_addr, &cq_req.ring) = completions;
 		complete(17, send_name(&qp_req, i), IBV_WC_SEND, 0);
 	}
@@ -801,7 +801,7 @@ static void ignored_overrun(struct ibv_context *context, struct ibv_pd *pd)
 	while (ibv_poll_cq(cq, 1, wc) == 1)
 		CHECK(wc->status == IBV_WC_SUCCESS && wc->wr_id == 704 + polled++);
 	CHECK(polled == 4);
-	/* Lost or not, what is done has made room. */
+	/* Completed sends leave room, whether or not their completions were lost. */
 	for (int i = 0; i < 8; i++)
 		CHECK(!post_send(qp, 708 + i));
 	take_bits();
@@ -837,7 +837,7 @@ static void clocks(struct ibv_context *context, struct ibv_pd *pd)
 	device_time = 0;
 	CHECK(!ops.query_rt_values(context, &values) && values.raw_clock.tv_nsec == 1LL << 62);
 
-	/* The device has no such clock, the driver is older, it is gone. */
+	/* The device has no such clock; the driver is too old; the device is gone. */
 	values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
 	for (int i = 0; i < 3; i++) {
 		int expected[] = { EOPNOTSUPP, EOPNOTSUPP, EIO };
@@ -865,8 +865,8 @@ static void clocks(struct ibv_context *context, struct ibv_pd *pd)
 }
 
 /*
- * Four completions of nothing that is posted: of the send with that name, which is done, of one that is to come, of a
- * queue that there is not, and of what was never a name.
+ * Writes four completions of requests that are not posted: of the send with that name, which has completed; of one not
+ * posted yet; of a queue that does not exist; and of something that is not a name.
  */
 static void complete_nothing(uint64_t send)
 {
@@ -884,7 +884,7 @@ static void nothing_completes(struct ibv_context *context, struct ibv_pd *pd)
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
 
-	/* The entries of what is skipped go back to the device, whether or not something else is found. */
+	/* Skipped entries are returned to the device, whether or not another completion is found. */
 	cq = ops.create_cq(context, 4, NULL, 0);
 	qp = connected(pd, cq, cq, 17);
 	CHECK(!post_send(qp, 100) && !post_send(qp, 101) && !post_send(qp, 102) && !post_receive(qp, 200));
@@ -961,14 +961,14 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(!ibv_post_recv(qp, recv, &bad_recv));
 	to_rts(qp);
 
-	/* As many as there is room for; the rest comes back. */
+	/* As many as there is room for; the rest is refused. */
 	CHECK(ibv_post_send(qp, wr, &bad) == ENOMEM && bad == &wr[8] && sent() == 8);
 	CHECK(take_bits() && (has_doorbells ? *doorbell == 130 : kernel_rings == 1));
 	for (int i = 0; i < 8; i++)
 		CHECK(send_name(&qp_req, i) == send_name(&qp_req, 0) + i && send_entry(i)[1] == (i == 6));
 	CHECK(ibv_post_send(qp, &wr[8], &bad) == ENOMEM && !take_bits());
 
-	/* There is room when a completion was polled, also for those before it that do not complete. */
+	/* Polling a completion also frees the entries of earlier, unsignaled requests. */
 	header(qp_req.buf_addr, &qp_req.sq)[16] = 8;
 	CHECK(ibv_post_send(qp, &wr[8], &bad) == ENOMEM);
 	complete(17, send_name(&qp_req, 6), IBV_WC_SEND, 0);
@@ -996,13 +996,13 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(send_entry(10)[0] == 9 && send_entry(10)[1] == (2 | 8) && get32(send_entry(10) + 4) == 10);
 	CHECK(get32(send_entry(10) + 16) == 0x0a0b0c0d && !memcmp(send_entry(10) + 64, text, 10));
 
-	/* Members that a request has no use for are not looked at, and the entry holds 0 instead. */
+	/* Members that a request does not use are ignored, and the entry has 0 instead. */
 	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .sg_list = sge, .num_sge = 1,
 				      .imm_data = ~0, .wr.atomic = { .compare_add = 4, .swap = ~0ULL } };
 	CHECK(!ibv_post_send(qp, &wr[1], &bad) && sent() == 12);
 	CHECK(get64(send_entry(11) + 40) == 4 && !get64(send_entry(11) + 48) && !get32(send_entry(11) + 16));
 
-	/* What is not valid is refused, and what stood before it is posted. */
+	/* An invalid request is refused, and the requests before it are posted. */
 	take_bits();
 	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 5 };
 	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == &wr[1] && sent() == 13 && take_bits());
@@ -1021,14 +1021,14 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	wr[1].opcode = IBV_WR_RDMA_READ;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 13);
 
-	/* A device that polls is not rung. */
+	/* A polling device gets no doorbell. */
 	kernel_rings = 0;
 	*doorbell = 0;
 	*notify = 1;
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && take_bits() && !*doorbell && !kernel_rings);
 	*notify = 0;
 
-	/* What the application called its requests comes back, whatever they are. */
+	/* The application gets its wr_ids back, whatever their values. */
 	CHECK(sent() == 14 && !post_send(qp, 4) && post_send(qp, 5) == ENOMEM);
 	complete(17, send_name(&qp_req, 8), IBV_WC_RDMA_WRITE, 0);
 	complete(17, send_name(&qp_req, 9), IBV_WC_COMP_SWAP, 0);
@@ -1041,7 +1041,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 		CHECK(!post_send(qp, 600 + i));
 	CHECK(post_send(qp, 5) == ENOMEM && take_bits());
 
-	/* Receives: one was posted above, three more fit. */
+	/* Receives: one has been posted above, three more fit. */
 	for (int i = 0; i < 5; i++)
 		recv[i] = (struct ibv_recv_wr){ .wr_id = 900 + i, .next = &recv[i + 1], .sg_list = sge, .num_sge = 1 };
 	recv[4].next = NULL;
@@ -1066,12 +1066,12 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 0);
 	CHECK(ibv_poll_cq(cq, 8, wc) == 3 && wc[0].wr_id == 902 && wc[1].wr_id == 903 && wc[2].wr_id == 904);
 
-	/* Completions that nobody polled go with what they tell of. */
+	/* Unpolled completions are dropped together with their requests. */
 	CHECK(!post_receive(other, 1001));
 	complete(17, send_name(&qp_req, 15), IBV_WC_SEND, 0);
 	complete(18, receive_name(&other_req, 0), IBV_WC_RECV, 0);
 
-	/* In RESET nothing is taken, and everything begins anew. */
+	/* In RESET nothing is accepted, and everything starts over. */
 	CHECK(!modify(qp, IBV_QPS_RESET) && !sent() && ibv_post_send(qp, wr, &bad) == EINVAL);
 	header(qp_req.buf_addr, &qp_req.sq)[16] = 0;
 	header(qp_req.buf_addr, &qp_req.rq)[16] = 0;
@@ -1085,7 +1085,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	fail_next = 0;
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 2);
 
-	/* What completed before is not taken for what has its name now. */
+	/* An earlier completion is not taken for that of a new request with the same name. */
 	CHECK(!modify(qp, IBV_QPS_RESET));
 	to_rts(qp);
 	CHECK(!post_send(qp, 699) && !post_receive(qp, 800));
@@ -1161,7 +1161,7 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(send_entry(2)[0] == 6 && get64(send_entry(2) + 24) == 12 && get32(send_entry(2) + 32) == 11);
 	CHECK(get64(send_entry(2) + 40) == 13 && !memcmp(send_entry(2) + 64, sge, 16));
 
-	/* A group that does not fit, and one that is dropped, leave nothing. */
+	/* A group that does not fit, and one that is aborted, leave nothing behind. */
 	ibv_wr_start(ex);
 	ex->wr_id = 99;
 	ibv_wr_rdma_read(ex, 1, 2);
@@ -1228,7 +1228,7 @@ static void placement(struct ibv_pd *pd, struct ibv_cq *cq)
 	};
 	struct ibv_qp *qp = ops.create_qp_ex(pd->context, &attr);
 	struct ibv_send_wr *bad, wr = { .opcode = IBV_WR_FLUSH };
-	/* At an odd address: the verb asks for no alignment. */
+	/* At an odd address: the verb does not require alignment. */
 	struct { char odd; char value[8]; } __attribute__((packed)) word = { 0, "12345678" };
 	struct ibv_qp_ex *ex;
 	struct ibv_wc wc[2];
@@ -1248,7 +1248,7 @@ static void placement(struct ibv_pd *pd, struct ibv_cq *cq)
 	CHECK(send_entry(0)[40] == 1 && send_entry(0)[41] == 1 && send_entry(0)[42] == 0);
 	CHECK(send_entry(1)[0] == 15 && get64(send_entry(1) + 24) == 0x8877665544332210);
 	CHECK(get32(send_entry(1) + 32) == 0x66 && !memcmp(send_entry(1) + 48, "12345678", 8));
-	/* No local memory, no such length, and not by the other interface. */
+	/* Local memory, this length and the other posting interface are invalid. */
 	ibv_wr_start(ex);
 	ibv_wr_flush(ex, 1, 2, 3, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
 	ibv_wr_set_sge(ex, 1, 2, 3);
@@ -1285,13 +1285,13 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	struct ibv_qp_ex *ex;
 	struct ibv_wc wc[8];
 
-	/* No flags are known, but all queue pairs have none of them. */
+	/* No flags are supported, but an explicit 0 is valid. */
 	attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
 	CHECK(!ops.create_qp_ex(pd->context, &attr) && errno == EOPNOTSUPP);
 	CHECK(attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr.cap.max_send_wr == 8);
 	CHECK(qp && mw && mr && mw->type == IBV_MW_TYPE_1 && mw->rkey == 0x112233ff);
 	to_rts(qp);
-	/* The next key differs in the lowest byte alone. */
+	/* The next key differs only in the lowest byte. */
 	bind.bind_info = (struct ibv_mw_bind_info){ mr, 1, 2, 3 };
 	CHECK(!ops.bind_mw(qp, mw, &bind) && sent() == 1 && mw->rkey == 0x11223300);
 	CHECK(send_entry(0)[0] == 8 && send_entry(0)[1] == 1);
@@ -1342,7 +1342,7 @@ static int post_shared(struct ibv_srq *srq, uint64_t wr_id)
 	return ibv_post_srq_recv(srq, &wr, &bad);
 }
 
-/* The device takes the next receive; its name. */
+/* Takes the next receive, as the device does, and returns its name. */
 static uint64_t take_shared(uint64_t wr_id)
 {
 	uint32_t *indices = header(srq_req.buf_addr, &srq_req.ring), index = indices[16];
@@ -1394,7 +1394,7 @@ static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
 	next_qpn = 17;
 	CHECK(post_receive(qp[0], 1));
 
-	/* Completions come in any order, and an entry is free when it was taken. */
+	/* Completions come in any order, and an entry is free once it has been taken. */
 	for (int i = 0; i < 4; i++)
 		CHECK(!post_shared(srq, 500 + i));
 	CHECK(post_shared(srq, 504) == ENOMEM);
@@ -1406,11 +1406,11 @@ static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
 	complete(18, names[3], IBV_WC_RECV, 0);
 	CHECK(ibv_poll_cq(cq, 4, wc) == 3 && wc[0].wr_id == 502 && wc[1].wr_id == 500 && wc[2].wr_id == 503);
 	CHECK(wc[0].qp_num == 18 && wc[1].qp_num == 17 && wc[0].opcode == IBV_WC_RECV);
-	/* One that completed does not complete again. */
+	/* A receive does not complete twice. */
 	complete(18, names[2], IBV_WC_RECV, 0);
 	CHECK(ibv_poll_cq(cq, 4, wc) == 0);
 
-	/* What is left moves to a larger ring, or stays where it was. */
+	/* The remaining receives move to a larger ring, or stay if that fails. */
 	old = srq_req;
 	fail_next = EINVAL;
 	CHECK(ops.modify_srq(srq, &change, IBV_SRQ_MAX_WR) == EINVAL);
@@ -1428,7 +1428,7 @@ static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
 		CHECK(ibv_poll_cq(cq, 4, wc) == 1 && wc->wr_id == (unsigned int)i);
 	}
 
-	/* A completion of a queue pair that is gone is no other's. */
+	/* A completion of a destroyed queue pair is not taken for another's. */
 	CHECK(!post_shared(srq, 520) && !post_shared(srq, 521));
 	complete(18, take_shared(520), IBV_WC_RECV, 0);
 	complete(17, take_shared(521), IBV_WC_RECV, 0);
@@ -1442,8 +1442,8 @@ static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.destroy_srq(srq) && !ops.destroy_cq(cq));
 }
 
-/* Completions that were not polled move with a queue, and so does the request for an event. */
-/* Extended reliable connections: each end has one half, and receives complete where their queue says. */
+/* Resizing keeps unpolled completions and the request for an event. */
+/* XRC: each end has only one queue, and receives complete on the completion queue of their shared receive queue. */
 static void extended_connections(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_xrcd_init_attr domain = { .fd = 5 };
@@ -1492,7 +1492,7 @@ static void extended_connections(struct ibv_context *context, struct ibv_pd *pd)
 	to_rts(opened);
 	CHECK(post_send(opened, 1) && post_receive(opened, 1));
 
-	/* A target completes nothing itself. */
+	/* A target QP has no completions of its own. */
 	CHECK(!post_shared(srq, 600));
 	complete(44, take_shared(600), IBV_WC_RECV, 0);
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 600 && wc.qp_num == 44);
@@ -1522,7 +1522,7 @@ static void extended_connections(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ex->wr_complete(ex) && get32(send_entry(1) + 60) == 11 && get64(send_entry(1) + 24) == 0x1000);
 	take_bits();
 
-	/* What is not polled goes with its queue. */
+	/* Unpolled completions are dropped with their queue. */
 	CHECK(!post_shared(srq, 602));
 	complete(44, take_shared(602), IBV_WC_RECV, 0);
 	CHECK(!ops.destroy_srq(srq) && !ibv_poll_cq(cq, 1, &wc));
@@ -1569,13 +1569,13 @@ static void resized_completions(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
 }
 
-/* Ends what is posted as the kernel does it when the device is gone. */
+/* Reports the device as gone, as the kernel does, so that posted requests are flushed. */
 static void set_failed(int failed)
 {
 	__atomic_store_n(notify + 48, failed, __ATOMIC_RELEASE);
 }
 
-/* Requests that must be flushed yet, by their queue: request n of queue q is called 100 * q + n. */
+/* Requests still to be flushed, by queue: the wr_id of request n of queue q is 100 * q + n. */
 static struct {
 	uint32_t next, end, qpn;
 	enum ibv_wc_opcode opcode;
@@ -1617,7 +1617,7 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 	struct ibv_wc wc[3];
 	int count;
 
-	/* A queue pair sends to the one and receives from the other, another the other way round. */
+	/* One queue pair sends to the first CQ and receives on the second, another does the opposite. */
 	qp[0] = connected(pd, cq, ibv_cq_ex_to_cq(ex), 17);
 	req[0] = qp_req;
 	qp[1] = connected(pd, ibv_cq_ex_to_cq(ex), cq, 18);
@@ -1628,7 +1628,7 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 		CHECK(!post_receive(qp[0], 300 + i) && !post_receive(qp[1], 400 + i));
 	CHECK(post_send(qp[0], 108) == ENOMEM && post_receive(qp[1], 404) == ENOMEM);
 
-	/* What completed comes first, and what was silent before it does not come. */
+	/* Written completions come first; unsignaled requests before them do not complete. */
 	complete(17, send_name(&req[0], 0), IBV_WC_SEND, 0);
 	CHECK(ibv_poll_cq(cq, 3, wc) == 1 && wc->wr_id == 100 && ibv_poll_cq(cq, 3, wc) == 0);
 	CHECK(ibv_start_poll(ex, NULL) == ENOENT);
@@ -1646,7 +1646,7 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 			flushed(wc[i].wr_id, wc[i].status, wc[i].opcode, wc[i].qp_num);
 	CHECK(all_flushed() && ibv_poll_cq(cq, 3, wc) == 0 && polled() == 4);
 
-	/* The other completion queue has lost nothing. */
+	/* The other completion queue still has all its completions. */
 	cq_req = ex_req;
 	completions = 0;
 	complete(17, receive_name(&req[0], 0), IBV_WC_RECV, 0);
@@ -1666,7 +1666,7 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 	ibv_end_poll(ex);
 	CHECK(all_flushed() && ibv_start_poll(ex, NULL) == ENOENT && polled() == 2);
 
-	/* All entries are free again, and what is posted now ends as well. */
+	/* All entries are free again, and requests posted now are flushed as well. */
 	for (int i = 10; i < 18; i++)
 		CHECK(!post_send(qp[0], 100 + i) && !post_send(qp[1], 200 + i));
 	for (int i = 10; i < 14; i++)
@@ -1685,7 +1685,7 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 	}
 	CHECK(all_flushed());
 
-	/* A queue pair that was reset or destroyed has nothing to end. */
+	/* A queue pair that was reset or destroyed has nothing to flush. */
 	CHECK(!post_send(qp[0], 120) && !post_receive(qp[0], 320) && !modify(qp[0], IBV_QPS_RESET));
 	CHECK(!post_send(qp[1], 220) && !post_receive(qp[1], 420) && !ops.destroy_qp(qp[1]));
 	CHECK(ibv_poll_cq(cq, 3, wc) == 0 && ibv_start_poll(ex, NULL) == ENOENT);
@@ -1694,7 +1694,7 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.destroy_qp(qp[0]) && !ops.destroy_cq(cq) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
-/* An allocator of the application: how much it gave, and what it is to give. */
+/* An allocator of the application: how much it has allocated, and what it is to return. */
 static struct {
 	void *pd, *answer;
 	int given, returned;
@@ -1741,7 +1741,7 @@ static void allocators(struct ibv_context *context, struct ibv_pd *pd)
 	struct ibv_cq *cq;
 	struct ibv_wc wc;
 
-	/* Half an allocator is none, and a completion queue wants a parent domain. */
+	/* Half an allocator is invalid, and a completion queue needs a parent domain. */
 	CHECK(!ops.alloc_parent_domain(context, &attr) && errno == EINVAL);
 	CHECK(!ops.create_cq_ex(context, &cq_attr) && errno == EINVAL);
 	attr.free = take_back;
@@ -1754,10 +1754,10 @@ static void allocators(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(cq && srq && lent.given == 2 && ops.dealloc_pd(parent) == EBUSY);
 	qp = connected(parent, cq, cq, 17);
 	CHECK(lent.given == 3 && lent.kinds == 0xe && !lent.returned);
-	/* What was lent is zeroed, or this would find a completion. */
+	/* The memory has been zeroed, or else this would find a completion. */
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 0 && !post_send(qp, 700));
 	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
-	/* Other rings come from there, too. */
+	/* Other rings use the allocator, too. */
 	CHECK(!ops.resize_cq(cq, 8) && !ops.modify_srq(srq, &more, IBV_SRQ_MAX_WR));
 	CHECK(lent.given == 5 && lent.returned == 2 && ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 700);
 	lent.answer = NULL;
@@ -1793,7 +1793,7 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) && mr->lkey == 6);
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));
 
-	/* One that only the provider knows. */
+	/* A region that only the provider knows. */
 	mr = ops.alloc_null_mr(pd);
 	CHECK(mr && mr->lkey == 2 && mr->pd == pd && mr->context == pd->context);
 	CHECK(ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) == EINVAL);
@@ -1845,7 +1845,7 @@ static void device_memory(struct ibv_context *context, struct ibv_pd *pd)
 		from[i] = 0x01010101 * i;
 	CHECK(!ibv_memcpy_to_dm(dm, 0, from, 100) && !ibv_memcpy_from_dm(to, other, 0, 100));
 	CHECK(!memcmp(from, to, 100));
-	/* Anywhere in the memory of the program. */
+	/* At any alignment in the program's memory. */
 	CHECK(!ibv_memcpy_to_dm(dm, 8, (char *)from + 3, 4) && !ibv_memcpy_from_dm((char *)to + 1, dm, 8, 4));
 	CHECK(!memcmp((char *)from + 3, (char *)to + 1, 4));
 	CHECK(!ibv_memcpy_from_dm(to, other, 12, 4) && to[0] == from[3]);
@@ -1864,7 +1864,7 @@ static void device_memory(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.free_dm(dm) && freed_dms == 1);
 }
 
-/* A context that takes part in this one rings the same slots in the same area. */
+/* An imported context rings the same slots in the same area. */
 static void importing(struct ibv_context *context)
 {
 	struct verbs_context *other = provider->import_context(context->device, dup(context->cmd_fd));
@@ -1891,7 +1891,7 @@ static void importing(struct ibv_context *context)
 	CHECK(!post_send(qp, 1) && take_bits() && (has_doorbells ? *doorbell == 130 : kernel_rings == 1));
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
 
-	/* A domain that a parent domain contains stays until that is gone. */
+	/* A domain in a parent domain stays until the parent domain is gone. */
 	attr.pd = pd;
 	parent = ops.alloc_parent_domain(imported, &attr);
 	ops.unimport_pd(pd);

@@ -1,16 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Loads the provider into libraries that claim to be libibverbs of several levels: it must register itself with the one
-# it was built for and with no other.
+# Loads the provider into libraries that claim to be libibverbs of several levels. It must register itself with the one
+# that it was built for and with no other.
 #
-#   load.sh DIRECTORY       with the objects that build.sh put there
+#   load.sh DIRECTORY       DIRECTORY contains the objects that build.sh built
 set -euo pipefail
 
 providers=$(cd "${1:?usage: load.sh DIRECTORY}" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# library ABI LEVEL SYMBOL: a libibverbs of that private ABI and public level; it says when a provider registers.
+# library ABI LEVEL SYMBOL: builds a libibverbs of that private ABI and public level, which reports when a provider
+# registers.
 library() {
 	local abi=$1 level=$2 symbol=$3 names name
 	names=$(nm -D --undefined-only "$providers/libvrnic-rdmav$abi.so" | sed -n "s/.* \(.*\)@IBVERBS_PRIVATE_$abi\$/\1/p")
@@ -28,7 +29,7 @@ library() {
 	} >"$work/stub.c"
 	{
 		echo "IBVERBS_1.1 { ibv_dofork_range; ibv_dontfork_range; };"
-		# The level of the symbol is fixed; a library of an older level does not have it.
+		# The version of the symbol is fixed; a library of an older level does not have the symbol.
 		if [ "$level" -ge "$4" ]; then echo "IBVERBS_1.$4 { $symbol; };"; fi
 		if [ "$level" -ne "$4" ]; then echo "IBVERBS_1.$level { newest; };"; fi
 		echo "IBVERBS_PRIVATE_$abi { global:"

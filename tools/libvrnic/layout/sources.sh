@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Fetches the sources of the releases of rdma-core that the layouts are checked against, as Debian source packages:
+# Fetches the sources of the rdma-core releases against which the layouts are checked, as Debian source packages:
 #
-#   sources.sh DIRECTORY        makes DIRECTORY/56.1 and DIRECTORY/65.0
+#   sources.sh DIRECTORY        creates DIRECTORY/56.1 and DIRECTORY/65.0
 #
-# The mirror is the one this machine's apt uses; apt's own state is left alone.
+# Uses the mirror of this machine's apt configuration and leaves apt's own state alone.
 set -euo pipefail
 
 mkdir -p "${1:?usage: sources.sh DIRECTORY}"
@@ -13,7 +13,7 @@ out=$(cd "$1" && pwd)
 
 state=$(mktemp -d)
 trap 'rm -rf "$state"' EXIT
-# apt drops its privileges to fetch and must reach its directories then.
+# apt drops its privileges for downloads and must still reach its directories.
 chmod 755 "$state"
 mkdir -p "$state"/{etc/apt.conf.d,etc/preferences.d,lists/partial,cache/archives/partial}
 touch "$state/status"
@@ -37,7 +37,7 @@ apt-get -qq update
 for release in 56.1 65.0; do
 	version=$(apt-cache showsrc rdma-core | sed -n "s/^Version: \($release-.*\)/\1/p" | sort -u | tail -n 1)
 	[ -n "$version" ] || { echo "sources.sh: the mirror has no rdma-core $release" >&2; exit 1; }
-	# Only the release itself is wanted, which apt checks; a mirror may lack the packaging files beside it.
+	# Only the release tarball is needed, and apt verifies it; a mirror may lack the packaging files.
 	(cd "$state" && apt-get -qq --download-only source "rdma-core=$version" 2>"$state/log") ||
 		ls "$state/rdma-core_$release".orig.tar.* >/dev/null || { cat "$state/log" >&2; exit 1; }
 	rm -rf "$out/$release.new"

@@ -31,7 +31,7 @@ fn cost_of_a_request_and_a_completion() {
     let (_work, memory, layout) = ring(ENTRIES, 128);
     let (_completions, cq_memory, cq_layout) = ring(ENTRIES, 64);
     let area = Buffer::new(notify::area_length(64)).unwrap();
-    // SAFETY: Used within this function, in which the buffer lives.
+    // SAFETY: Used only within this function, during which the buffer lives.
     let area = unsafe { area.shared() };
     area.word(notify::FLAGS_OFFSET)
         .store(flags::POLLING, Ordering::Relaxed);
@@ -81,7 +81,7 @@ fn cost_of_a_request_and_a_completion() {
             queue.publish();
             drop(queue);
             assert_eq!(doorbell.ring(5, &bits), Rung::Done);
-            // As a device that polls does at once.
+            // A polling device does this at once.
             area.long(bits.pending_offset).store(0, Ordering::Relaxed);
         }
         posting += start.elapsed().as_nanos();

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Telling the device which rings have work, without a system call and mostly without a doorbell.
+//! Tells the device which rings have work, without a system call and mostly without a doorbell.
 //!
-//! [`vrnic_wire::notify`] describes the protocol, and why no request is lost.
+//! [`vrnic_wire::notify`] describes the protocol and why no request is lost.
 
 use crate::memory::{DoorbellPage, Shared, full_fence};
 use core::sync::atomic::Ordering;
 use vrnic_wire::notify::{self, SlotBits, driver_flags, flags};
 
-/// What is left to do for who rang.
+/// What the caller has left to do after ringing.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Rung {
-    /// Nothing: the device knows or will look.
+    /// Nothing: the device knows about the work, or will look for it.
     Done,
-    /// The device has no doorbells: the kernel must ring.
+    /// The device has no doorbells, so the kernel must ring.
     AskKernel,
 }
 
@@ -26,25 +26,26 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Rings through `area`, which holds a whole notify area, and through `page`.
+    /// Creates a doorbell from `area`, which holds a complete notify area, and `page`.
     pub fn new(area: Shared, page: Option<DoorbellPage>) -> Self {
         Self { area, page }
     }
 
-    /// Whether the device has failed or is gone: completions that are not there will not come.
+    /// Returns whether the device has failed or is gone, so that no more completions will come.
     #[inline]
     pub fn device_failed(&self) -> bool {
-        // Acquire: completions that were written before are visible.
+        // Acquire: completions written before the flag was set are visible.
         let flags = self.area.word(notify::DRIVER_FLAGS_OFFSET);
         u32::from_le(flags.load(Ordering::Acquire)) & driver_flags::FAILED != 0
     }
 
-    /// Tells the device of work that was published in a ring of `slot` before.
+    /// Tells the device about work that has been published in a ring of `slot`.
     #[inline]
     pub fn ring(&self, slot: u32, bits: &SlotBits) -> Rung {
-        // Release: who takes the bit sees the ring's new producer index. Whether the bit stood there
-        // already must not matter: QEMU's TCG makes a load and a store of this if the guest has one
-        // CPU, and a bit that the device takes between the two seems set and comes back.
+        // Release: the device that takes the bit sees the ring's new producer index. The code must
+        // not depend on whether the bit was set before: for a guest with one CPU, QEMU's TCG turns
+        // this into a load and a store. If the device takes the bit between the two, the bit seems
+        // to have been set, and the store sets it again.
         self.area
             .long(bits.pending_offset)
             .fetch_or(bits.pending_mask.to_le(), Ordering::AcqRel);
@@ -90,7 +91,7 @@ mod tests {
         let doorbell = Doorbell::new(area, None);
         let bits = SlotBits::new(70);
         assert_eq!(doorbell.ring(70, &bits), Rung::AskKernel);
-        // As if an OR that was not atomic had brought back a bit that the device took.
+        // As if a non-atomic OR had set a bit again that the device had taken.
         area.long(bits.summary_offset).store(0, Ordering::Relaxed);
         assert_eq!(
             doorbell.ring(70, &bits),
@@ -132,7 +133,8 @@ mod tests {
         assert!(doorbell.device_failed());
     }
 
-    /// The device's side of the protocol: takes all work there is, and says how much it was.
+    /// Plays the device's side of the protocol: takes all available work and returns how much it
+    /// was.
     fn take(area: &Shared, produced: &[AtomicU64], consumed: &mut [u64]) -> u64 {
         let mut taken = 0;
         for w in 0..notify::SUMMARY_WORDS {
@@ -157,8 +159,8 @@ mod tests {
         taken
     }
 
-    /// Several threads ring while a device falls asleep as often as it can; if a single request
-    /// were lost, the device would sleep for ever with work undone.
+    /// Several threads ring while a device falls asleep as often as it can. If a single request
+    /// were lost, the device would sleep forever with work left to do.
     #[test]
     fn no_request_is_lost_between_ringing_and_sleeping() {
         const THREADS: usize = 3;
@@ -175,7 +177,7 @@ mod tests {
                 let (doorbell, produced, wake) = (&doorbell, &produced, wake.clone());
                 scope.spawn(move || {
                     for i in 0..REQUESTS {
-                        // Slots of one word and of several, some shared by the threads.
+                        // Slots in one word and in several, some of them shared by the threads.
                         let slot = ((i * 37 + thread as u64 * (i % 2)) % u64::from(SLOTS)) as u32;
                         produced[slot as usize].fetch_add(1, Ordering::Release);
                         if doorbell.ring(slot, &SlotBits::new(slot)) == Rung::AskKernel {
@@ -202,8 +204,8 @@ mod tests {
                     let late = take(&area, produced, &mut consumed);
                     total += late;
                     if late == 0 && total < REQUESTS * THREADS as u64 {
-                        // Asleep: only a doorbell may wake us. Neither silence nor the end of all
-                        // threads may come while there is work.
+                        // Asleep: only a doorbell may wake us. While there is work, neither a
+                        // timeout nor the end of all threads may come.
                         if woken.recv_timeout(Duration::from_secs(20)).is_err() {
                             failed.store(true, Ordering::Relaxed);
                             return;

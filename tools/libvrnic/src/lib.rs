@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Provider of the vrnic RDMA device for libibverbs.
+//! libibverbs provider for the vrnic RDMA device.
 //!
-//! Queues live in memory that this process shares with the device; posting and polling make no
-//! system call. `memory` is the only module that touches that memory by pointers, `ring` and
-//! `doorbell` are the protocol, `verbs` is what libibverbs calls, `ffi` is the C interface and its
-//! proof.
+//! Queues are in memory that this process shares with the device; posting and polling make no
+//! system call. `memory` is the only module that accesses this memory through pointers. `ring` and
+//! `doorbell` implement the protocol, `verbs` has the functions that libibverbs calls, and `ffi`
+//! has the C interface and its checks.
 //!
-//! The crate is built as a plain library for its tests and for programs that are driver and
-//! application in one (`doorbell`, `memory` and `ring` are for them), and by `build.sh` once per
-//! private ABI of libibverbs as the shared object that is loaded: feature `pabi34` or `pabi65`.
+//! The crate is built as a plain library for its tests and for programs that are both driver and
+//! application (for which `doorbell`, `memory` and `ring` are public). `build.sh` also builds it
+//! once per private ABI of libibverbs, with the feature `pabi34` or `pabi65`, as the shared object
+//! that libibverbs loads.
 
 #![cfg_attr(not(test), no_std)]
-// The names of C are many, and have their prefixes.
+// C has many names, all with their prefixes.
 #![allow(clippy::struct_field_names, clippy::wildcard_imports)]
-// C counts in int, the rings in 32 bits. What is cast is a size within an entry, or was compared
-// with a limit before.
+// C counts in `int`, the rings in 32 bits. The values cast here are sizes within an entry or have
+// been compared with a limit.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss
 )]
-// Without a private ABI there is nobody who calls.
+// Without a private ABI, nothing calls the verbs.
 #![cfg_attr(not(any(feature = "pabi34", feature = "pabi65")), allow(dead_code))]
 
 extern crate alloc;
@@ -39,7 +40,8 @@ mod spinlock;
 #[cfg(any(feature = "pabi34", feature = "pabi65"))]
 mod verbs;
 
-/// A panic is a bug of ours. It must not unwind into C: say where, and end the process.
+/// Reports where a panic happened and aborts. A panic is a bug in the provider, and must not unwind
+/// into C.
 #[cfg(all(any(feature = "pabi34", feature = "pabi65"), not(test)))]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
@@ -47,7 +49,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
         Some(location) => (location.file(), location.line()),
         None => ("?", 0),
     };
-    // SAFETY: The length limits what is read of the name, which has no NUL.
+    // SAFETY: The length limits how much of the file name is read, which has no NUL.
     unsafe {
         crate::ffi::dprintf(
             2,

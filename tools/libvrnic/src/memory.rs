@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Memory that the device reads and writes behind the back of this process.
+//! Memory that the device reads and writes concurrently with this process.
 //!
-//! The one module that touches such memory through pointers. Others see a [`Shared`], whose every
-//! access is checked against its bounds and is atomic, volatile or ordered by an atomic one.
+//! Only this module accesses such memory through pointers. Other modules use a [`Shared`]: each of
+//! its accesses is checked against its bounds, and is atomic, volatile, or ordered by an atomic
+//! access.
 
 use alloc::boxed::Box;
 use core::mem::{MaybeUninit, align_of, size_of};
@@ -11,16 +12,16 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Orders all accesses before it against all after it, as the device sees them.
+/// Orders all accesses before the fence against all accesses after it, as the device sees them.
 ///
-/// On x86 it is the instruction for that. The fence of Rust is one with a lock prefix on the stack,
-/// which orders as much on a processor, but not in an emulator of a machine with one processor:
-/// QEMU's TCG makes a load and a store of it.
+/// On x86 this is MFENCE. Rust's own fence is an instruction with a lock prefix on the stack. On a
+/// CPU that orders just as much, but QEMU's TCG, when it emulates a machine with one CPU, turns it
+/// into a load and a store.
 #[inline]
 pub fn full_fence() {
     compiler_fence(Ordering::SeqCst);
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: Every such processor has the instruction.
+    // SAFETY: Every x86-64 CPU has the instruction.
     unsafe {
         core::arch::x86_64::_mm_mfence();
     }
@@ -36,7 +37,7 @@ pub struct Shared {
     length: usize,
 }
 
-// SAFETY: The memory is not tied to a thread, and all access is atomic, or exclusive by contract
+// SAFETY: The memory is not tied to a thread. All accesses are atomic, or exclusive by the contract
 // of the rings.
 unsafe impl Send for Shared {}
 // SAFETY: As above.
@@ -47,13 +48,14 @@ impl Shared {
     ///
     /// # Safety
     ///
-    /// `base` is a multiple of 64, and the bytes stay mapped for reading and writing as long as
-    /// the value, a copy or a part of it is used; Rust references to them exist nowhere else.
+    /// `base` is a multiple of 64. The bytes stay mapped for reading and writing as long as the
+    /// value, a copy of it or a part of it is used. No Rust references to them exist elsewhere.
     pub const unsafe fn new(base: NonNull<u8>, length: usize) -> Self {
         Self { base, length }
     }
 
-    /// The address of a `T` at `offset`. Panics, and so aborts, if it is not within the range.
+    /// Returns the address of a `T` at `offset`. Panics, and so aborts, if that is not within the
+    /// range.
     #[inline]
     fn at<T>(&self, offset: usize, align: usize) -> *mut T {
         assert!(
@@ -65,7 +67,7 @@ impl Shared {
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
-    /// The `length` bytes at `offset`, a multiple of 16.
+    /// Returns the `length` bytes at `offset`, which is a multiple of 16.
     #[inline]
     #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Self {
@@ -77,16 +79,16 @@ impl Shared {
         Self { base, length }
     }
 
-    /// The le32 at `offset`.
+    /// Returns the le32 at `offset`.
     #[inline]
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         let address = self.at::<AtomicU32>(offset, align_of::<AtomicU32>());
-        // SAFETY: Aligned, since the base is and the offset was checked; mapped by the contract of
-        // `new`; and an atomic may change at any time.
+        // SAFETY: Aligned, because the base is and the offset was checked; mapped, by the contract
+        // of `new`; and an atomic may change at any time.
         unsafe { &*address }
     }
 
-    /// The le64 at `offset`.
+    /// Returns the le64 at `offset`.
     #[inline]
     pub fn long(&self, offset: usize) -> &AtomicU64 {
         let address = self.at::<AtomicU64>(offset, align_of::<AtomicU64>());
@@ -94,7 +96,7 @@ impl Shared {
         unsafe { &*address }
     }
 
-    /// The byte at `offset`.
+    /// Returns the byte at `offset`.
     #[inline]
     pub fn byte(&self, offset: usize) -> &AtomicU8 {
         let address = self.at::<AtomicU8>(offset, 1);
@@ -102,7 +104,7 @@ impl Shared {
         unsafe { &*address }
     }
 
-    /// Copies the structure at `offset`, a multiple of 8, reading each byte once.
+    /// Copies the structure at `offset`, which is a multiple of 8. Reads each byte once.
     #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         const { assert!(size_of::<T>().is_multiple_of(8)) };
@@ -110,8 +112,8 @@ impl Shared {
         let mut value = MaybeUninit::<T>::uninit();
 
         for i in 0..size_of::<T>() / 8 {
-            // SAFETY: Both are within a `T`, the source is aligned, and volatile because the
-            // device may write at any time.
+            // SAFETY: Both pointers are within a `T`, and the source is aligned. The read is
+            // volatile because the device may write at any time.
             unsafe {
                 let word = from.add(i).read_volatile();
                 value
@@ -121,16 +123,17 @@ impl Shared {
                     .write_unaligned(word);
             }
         }
-        // SAFETY: Every byte was written, and any bytes are a valid `T: FromBytes`.
+        // SAFETY: Every byte has been written, and any bytes are a valid `T: FromBytes`.
         unsafe { value.assume_init() }
     }
 
-    /// Stores a structure at `offset`, a multiple of 8. Becomes visible with the next store with
-    /// release order.
+    /// Stores a structure at `offset`, which is a multiple of 8. The next store with release order
+    /// makes it visible.
     #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         let to = self.at::<T>(offset, 8).cast::<u8>();
-        // SAFETY: The destination is within the range; the source is a reference to elsewhere.
+        // SAFETY: The destination is within the range; the source is a reference, so it is outside
+        // of it.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), to, size_of::<T>()) }
     }
 
@@ -138,7 +141,8 @@ impl Shared {
     #[inline]
     pub fn write_bytes(&self, offset: usize, bytes: &[u8]) {
         assert!(offset <= self.length && self.length - offset >= bytes.len());
-        // SAFETY: The destination is within the range; the source is a reference to elsewhere.
+        // SAFETY: The destination is within the range; the source is a reference, so it is outside
+        // of it.
         unsafe {
             let to = self.base.as_ptr().add(offset);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -146,7 +150,7 @@ impl Shared {
     }
 }
 
-/// Memory behind a uverbs device, mapped into this process.
+/// Memory of a uverbs device, mapped into this process.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -159,10 +163,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`, for `protection`.
-    /// `None` sets `errno`.
+    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`, with
+    /// `protection`. On failure, returns `None` and sets `errno`.
     fn new(fd: i32, offset: u64, length: usize, protection: i32) -> Option<Self> {
-        // SAFETY: A new mapping, which replaces none.
+        // SAFETY: This creates a new mapping and replaces none.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -179,27 +183,28 @@ impl Mapping {
         NonNull::new(base.cast()).map(|base| Self { base, length })
     }
 
-    /// Maps `length` bytes at `offset` of the file that is open as `fd`, to be read and written. `None`
-    /// sets `errno`.
+    /// Maps `length` bytes at `offset` of the file that is open as `fd`, for reading and writing.
+    /// On failure, returns `None` and sets `errno`.
     pub fn memory(fd: i32, offset: u64, length: usize) -> Option<Self> {
         Self::new(fd, offset, length, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// The memory, to be shared with the device.
+    /// Returns the memory, to be shared with the device.
     ///
     /// # Safety
     ///
-    /// The mapping came from [`memory`](Self::memory), and the result and everything made from it
-    /// is used only as long as it lives.
+    /// The mapping came from [`memory`](Self::memory). The result and everything made from it are
+    /// used only as long as the mapping lives.
     pub unsafe fn shared(&self) -> Shared {
-        // SAFETY: Page aligned, mapped as long as the mapping lives, and reachable only from here.
+        // SAFETY: Page aligned, mapped as long as the mapping lives, and accessible only through
+        // it.
         unsafe { Shared::new(self.base, self.length) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: The mapping made by `new`, not used any more.
+        // SAFETY: `new` made this mapping, and it is no longer used.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
@@ -209,8 +214,8 @@ impl Drop for Mapping {
 pub struct DoorbellPage(Mapping);
 
 impl DoorbellPage {
-    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`. `None` sets
-    /// `errno`.
+    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`. On failure,
+    /// returns `None` and sets `errno`.
     pub fn map(fd: i32, offset: u64, length: usize) -> Option<Self> {
         Mapping::new(fd, offset, length, libc::PROT_WRITE).map(Self)
     }
@@ -224,18 +229,18 @@ impl DoorbellPage {
     }
 }
 
-/// Who lent the memory of a buffer.
+/// The lender of a buffer's memory.
 pub trait Lender: core::fmt::Debug + Send + Sync {
-    /// Takes back the memory, which nobody uses any more.
+    /// Takes back the memory, which is no longer used.
     fn take_back(&self, memory: NonNull<u8>);
 }
 
-/// Zeroed pages of this process, kept from child processes if the application asked for that.
+/// Zeroed pages of this process. Child processes do not get them if the application asked for that.
 #[derive(Debug)]
 pub struct Buffer {
     base: NonNull<u8>,
     length: usize,
-    /// Gets the pages back; without, they are mapped for the buffer alone.
+    /// Gets the pages back. Without a lender, they are a mapping of the buffer's own.
     lender: Option<Box<dyn Lender>>,
 }
 
@@ -245,10 +250,11 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Allocates at least `length` bytes, whole pages. `None` sets `errno`.
+    /// Allocates whole pages with at least `length` bytes. On failure, returns `None` and sets
+    /// `errno`.
     pub fn new(length: usize) -> Option<Self> {
         let length = whole_pages(length)?;
-        // SAFETY: A new mapping, which replaces none.
+        // SAFETY: This creates a new mapping and replaces none.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -271,13 +277,13 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// A buffer in the `length` bytes at `base`, which are zeroed, and which `lender` gets back when
-    /// the buffer goes. `None` sets `errno`.
+    /// Creates a buffer from the `length` bytes at `base`, which this function zeroes. `lender`
+    /// gets them back when the buffer is dropped. On failure, returns `None` and sets `errno`.
     ///
     /// # Safety
     ///
-    /// Whole pages, mapped for reading and writing, and nobody else's until the lender has them
-    /// again.
+    /// The bytes are whole pages, mapped for reading and writing, and not used otherwise until the
+    /// lender gets them back.
     pub unsafe fn lent(base: NonNull<u8>, length: usize, lender: Box<dyn Lender>) -> Option<Self> {
         // SAFETY: By contract.
         unsafe { base.as_ptr().write_bytes(0, length) };
@@ -290,23 +296,23 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// Address of the first byte, for the kernel.
+    /// Returns the address of the first byte, for the kernel.
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// Bytes of the buffer, whole pages.
+    /// Returns the length of the buffer in bytes, a multiple of the page size.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// The buffer, to be shared with the device.
+    /// Returns the buffer, to be shared with the device.
     ///
     /// # Safety
     ///
-    /// The result and everything made from it is used only as long as the buffer lives.
+    /// The result and everything made from it are used only as long as the buffer lives.
     pub unsafe fn shared(&self) -> Shared {
-        // SAFETY: Page aligned, mapped as long as the buffer lives, and reachable only from here.
+        // SAFETY: Page aligned, mapped as long as the buffer lives, and accessible only through it.
         unsafe { Shared::new(self.base, self.length) }
     }
 }
@@ -316,7 +322,7 @@ impl Drop for Buffer {
         fork::unprotect(self);
         match &self.lender {
             Some(lender) => lender.take_back(self.base),
-            // SAFETY: The mapping made by `new`, not used any more.
+            // SAFETY: `new` made this mapping, and it is no longer used.
             None => unsafe {
                 libc::munmap(self.base.as_ptr().cast(), self.length);
             },
@@ -324,20 +330,20 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes of the pages that hold `length` bytes.
+/// Rounds `length` up to a multiple of the page size.
 pub fn whole_pages(length: usize) -> Option<usize> {
     length.checked_next_multiple_of(page_size())
 }
 
-/// Bytes of a page.
+/// Returns the page size in bytes.
 pub fn page_size() -> usize {
-    // SAFETY: Has no preconditions.
+    // SAFETY: The call has no preconditions.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// Fork protection as `ibv_fork_init` asks for it: a child must not take pages that the device
-/// knows.
+/// Fork protection for `ibv_fork_init`: a child process must not get pages that the device
+/// accesses.
 #[cfg(any(feature = "pabi34", feature = "pabi65"))]
 mod fork {
     use super::Buffer;
@@ -350,13 +356,13 @@ mod fork {
     }
 
     pub(super) fn unprotect(buffer: &Buffer) {
-        // SAFETY: The pages of the buffer, protected before. It fails only for lack of memory;
-        // then the protection of an unmapped range stays behind, which harms nobody.
+        // SAFETY: The pages of the buffer, protected before. The call fails only for lack of
+        // memory. Then the protection of an unmapped range remains, which does no harm.
         unsafe { ibv_dofork_range(buffer.base.as_ptr().cast(), buffer.length) };
     }
 }
 
-/// Without libibverbs nobody can have asked.
+/// Without libibverbs, no application can have called `ibv_fork_init`.
 #[cfg(not(any(feature = "pabi34", feature = "pabi65")))]
 mod fork {
     use super::Buffer;
@@ -379,7 +385,7 @@ mod tests {
         let buffer = Buffer::new(1).unwrap();
         assert_eq!(buffer.length() % page_size(), 0);
         assert_eq!(buffer.address() % page_size() as u64, 0);
-        // SAFETY: Used within this function, in which the buffer lives.
+        // SAFETY: Used only within this function, during which the buffer lives.
         let memory = unsafe { buffer.shared() };
         assert_eq!(memory.read::<[u64; 8]>(64), [0; 8]);
     }
@@ -397,13 +403,13 @@ mod tests {
 
         let pages = Buffer::new(4096).unwrap();
         let (sender, returned) = std::sync::mpsc::sync_channel(2);
-        // SAFETY: Pages of `pages`, which outlives what is made here.
+        // SAFETY: Pages of `pages`, which outlives everything made here.
         unsafe { pages.base.as_ptr().write_bytes(7, pages.length) };
-        // SAFETY: As above; nobody else uses them meanwhile.
+        // SAFETY: As above; the pages are not used otherwise in the meantime.
         let lent = unsafe { Buffer::lent(pages.base, pages.length, Box::new(Shelf(sender))) };
         let lent = lent.unwrap();
         assert_eq!(lent.address(), pages.address());
-        // SAFETY: Used as long as `lent` lives.
+        // SAFETY: Used only as long as `lent` lives.
         assert_eq!(unsafe { lent.shared() }.read::<[u64; 512]>(0), [0; 512]);
         assert!(returned.try_recv().is_err());
         drop(lent);
@@ -413,7 +419,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let buffer = Buffer::new(4096).unwrap();
-        // SAFETY: Used within this function, in which the buffer lives.
+        // SAFETY: Used only within this function, during which the buffer lives.
         let part = unsafe { buffer.shared() }.part(1024, 128);
         let sge = Sge {
             address: 7.into(),
@@ -435,7 +441,7 @@ mod tests {
     #[should_panic(expected = "self.length - offset >= bytes.len()")]
     fn a_part_ends_where_it_says() {
         let buffer = Buffer::new(4096).unwrap();
-        // SAFETY: Used within this function, in which the buffer lives.
+        // SAFETY: Used only within this function, during which the buffer lives.
         let part = unsafe { buffer.shared() }.part(0, 64);
         part.write_bytes(60, b"abcde");
     }
@@ -444,7 +450,7 @@ mod tests {
     #[should_panic(expected = "offset <= self.length")]
     fn offsets_do_not_overflow() {
         let buffer = Buffer::new(4096).unwrap();
-        // SAFETY: Used within this function, in which the buffer lives.
+        // SAFETY: Used only within this function, during which the buffer lives.
         unsafe { buffer.shared() }.long(usize::MAX - 7);
     }
 }

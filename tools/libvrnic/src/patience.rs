@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Polling on a machine with one processor.
+//! Polling on a machine with one CPU.
 //!
-//! A program that polls for a message keeps its processor busy. If the sender is a process on the same,
-//! only processor, it cannot run until the poller's time slice ends: a message of microseconds then takes
-//! milliseconds. So on one processor, and only there, a program yields after it polled in vain
-//! some times. With several processors polling never makes a system call.
+//! A program that polls for a message keeps its CPU busy. If the sender is a process on the same,
+//! only CPU, it cannot run until the poller's time slice ends, and a message that should take
+//! microseconds takes milliseconds. So if there is only one CPU, a program yields after some
+//! unsuccessful polls. With several CPUs, polling never makes a system call.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Polls in vain before others may go first. Together they take about as long as it takes to ask
-/// the scheduler, so that asking costs a program that is alone little.
+/// Number of unsuccessful polls before yielding. Together they take about as long as a call of the
+/// scheduler, so that yielding costs little if no other program wants to run.
 const POLLS: u32 = 32;
 
-/// Counts polls in vain.
+/// Counts unsuccessful polls.
 #[derive(Debug)]
 pub struct Patience {
-    /// Polls left; unused with several processors. A hint, so that races do not matter.
+    /// Polls left; unused with several CPUs. This is only a hint, so races do not matter.
     left: AtomicU32,
     endless: bool,
 }
 
 impl Patience {
-    /// As the number of processors demands that this process may use.
+    /// Creates a counter that suits the number of CPUs that this process may use.
     pub fn of_this_process() -> Self {
         Self::new(processors() != 1)
     }
@@ -34,7 +34,7 @@ impl Patience {
         }
     }
 
-    /// Called after each poll; whether others were let go first.
+    /// Counts a poll, which was successful if `found`. Returns whether it yielded the CPU.
     #[inline]
     pub fn polled(&self, found: bool) -> bool {
         if self.endless {
@@ -53,7 +53,7 @@ impl Patience {
         if found || left != 0 {
             return false;
         }
-        // SAFETY: Has no preconditions.
+        // SAFETY: The call has no preconditions.
         unsafe { libc::sched_yield() };
         true
     }
@@ -65,7 +65,7 @@ impl Clone for Patience {
     }
 }
 
-/// Processors that this process may use; 0 if that is not known.
+/// Returns the number of CPUs that this process may use; 0 if unknown.
 fn processors() -> u32 {
     let mut mask = [0_u64; 1024 / 64];
     // SAFETY: The size is that of the mask.

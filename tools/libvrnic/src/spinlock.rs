@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A lock that costs one atomic exchange when nobody contends for it.
+//! A lock that costs one atomic exchange without contention.
 
 use core::cell::UnsafeCell;
 use core::mem;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Looks at a held lock before the processor is offered to somebody else: the holder may have
-/// been preempted, on a guest with one processor for certain.
+/// Number of looks at a held lock before yielding the CPU: the holder may have been preempted, and
+/// on a guest with one CPU it certainly has been.
 const SPINS: u32 = 100;
 
 /// A value and the lock that guards it.
@@ -20,11 +20,12 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: The value is reached only by who holds the lock, or by the one thread that there is.
+// SAFETY: The value is accessed only by the thread that holds the lock, or by the only thread that
+// uses it.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    /// A lock that is free.
+    /// Creates a free lock.
     pub const fn new(value: T) -> Self {
         Self {
             held: AtomicBool::new(false),
@@ -33,11 +34,11 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// A lock that does nothing.
+    /// Creates a lock that does nothing.
     ///
     /// # Safety
     ///
-    /// No two threads use the value at the same time: the application promised so.
+    /// No two threads use the value at the same time, as the application has promised.
     pub const unsafe fn without_lock(value: T) -> Self {
         Self {
             held: AtomicBool::new(false),
@@ -46,7 +47,7 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// Takes the lock and gives it back when the guard is dropped.
+    /// Takes the lock. Dropping the guard releases it.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         if self.threaded && self.held.swap(true, Ordering::Acquire) {
@@ -64,7 +65,7 @@ impl<T> SpinLock<T> {
                 if spins < SPINS {
                     core::hint::spin_loop();
                 } else {
-                    // SAFETY: Has no preconditions.
+                    // SAFETY: The call has no preconditions.
                     unsafe { libc::sched_yield() };
                 }
             }
@@ -74,7 +75,7 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// The value, for who took the lock and kept it by forgetting the guard.
+    /// Returns the value, for a thread that has taken the lock and forgotten the guard.
     ///
     /// # Safety
     ///
@@ -82,11 +83,11 @@ impl<T> SpinLock<T> {
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn held(&self) -> &mut T {
-        // SAFETY: By contract nobody else has a reference.
+        // SAFETY: By contract there is no other reference.
         unsafe { &mut *self.value.get() }
     }
 
-    /// Gives back the lock that was kept by forgetting the guard.
+    /// Releases the lock after its guard was forgotten.
     ///
     /// # Safety
     ///
@@ -110,7 +111,7 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: The guard is the proof that this thread holds the lock.
+        // SAFETY: The guard proves that this thread holds the lock.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -118,7 +119,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: As in `deref`; borrowed exclusively from the guard.
+        // SAFETY: As in `deref`, and the guard is borrowed exclusively.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -126,28 +127,30 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: The guard is the proof that this thread holds the lock.
+        // SAFETY: The guard proves that this thread holds the lock.
         unsafe { self.lock.unlock() }
     }
 }
 
-/// A [`SpinLock`] that a thread may keep, and the same thread take again meanwhile.
+/// A [`SpinLock`] that a thread may keep between calls. Meanwhile, the same thread may take it
+/// again.
 #[derive(Debug)]
 pub struct KeptLock<T> {
     lock: SpinLock<T>,
-    /// The thread that keeps the lock and does not use the value just now, or 0. A thread finds its
-    /// own name here only if it wrote it.
+    /// The thread that keeps the lock and is not using the value at the moment, or 0. Only the
+    /// thread itself writes its identifier here, so a thread that finds its own identifier keeps
+    /// the lock.
     keeper: AtomicUsize,
 }
 
-/// What the calling thread is called; never 0.
+/// Returns an identifier of the calling thread, which is never 0.
 fn this_thread() -> usize {
-    // SAFETY: Has no preconditions.
+    // SAFETY: The call has no preconditions.
     unsafe { libc::pthread_self() as usize }
 }
 
 impl<T> KeptLock<T> {
-    /// A lock that is free.
+    /// Creates a free lock.
     pub const fn new(value: T) -> Self {
         Self {
             lock: SpinLock::new(value),
@@ -155,7 +158,7 @@ impl<T> KeptLock<T> {
         }
     }
 
-    /// Takes the lock, which the thread does not keep, and gives it back when the guard is dropped.
+    /// Takes the lock, which the thread must not be keeping. Dropping the guard releases it.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         self.lock.lock()
@@ -168,21 +171,22 @@ impl<T> KeptLock<T> {
         mem::forget(guard);
     }
 
-    /// Uses the value, whether the thread keeps the lock or not.
+    /// Uses the value. The calling thread may be keeping the lock, but need not.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let this = this_thread();
         if self.keeper.load(Ordering::Relaxed) != this {
             return work(&mut self.lock.lock());
         }
         self.keeper.store(0, Ordering::Relaxed);
-        // SAFETY: This thread keeps the lock; it would wait for itself, not find its name, if `work`
-        // came here again.
+        // SAFETY: This thread keeps the lock. If `work` called this function again, it would not
+        // find its identifier in `keeper`: it would wait forever instead of getting a second
+        // reference.
         let result = work(unsafe { self.lock.held() });
         self.keeper.store(this, Ordering::Relaxed);
         result
     }
 
-    /// The value, for who keeps the lock.
+    /// Returns the value, for the thread that keeps the lock.
     ///
     /// # Safety
     ///
@@ -194,7 +198,7 @@ impl<T> KeptLock<T> {
         unsafe { self.lock.held() }
     }
 
-    /// Gives back the lock that was kept.
+    /// Releases a lock that was kept.
     ///
     /// # Safety
     ///
@@ -245,12 +249,12 @@ mod tests {
         let lock = KeptLock::new(1);
         lock.with(|value| *value += 1);
         lock.keep(lock.lock());
-        // Others wait until it is given back.
+        // Other threads wait until it is released.
         std::thread::scope(|scope| {
             let other = scope.spawn(|| lock.with(|value| *value *= 10));
             lock.with(|value| *value += 1);
             lock.with(|value| *value += 1);
-            // SAFETY: This thread keeps the lock, and has no other reference.
+            // SAFETY: This thread keeps the lock and has no other reference.
             unsafe {
                 *lock.held() += 1;
                 lock.give_back();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The shared objects that libibverbs loads, built and examined as `build.sh` and the scripts in
-//! `layout/` do it.
+//! Builds and checks the shared objects that libibverbs loads, with `build.sh` and the scripts in
+//! `layout/`.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Runs a script of this crate, and fails with what it said if it failed.
+/// Runs a script of this crate; fails with its output if it fails.
 fn script(name: &str, arguments: &[&PathBuf]) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name);
     let output = Command::new("bash")
@@ -22,7 +22,8 @@ fn script(name: &str, arguments: &[&PathBuf]) {
     assert!(output.status.success(), "{}: {text}", path.display());
 }
 
-/// Both providers, just built. `build.sh` itself checks what they export and need.
+/// Returns the directory of both providers, just built. `build.sh` itself checks what they export
+/// and need.
 fn providers() -> &'static PathBuf {
     static PROVIDERS: OnceLock<PathBuf> = OnceLock::new();
     PROVIDERS.get_or_init(|| {
@@ -32,7 +33,7 @@ fn providers() -> &'static PathBuf {
     })
 }
 
-/// The sources of both releases: fetched with apt the first time.
+/// Returns the sources of both releases, which apt fetches the first time.
 fn sources() -> PathBuf {
     let cache = env::var_os("VRNIC_CACHE").map_or_else(
         || {

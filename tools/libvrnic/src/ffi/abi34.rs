@@ -9,14 +9,15 @@ use core::ffi::c_void;
 /// Number of the private ABI.
 pub const PRIVATE_ABI: u32 = 34;
 
-/// Minor number of the public symbol versions: `IBVERBS_1.14` is the newest. The private number
-/// alone does not tell the layout, it was not raised with every change.
+/// Minor number of the newest public symbol version: `IBVERBS_1.14`. The number of the private ABI
+/// alone does not identify the layout, because it was not raised with every change.
 pub const LIBRARY_LEVEL: u32 = 14;
 
 /// Release whose headers the layouts are checked against.
 pub const RELEASE: &str = "56.1";
 
-/// An open device. It grows at the front, so its end is what is fixed: `sz` and `context`.
+/// An open device. New members are added at the front, so only the end has fixed offsets: `sz` and
+/// `context`.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct verbs_context {

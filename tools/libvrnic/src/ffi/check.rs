@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Layouts against the C headers of each release.
+//! Checks layouts against the C headers of each release.
 //!
-//! `layout/<release>.txt` is what a C program, compiled with that release's own headers, printed.
-//! The tests here compare it with the Rust definitions, so a fresh machine needs no sources.
-//! `layout/check.sh` makes the C program from [`questions`], runs it and compares the answers with
-//! the committed ones.
+//! `layout/<release>.txt` is the output of a C program that was compiled with that release's own
+//! headers. The tests here compare it with the Rust definitions, so they need no sources of
+//! rdma-core. `layout/check.sh` generates the C program from [`questions`], runs it and compares
+//! its output with the committed file.
 
 extern crate std;
 
@@ -15,7 +15,7 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// What one release is asked, in C, and what we expect.
+/// Returns expressions in C and the values that we expect them to have in one release.
 fn questions(own: &[Layout]) -> Vec<(String, u64)> {
     let mut all = Vec::new();
     let tables = [
@@ -136,7 +136,7 @@ fn tables_of_operations_have_the_known_number_of_members() {
     );
 }
 
-/// Prints the questions, one a line, for `layout/check.sh`.
+/// Prints the expressions, one per line, for `layout/check.sh`.
 #[test]
 #[ignore = "prints the input of layout/check.sh"]
 fn print_questions() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `infiniband/kern-abi.h`: the uverbs commands. libibverbs fills and reads them. We provide the memory,
-//! in which the driver's part follows right after.
+//! `infiniband/kern-abi.h`: the uverbs commands. libibverbs fills in requests and reads responses.
+//! We provide the memory, in which the driver's part directly follows.
 
-/// Declares a command or response that only libibverbs looks into: its words, nothing else.
+/// Declares commands or responses whose content only libibverbs uses, as arrays of words.
 macro_rules! opaque {
     ($($(#[$meta:meta])* $name:ident = [$word:ty; $words:literal],)*) => {
         $(
@@ -102,24 +102,24 @@ opaque! {
 }
 
 impl ib_uverbs_ex_query_device_resp {
-    /// Firmware version as the driver reports it: the first word.
+    /// Returns the firmware version as the driver reports it: the first word.
     pub fn fw_ver(&self) -> u64 {
         self.0[0]
     }
 }
 
-/// A command or response with the driver's part behind it, as the kernel copies them.
+/// A command or response followed by the driver's part, as the kernel copies them.
 #[repr(C)]
 #[derive(Default)]
 pub struct WithDriver<C, D> {
-    /// The part of libibverbs and `ib_uverbs`.
+    /// The part that belongs to libibverbs and `ib_uverbs`.
     pub core: C,
-    /// The part of the driver, from `include/uapi/rdma/vrnic-abi.h`.
+    /// The part that belongs to the driver, from `include/uapi/rdma/vrnic-abi.h`.
     pub driver: D,
 }
 
 impl<C, D> WithDriver<C, D> {
-    /// With this driver part; the core's is filled in by libibverbs.
+    /// Creates a command with this driver part; libibverbs fills in the other part.
     pub fn new(driver: D) -> Self
     where
         C: Default,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! `infiniband/driver.h`: the part of the private provider interface that is the same in all
-//! releases that this provider is built for. What differs is in `abi34` and `abi65`.
+//! supported releases. `abi34` and `abi65` have the parts that differ.
 
 use super::verbs::*;
 use super::{CString, Opaque, Unused};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 c_struct!(
-    /// How a driver of the kernel is recognised.
+    /// How libibverbs recognises a kernel driver.
     verbs_match_ent {
         driver_data: *mut c_void,
         u: u64,
@@ -18,7 +18,7 @@ c_struct!(
     }
 );
 
-// SAFETY: The only pointer is never set by us; the tables are read-only.
+// SAFETY: We never set the only pointer, and the tables are read-only.
 unsafe impl Sync for verbs_match_ent {}
 
 /// Ends a table of [`verbs_match_ent`].
@@ -34,7 +34,7 @@ pub const VERBS_LOG_ERR: u32 = 1;
 /// Level of the verbs log for debugging.
 pub const VERBS_LOG_DEBUG: u32 = 4;
 
-/// What a provider registers.
+/// The operations that a provider registers.
 #[repr(C)]
 pub struct verbs_device_ops {
     pub name: CString,
@@ -52,7 +52,7 @@ pub struct verbs_device_ops {
     pub uninit_device: Option<unsafe extern "C" fn(*mut verbs_device)>,
 }
 
-// SAFETY: The pointers name tables that are never written and live for ever.
+// SAFETY: The pointers refer to tables that are never written and live forever.
 unsafe impl Sync for verbs_device_ops {}
 
 impl verbs_device_ops {
@@ -175,8 +175,8 @@ impl verbs_cq {
     };
 }
 
-/// Signatures of the operations that we implement. The table of operations itself differs between
-/// releases, these do not.
+/// Signatures of the operations that we implement. The table of operations differs between
+/// releases; the signatures do not.
 pub mod op {
     use super::*;
 
@@ -259,13 +259,13 @@ pub mod op {
     pub type unimport_pd = unsafe extern "C" fn(*mut ibv_pd);
 }
 
-/// `struct ibv_device_attr_ex`, of which only the beginning concerns us.
+/// `struct ibv_device_attr_ex`; we use only its beginning.
 #[repr(C)]
 pub struct ibv_device_attr_ex {
     pub fw_ver: [c_char; 64],
 }
 
-/// Declares the table of operations of one release: a member is `name`, or `name: use` if the
+/// Declares the table of operations of one release. A member is `name`, or `name: use` if the
 /// provider implements it.
 macro_rules! context_ops {
     ($($name:ident $(: $used:tt)?,)*) => {

@@ -2,9 +2,9 @@
 
 //! Functions of libibverbs that a provider calls.
 //!
-//! Their symbols carry the version `IBVERBS_PRIVATE_<number>`, so the dynamic linker itself
-//! refuses a library of another private ABI. `layout/prototypes.h` has the same prototypes in C,
-//! compiled against the headers of each release by the layout check.
+//! Their symbols have the version `IBVERBS_PRIVATE_<number>`, so the dynamic linker refuses a
+//! library with another private ABI. `layout/prototypes.h` has the same prototypes in C; the layout
+//! check compiles it against the headers of each release.
 
 use super::Opaque;
 use super::abi::{verbs_context, verbs_context_ops};

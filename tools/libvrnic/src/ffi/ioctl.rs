@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing, the clock and device memory need
-//! them.
+//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing, the clock and
+//! device memory need them.
 
 use core::ptr;
 
@@ -20,7 +20,7 @@ c_struct!(
 pub const UVERBS_ATTR_F_MANDATORY: u16 = 1 << 0;
 
 c_struct!(
-    /// What is in front of the attributes.
+    /// Header in front of the attributes.
     ib_uverbs_ioctl_hdr {
         length: u16,
         object_id: u16,
@@ -71,15 +71,15 @@ pub const UVERBS_OBJECT_DEVICE: u16 = 0;
 pub const UVERBS_OBJECT_PD: u16 = 1;
 /// Device memory.
 pub const UVERBS_OBJECT_DM: u16 = 14;
-/// What the driver answered when the context was created.
+/// Returns the driver's response from the creation of the context.
 pub const UVERBS_METHOD_QUERY_CONTEXT: u16 = 4;
-/// The first number of a method or an attribute that is the driver's.
+/// First number of the driver's own methods and attributes.
 pub const DRIVER_NS: u16 = 1 << 12;
-/// Index of an attribute that is not there.
+/// Index of an absent attribute.
 const NO_INDEX: u8 = 0xff;
 
-/// An attribute: an object by its handle, `data`, or `length` bytes of memory at the address `data`,
-/// which are filled.
+/// Returns an attribute: an object's handle in `data`, or the address in `data` of `length` bytes
+/// that the kernel fills.
 pub fn attribute(number: u16, data: u64, length: u16) -> ib_uverbs_attr {
     ib_uverbs_attr {
         attr_id: number,
@@ -98,7 +98,7 @@ pub struct Method<const ATTRIBUTES: usize> {
 }
 
 impl<const ATTRIBUTES: usize> Method<ATTRIBUTES> {
-    /// The method `method` of `object`.
+    /// Creates the method `method` of `object`.
     pub fn new(object: u16, method: u16, attributes: [ib_uverbs_attr; ATTRIBUTES]) -> Self {
         Self {
             buffer: ibv_command_buffer {
@@ -124,13 +124,15 @@ impl<const ATTRIBUTES: usize> Method<ATTRIBUTES> {
         }
     }
 
-    /// The method as libibverbs takes it. It must not be moved until it was executed.
+    /// Returns the method in the form that libibverbs takes. The method must not be moved until it
+    /// has been executed.
     pub fn as_raw(&mut self) -> *mut ibv_command_buffer {
         const {
             assert!(core::mem::offset_of!(Self, attributes) == size_of::<ibv_command_buffer>());
         };
         let this = ptr::from_mut(self);
-        // SAFETY: Within `self`, and one past its end; all by one pointer to the whole.
+        // SAFETY: The pointers are within `self` or one past its end, and derived from a pointer to
+        // all of it.
         unsafe {
             let first = (&raw mut (*this).attributes).cast::<ib_uverbs_attr>();
             let end = first.add(ATTRIBUTES);

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The C side: layouts and functions of libibverbs and of the uverbs commands.
+//! The C interface: layouts and functions of libibverbs and of the uverbs commands.
 //!
-//! The provider interface of libibverbs is private and changes from release to release without a
-//! size or version in its structures. What we need of it is therefore written down here once per
-//! private ABI and proven against that release's own headers: every structure carries a
-//! [`Layout`], and the tests in `check` compare it with what a C compiler made of the headers.
-//! Names are those of the C headers.
+//! The provider interface of libibverbs is private and changes between releases, without a size or
+//! version in its structures. So what we need of it is declared here once per private ABI and
+//! checked against the headers of that release: every structure has a [`Layout`], and the tests in
+//! `check` compare it with what a C compiler made of the headers. Names are those of the C headers.
 
 #![allow(non_camel_case_types, dead_code)]
 
 use core::ffi::{c_char, c_int};
 
-/// What a C compiler has to agree with: a structure's size, alignment and member offsets.
+/// Layout that a C compiler must agree with: size, alignment and member offsets of a structure.
 #[derive(Debug)]
 pub struct Layout {
     /// The structure as C names it.
@@ -79,7 +78,7 @@ pub use abi34 as abi;
 #[cfg(feature = "pabi65")]
 pub use abi65 as abi;
 
-/// An object of C whose content is none of our business.
+/// A C object whose content we do not access.
 #[repr(C)]
 pub struct Opaque {
     _private: [u8; 0],
@@ -88,14 +87,14 @@ pub struct Opaque {
 /// Member of a table of operations that this provider does not implement.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// A string of C, as in the tables that are handed to libibverbs.
+/// A C string, as in the tables passed to libibverbs.
 #[repr(transparent)]
 pub struct CString(pub *const c_char);
 
-// SAFETY: Made only from literals, which are never written and live for ever.
+// SAFETY: Created only from literals, which are never written and live forever.
 unsafe impl Sync for CString {}
 
 unsafe extern "C" {
-    /// Of the C library, for which crate `libc` has no declaration.
+    /// From the C library; crate `libc` does not declare it.
     pub fn dprintf(fd: c_int, format: *const c_char, ...) -> c_int;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `infiniband/verbs.h`: structures and constants of the public interface, the same in all
-//! releases that this provider is built for.
+//! `infiniband/verbs.h`: structures and constants of the public interface, which are the same in
+//! all supported releases.
 
 use super::Opaque;
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -22,8 +22,8 @@ c_struct!(
 );
 
 c_struct!(
-    /// An open device. Within `ops` only the data path is called by applications; libibverbs
-    /// fills it from the table given to `verbs_set_ops`.
+    /// An open device. Of `ops`, applications call only the data path; libibverbs fills it from the
+    /// table given to `verbs_set_ops`.
     ibv_context {
         device: *mut ibv_device,
         ops: [*mut c_void; 32],
@@ -68,11 +68,11 @@ c_struct!(
     }
 );
 
-/// [`ibv_dm::comp_mask`]: there is a handle.
+/// [`ibv_dm::comp_mask`]: `handle` is valid.
 pub const IBV_DM_MASK_HANDLE: u32 = 1 << 0;
 
 c_struct!(
-    /// What device memory is asked for.
+    /// Request for device memory.
     ibv_alloc_dm_attr {
         length: usize,
         log_align_req: u32,
@@ -108,7 +108,7 @@ impl ibv_mw {
 }
 
 c_struct!(
-    /// What a memory window becomes.
+    /// What to bind a memory window to.
     ibv_mw_bind_info {
         mr: *mut ibv_mr,
         addr: u64,
@@ -340,7 +340,7 @@ c_struct!(
     }
 );
 
-/// An operation of an extended queue pair that names remote memory.
+/// An operation of an extended queue pair that accesses remote memory.
 pub type WriteRemote = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>;
 
 c_struct!(
@@ -588,20 +588,20 @@ c_struct!(
     }
 );
 
-/// Allocator of the application, for rings: protection domain, its context, size, alignment,
-/// resource type.
+/// The application's allocator for rings. Arguments: protection domain, its context, size,
+/// alignment, resource type.
 pub type AllocBuffer =
     unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
 
 /// Counterpart of [`AllocBuffer`].
 pub type FreeBuffer = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
 
-/// Declares constants of a C header and the table by which they are checked.
+/// Declares constants of a C header, and the table for checking them.
 macro_rules! c_constants {
     ($($(#[$meta:meta])* $name:ident: $ty:ty = $value:expr;)*) => {
         $($(#[$meta])* pub const $name: $ty = $value;)*
 
-        /// The constants with their names, for comparison with the C header.
+        /// The constants and their names, for comparison with the C header.
         pub const CONSTANTS: &[(&str, u64)] = &[$((stringify!($name), $name as u64),)*];
     };
 }

@@ -14,42 +14,42 @@ use vrnic_wire::ring::{Arm, offset, phase};
 
 const QPN_OFFSET: usize = core::mem::offset_of!(Cqe, qpn);
 
-/// Number of no queue pair: stands in completions that were taken out.
+/// Not the number of a queue pair: marks completions that were taken out.
 const FORGOTTEN: u32 = u32::MAX;
 
-/// Byte offset of the entry with that index.
+/// Returns the byte offset of the entry with index `index`.
 #[inline]
 fn place(layout: &Ring, index: u32) -> usize {
     let slot = (index & (layout.entries - 1)) as usize;
     layout.entries_offset as usize + slot * CQE_STRIDE as usize
 }
 
-/// The completion queue as its owner polls it.
+/// A completion queue, as polled by the application.
 #[derive(Debug)]
 pub struct CompletionQueue {
     memory: Shared,
     layout: Ring,
-    /// Index of the next entry to look at.
+    /// Index of the next entry to poll.
     next: u32,
-    /// `next` as the device knows it.
+    /// `next` as last published to the device.
     published: u32,
-    /// Whether the device writes completions where there is no room for them.
+    /// Whether the device overwrites unpolled completions if the queue is full.
     ignores_overrun: bool,
-    /// The last request for an event.
+    /// The latest request for an event.
     arm: Arm,
-    /// An event for any completion was asked for and did not come yet.
+    /// Whether an event for any completion has been requested and has not come yet.
     any_wanted: bool,
-    /// The queues whose completions come here, by their numbers.
+    /// The queues whose completions arrive here, by their numbers.
     queues: Vec<Option<Arc<Outstanding>>>,
-    /// Numbers of no queue.
+    /// Unused numbers of queues.
     free: Vec<u32>,
-    /// The shared receive queues whose receives complete here, by number, and how many queue pairs
-    /// take some.
+    /// The shared receive queues whose receives complete here, sorted by number, each with the
+    /// number of queue pairs that use it with this completion queue.
     shared: Vec<(SharedReceives, usize)>,
 }
 
 impl CompletionQueue {
-    /// The queue described by `layout` in `memory`, which is zeroed.
+    /// Creates the queue described by `layout` in `memory`, which is zeroed.
     pub fn new(memory: Shared, layout: Ring) -> Self {
         assert!(layout.stride == CQE_STRIDE && layout.entries.is_power_of_two());
         Self {
@@ -66,12 +66,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Has the queue expect that completions are lost, before there are any.
+    /// Prepares for lost completions. Must be called before there are any completions.
     pub fn ignore_overrun(&mut self) {
         self.ignores_overrun = true;
     }
 
-    /// Expects completions of a queue, which gets a number. `None` if there is no memory.
+    /// Adds a queue whose completions will arrive here and returns its number, or `None` if memory
+    /// runs out.
     pub fn attach(&mut self, queue: Arc<Outstanding>) -> Option<u32> {
         if let Some(number) = self.free.pop() {
             self.queues[number as usize] = Some(queue);
@@ -79,28 +80,29 @@ impl CompletionQueue {
         }
         let number = u32::try_from(self.queues.len()).ok()?;
         self.queues.try_reserve(1).ok()?;
-        // So that there is room when the queue goes.
+        // Reserves the room that `detach` needs.
         self.free.try_reserve(self.queues.len() + 1).ok()?;
         self.queues.push(Some(queue));
         Some(number)
     }
 
-    /// Expects no more completions of a queue, which is gone from the device.
+    /// Removes a queue, which no longer exists on the device.
     pub fn detach(&mut self, number: u32) {
         if self.queues[number as usize].take().is_some() {
             self.free.push(number);
         }
     }
 
-    /// Place of a shared receive queue in the table, or where it would be.
+    /// Returns the position of a shared receive queue in the table, or that for inserting it as the
+    /// error.
     #[inline]
     fn find_shared(&self, number: u32) -> Result<usize, usize> {
         self.shared
             .binary_search_by_key(&number, |(receives, _)| receives.number)
     }
 
-    /// Expects completions of receives that one more queue pair takes from a shared receive queue.
-    /// Whether there is memory for that.
+    /// Records that one more queue pair, whose receives complete here, uses a shared receive queue.
+    /// Returns false if memory runs out.
     pub fn attach_shared(&mut self, receives: &SharedReceives) -> bool {
         match self.find_shared(receives.number) {
             Ok(at) => self.shared[at].1 += 1,
@@ -110,7 +112,7 @@ impl CompletionQueue {
         true
     }
 
-    /// A queue pair takes no more receives from a shared receive queue.
+    /// Records that a queue pair no longer uses a shared receive queue.
     pub fn detach_shared(&mut self, receives: &SharedReceives) {
         if let Ok(at) = self.find_shared(receives.number) {
             self.shared[at].1 -= 1;
@@ -120,8 +122,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The request that a completion tells of, which is completed: what it is called. `None` if it
-    /// is not outstanding.
+    /// Completes the request that a completion refers to and returns its `wr_id`, or `None` if the
+    /// request is not outstanding.
     #[inline]
     fn complete(&self, name: Name) -> Option<u64> {
         if SharedReceives::has(name) {
@@ -132,12 +134,12 @@ impl CompletionQueue {
         queue.as_ref()?.complete(name.index)
     }
 
-    /// Byte offset of the entry with that index, if the device wrote it.
+    /// Returns the byte offset of the entry with index `index`, if the device has written it.
     #[inline]
     fn written(&self, index: u32) -> Option<usize> {
         let entry = place(&self.layout, index);
 
-        // Acquire: the rest of the entry was written before its phase.
+        // Acquire: the device wrote the rest of the entry before its phase.
         let seen = self
             .memory
             .byte(entry + PHASE_OFFSET)
@@ -145,7 +147,7 @@ impl CompletionQueue {
         (seen == phase(index, self.layout.entries)).then_some(entry)
     }
 
-    /// Goes on at the oldest completion that is not lost, if the queue ignores overrun.
+    /// Skips lost completions, if the queue ignores overruns.
     #[inline]
     fn skip_lost(&mut self) {
         if !self.ignores_overrun {
@@ -156,13 +158,13 @@ impl CompletionQueue {
             .word(self.layout.header_offset as usize + offset::DEVICE_INDEX)
             .load(Ordering::Acquire);
         let oldest = u32::from_le(written).wrapping_sub(self.layout.entries);
-        // The device's index lags behind, and may be wild.
+        // The device's index may be out of date, and may even be invalid.
         if oldest.wrapping_sub(self.next) < 1 << 31 {
             self.next = oldest;
         }
     }
 
-    /// The next completion, if there is one.
+    /// Returns the next completion, if there is one.
     #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
         loop {
@@ -172,7 +174,7 @@ impl CompletionQueue {
             if cqe.qpn.get() == FORGOTTEN {
                 continue;
             }
-            // A completion of nothing that was posted tells of nothing.
+            // A completion of a request that was never posted is ignored.
             if let Some(wr_id) = self.complete(Name::from_wire(cqe.wr_id.get())) {
                 cqe.wr_id = wr_id.into();
                 return Some(cqe);
@@ -180,10 +182,11 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completion of a device that writes none any more: what is outstanding is flushed.
+    /// Returns the next completion of a device that no longer writes any: once the ring is empty,
+    /// outstanding requests are flushed.
     #[cold]
     pub fn flush(&mut self) -> Option<Cqe> {
-        // There may be more than when the ring was last found empty.
+        // More completions may have been written since the ring was last found empty.
         self.pop()
             .or_else(|| self.queues.iter().flatten().find_map(|queue| queue.flush()))
     }
@@ -195,33 +198,33 @@ impl CompletionQueue {
             let Some(entry) = self.written(self.next.wrapping_add(ahead)) else {
                 break;
             };
-            // Until it is given back an entry is ours to write.
+            // The driver may write to an entry until it returns the entry to the device.
             let number = self.memory.word(entry + QPN_OFFSET);
             if u32::from_le(number.load(Ordering::Relaxed)) == qpn {
                 number.store(FORGOTTEN.to_le(), Ordering::Relaxed);
                 let name = Name::from_wire(self.memory.read::<Cqe>(entry).wr_id.get());
                 if SharedReceives::has(name) {
-                    // The name can be another receive's.
+                    // The name may since have been reused for another receive.
                     self.complete(name);
                 }
             }
         }
     }
 
-    /// Gives the entries of the completions taken back to the device.
+    /// Returns the entries of polled completions to the device.
     #[inline]
     pub fn publish(&mut self) {
         if self.next != self.published {
             self.published = self.next;
-            // Release: the entries were read before the device may write them again.
+            // Release: the entries have been read before the device may write to them again.
             self.memory
                 .word(self.layout.header_offset as usize + offset::DRIVER_INDEX)
                 .store(self.next.to_le(), Ordering::Release);
         }
     }
 
-    /// Fills another ring, in zeroed memory, before the device is told of it: what it takes over from
-    /// the consumer, and entries of which none is valid. The queue changes only by
+    /// Prepares another ring, in zeroed memory, before the device is told about it: writes the
+    /// consumer's state, and marks all entries as invalid. The queue itself changes only in
     /// [`CompletionQueue::move_to`].
     pub fn prepare(&mut self, memory: &Shared, layout: &Ring) {
         self.skip_lost();
@@ -241,8 +244,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Goes on in a ring that was prepared, and that the device writes to by now: puts there what is
-    /// in the old one, to which the device does not write any more.
+    /// Switches to a prepared ring, to which the device is already writing. Copies the completions
+    /// of the old ring, to which the device no longer writes.
     pub fn move_to(&mut self, memory: Shared, layout: Ring) {
         for ahead in 0..self.layout.entries {
             let index = self.next.wrapping_add(ahead);
@@ -257,23 +260,23 @@ impl CompletionQueue {
         self.published = self.next;
     }
 
-    /// Asks for one event: for any completion, or for a solicited one or an error.
+    /// Requests one event: for any completion, or for a solicited completion or an error.
     pub fn request_event(&mut self, solicited_only: bool) {
         self.arm = self.arm.again(solicited_only);
         if !solicited_only {
             self.any_wanted = true;
         } else if self.any_wanted {
-            // A request for less does not take back one for more (IBTA volume 1, 11.4.2.2).
+            // A narrower request does not cancel a wider one (IBTA volume 1, 11.4.2.2).
             self.arm = self.arm.widen();
         }
         self.memory
             .word(self.layout.header_offset as usize + offset::ARM)
             .store(self.arm.raw().to_le(), Ordering::Relaxed);
-        // Either the device sees the request, or who polls again sees the completion.
+        // Either the device sees the request, or a poll after this call sees the completion.
         full_fence();
     }
 
-    /// The event that was asked for came.
+    /// Records that the requested event came.
     pub fn event_came(&mut self) {
         self.any_wanted = false;
     }
@@ -302,7 +305,8 @@ mod tests {
             .store(phase(index, entries), Ordering::Release);
     }
 
-    /// A queue of `count` requests, of which the request `n` is called `base + n`, and its number.
+    /// Returns a queue with `count` requests, of which request `n` has the `wr_id` `base + n`, and
+    /// its number.
     fn requests(queue: &mut CompletionQueue, base: u64, count: u32) -> (Arc<Outstanding>, u32) {
         let requests = Outstanding::new(count.next_power_of_two(), Opcode::Send).unwrap();
         for index in 0..count {
@@ -515,7 +519,8 @@ mod tests {
 
     #[test]
     fn what_was_not_polled_moves_to_another_ring() {
-        // Old and new entries; polled before, and written but not polled.
+        // Old and new number of entries; completions polled before, and completions written but not
+        // polled.
         let cases = [
             (4, 16, 3, 4),
             (16, 4, 13, 4),
@@ -546,7 +551,7 @@ mod tests {
             let word = |at| fresh.word(at).load(Ordering::Relaxed);
             assert_eq!(word(offset::DRIVER_INDEX), before);
             assert_eq!(word(offset::ARM), polled.arm.raw());
-            // The device goes on before the consumer does.
+            // The device continues before the consumer does.
             write(&fresh, new, before + left..before + new);
             polled.move_to(fresh, other);
             let taken: Vec<_> = core::iter::from_fn(|| polled.pop())

@@ -20,7 +20,7 @@ use vrnic_wire::ring::offset;
 pub enum Refused {
     /// The ring has no free entry.
     Full,
-    /// The request is not valid for this queue, or the queue takes none in its state.
+    /// The request is invalid for this queue, or the queue accepts none in its state.
     Invalid,
 }
 
@@ -31,19 +31,19 @@ pub struct WorkRing {
     layout: Ring,
     /// Index of the next entry to write.
     next: u32,
-    /// `next` as the device knows it.
+    /// `next` as last published to the device.
     published: u32,
-    /// Requests that were completed when it was last looked at: their entries are free.
+    /// Requests known to be completed: the entries before this index are free.
     done: u32,
-    /// What was posted and not completed.
+    /// Requests posted and not completed.
     outstanding: Arc<Outstanding>,
     /// Number of the queue at its completion queue.
     number: u32,
 }
 
 impl WorkRing {
-    /// The ring described by `layout` in `memory`, which is zeroed. Its requests are remembered in
-    /// `outstanding`, which the completion queue knows as `number`.
+    /// Creates the ring described by `layout` in `memory`, which is zeroed. Its requests are
+    /// recorded in `outstanding`, which the completion queue knows as `number`.
     pub fn new(memory: Shared, layout: Ring, outstanding: Arc<Outstanding>, number: u32) -> Self {
         Self {
             memory,
@@ -56,12 +56,12 @@ impl WorkRing {
         }
     }
 
-    /// Number of the queue at its completion queue.
+    /// Returns the number of the queue at its completion queue.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Bytes of an entry; 0 if there is no ring.
+    /// Returns the size of an entry in bytes; 0 if there is no ring.
     pub fn stride(&self) -> u32 {
         self.layout.stride
     }
@@ -71,7 +71,7 @@ impl WorkRing {
             .word(self.layout.header_offset as usize + offset)
     }
 
-    /// The next free entry, which becomes used for the request `wr_id`, and the request's name.
+    /// Takes the next free entry for the request `wr_id`. Returns the entry and the request's name.
     #[inline]
     pub fn take(&mut self, wr_id: u64) -> Result<(Shared, Name), Refused> {
         let entries = self.layout.entries;
@@ -91,19 +91,19 @@ impl WorkRing {
         Ok((self.memory.part(offset, stride), name))
     }
 
-    /// Looks what was completed; whether there is a free entry now.
+    /// Updates `done`. Returns whether there is a free entry.
     fn look_for_room(&mut self) -> bool {
         self.done = self.outstanding.done();
         self.next.wrapping_sub(self.done) < self.layout.entries
     }
 
-    /// Entries taken and not published yet.
+    /// Returns the number of entries taken and not published yet.
     #[inline]
     pub fn unpublished(&self) -> u32 {
         self.next.wrapping_sub(self.published)
     }
 
-    /// Gives the entries taken to the device; whether there are any.
+    /// Publishes the entries taken to the device. Returns whether there are any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.next == self.published {
@@ -117,7 +117,7 @@ impl WorkRing {
         true
     }
 
-    /// Gives back the last entry taken.
+    /// Returns the last entry taken.
     #[inline]
     pub fn give_back_one(&mut self) {
         if self.unpublished() > 0 {
@@ -125,23 +125,24 @@ impl WorkRing {
         }
     }
 
-    /// Gives back all entries taken since the last `publish`.
+    /// Returns all entries taken since the last `publish`.
     pub fn give_back(&mut self) {
         self.next = self.published;
     }
 
-    /// The flags that the device set.
+    /// Returns the flags that the device has set.
     #[inline]
     pub fn device_flags(&self) -> u32 {
         u32::from_le(self.word(offset::DEVICE_FLAGS).load(Ordering::Relaxed))
     }
 
-    /// What was posted and not completed.
+    /// Returns the requests posted and not completed.
     pub fn outstanding(&self) -> &Arc<Outstanding> {
         &self.outstanding
     }
 
-    /// Begins anew, as the device does when its queue pair is reset. Nobody polls meanwhile.
+    /// Resets the ring, as the device does when its queue pair is reset. The completion queue must
+    /// not be polled at the same time.
     pub fn reset(&mut self) {
         self.outstanding.reset();
         if self.layout.entries == 0 {
@@ -161,7 +162,7 @@ pub(crate) mod tests {
     use vrnic_wire::completion::Opcode;
     use vrnic_wire::ring::RingLayout;
 
-    /// A ring of `entries` entries in a buffer of its own.
+    /// Creates a ring of `entries` entries in its own buffer.
     pub(crate) fn ring(entries: u32, stride: u32) -> (Buffer, Shared, Ring) {
         let layout = Ring {
             header_offset: 0,
@@ -176,7 +177,7 @@ pub(crate) mod tests {
         (buffer, memory, layout)
     }
 
-    /// A work ring, whose completion queue knows it by the number 3.
+    /// Creates a work ring that its completion queue knows by the number 3.
     pub(crate) fn work_ring(memory: Shared, layout: Ring) -> WorkRing {
         let outstanding = Outstanding::new(layout.entries, Opcode::Send).unwrap();
         WorkRing::new(memory, layout, outstanding, 3)
@@ -221,7 +222,7 @@ pub(crate) mod tests {
     fn indices_run_over_the_end() {
         let (_buffer, memory, layout) = ring(2, 64);
         let mut ring = work_ring(memory, layout);
-        // As after so many requests.
+        // The state after this many requests.
         ring.next = u32::MAX - 1;
         ring.published = u32::MAX - 1;
         ring.done = u32::MAX - 1;

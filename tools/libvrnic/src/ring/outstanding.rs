@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Requests that were posted to a queue and are not completed.
+//! Requests that have been posted to a queue and have not completed.
 //!
-//! An entry of a ring names its request by a [`Name`]. The application's name for it (wr_id) is kept
-//! here until the completion is polled. So the provider knows what to flush when the device fails, and
-//! does not use an entry again before its completion was polled.
+//! A ring entry identifies its request by a [`Name`]. The application's identifier (`wr_id`) is
+//! kept here until the completion is polled. So the provider knows which requests to flush when the
+//! device fails, and does not reuse an entry before its completion has been polled.
 
 use super::Refused;
 use alloc::boxed::Box;
@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vrnic_wire::completion::{Cqe, Opcode, Status};
 
-/// What the device knows a request by: the number of its queue at the completion queue, and the
-/// index of its entry.
+/// The identifier of a request on the device: the number of its queue at the completion queue, and
+/// the index of its entry.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     /// Number that the completion queue gave the queue.
@@ -24,13 +24,13 @@ pub struct Name {
 }
 
 impl Name {
-    /// The name as `wr_id` of an entry.
+    /// Returns the name as the `wr_id` of an entry.
     #[inline]
     pub fn to_wire(self) -> u64 {
         u64::from(self.queue) << 32 | u64::from(self.index)
     }
 
-    /// The name that `wr_id` of a completion is.
+    /// Returns the name in the `wr_id` of a completion.
     #[inline]
     pub fn from_wire(wr_id: u64) -> Self {
         Self {
@@ -40,25 +40,25 @@ impl Name {
     }
 }
 
-/// The requests of a send or receive queue that are not completed.
+/// The requests of a send or receive queue that have not completed.
 ///
-/// Whoever posts writes `posted` and the identifiers of free places, whoever polls writes `done`;
-/// each holds the lock of its own queue. A reset holds both.
+/// The thread that posts writes `posted` and the identifiers in free slots; the thread that polls
+/// writes `done`. Each holds the lock of its own queue. A reset holds both locks.
 #[derive(Debug)]
 pub struct Outstanding {
-    /// Identifiers of the requests `done` to `posted`, by their index modulo the length.
+    /// `wr_id`s of the requests `done` to `posted`, by their index modulo the length.
     wr_ids: Box<[AtomicU64]>,
     posted: AtomicU32,
     done: AtomicU32,
     /// Number of the queue pair.
     qpn: AtomicU32,
-    /// Operation of a completion that tells of no success.
+    /// Opcode of completions that report no success.
     opcode: Opcode,
 }
 
 impl Outstanding {
-    /// For a ring of `entries` entries, a power of two or 0, of sends or of receives. `None` if
-    /// there is no memory.
+    /// Creates an empty list for a ring of `entries` entries, which is a power of two or 0.
+    /// `opcode` is that of sends or of receives. Returns `None` if memory runs out.
     pub fn new(entries: u32, opcode: Opcode) -> Option<Arc<Self>> {
         let mut wr_ids = Vec::new();
         wr_ids.try_reserve_exact(entries as usize).ok()?;
@@ -82,14 +82,15 @@ impl Outstanding {
         &self.wr_ids[index as usize & (self.wr_ids.len() - 1)]
     }
 
-    /// Requests before this index are completed: their entries and places are free.
+    /// Returns the index before which all requests are completed, so that their entries and slots
+    /// are free.
     #[inline]
     pub fn done(&self) -> u32 {
-        // Acquire: who polled has read the identifiers before this index.
+        // Acquire: the thread that polled has read the identifiers before this index.
         self.done.load(Ordering::Acquire)
     }
 
-    /// Remembers what request `index` is called. Its place must be free.
+    /// Records the `wr_id` of request `index`, whose slot must be free.
     #[inline]
     pub fn remember(&self, index: u32, wr_id: u64) -> Result<(), Refused> {
         if self.wr_ids.is_empty() {
@@ -99,15 +100,15 @@ impl Outstanding {
         Ok(())
     }
 
-    /// Requests before this index are posted.
+    /// Records that the requests before this index are posted.
     #[inline]
     pub fn set_posted(&self, index: u32) {
-        // Release: who flushes sees the identifiers.
+        // Release: a thread that flushes sees the identifiers.
         self.posted.store(index, Ordering::Release);
     }
 
-    /// The request `index` completed, and those before it. What it is called; `None` if it is not
-    /// outstanding.
+    /// Completes request `index` and all requests before it. Returns the `wr_id` of request
+    /// `index`, or `None` if it is not outstanding.
     #[inline]
     pub fn complete(&self, index: u32) -> Option<u64> {
         let done = self.done.load(Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl Outstanding {
         Some(wr_id)
     }
 
-    /// Flushes the oldest request: a completion as the device would have written it.
+    /// Flushes the oldest request. Returns the completion that the device would have written.
     pub fn flush(&self) -> Option<Cqe> {
         let wr_id = self.complete(self.done.load(Ordering::Relaxed))?;
         Some(Cqe {
@@ -132,7 +133,7 @@ impl Outstanding {
         })
     }
 
-    /// Begins anew. Nobody posts or polls meanwhile.
+    /// Forgets all requests. The queues must not be posted to or polled at the same time.
     pub fn reset(&self) {
         self.posted.store(0, Ordering::Relaxed);
         self.done.store(0, Ordering::Release);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The receive queue: work requests to receive entries.
+//! The receive queue: turns work requests into receive entries.
 
 use super::{Refused, WorkRing};
 use crate::memory::full_fence;
@@ -12,12 +12,12 @@ use vrnic_wire::work::{RECEIVE_DATA_OFFSET, ReceiveHeader, Sge};
 pub struct ReceiveQueue {
     ring: WorkRing,
     max_sge: u32,
-    /// Whether the state of the queue pair allows to post.
+    /// Whether posting is allowed in the state of the queue pair.
     accepts: bool,
 }
 
 impl ReceiveQueue {
-    /// A queue in the reset state, for requests of up to `max_sge` elements.
+    /// Creates a queue in the reset state, for requests of up to `max_sge` elements.
     pub fn new(ring: WorkRing, max_sge: u32) -> Self {
         let mut queue = Self {
             ring,
@@ -28,7 +28,7 @@ impl ReceiveQueue {
         queue
     }
 
-    /// Sets how many elements a request may have, as far as the entries have room for them.
+    /// Sets the largest number of elements in a request, limited by the size of the entries.
     pub fn set_max_sge(&mut self, max_sge: u32) {
         let room = self
             .ring
@@ -37,23 +37,23 @@ impl ReceiveQueue {
         self.max_sge = max_sge.min(room / size_of::<Sge>() as u32);
     }
 
-    /// The ring of the queue.
+    /// Returns the ring of the queue.
     pub fn ring(&self) -> &WorkRing {
         &self.ring
     }
 
-    /// Whether requests may be posted from now on.
+    /// Sets whether requests may be posted.
     pub fn set_accepts(&mut self, accepts: bool) {
         self.accepts = accepts;
     }
 
-    /// Begins anew, as the device does when its queue pair is reset.
+    /// Resets the queue, as the device does when its queue pair is reset.
     pub fn reset(&mut self) {
         self.accepts = false;
         self.ring.reset();
     }
 
-    /// Queues a request. It goes to the device with [`ReceiveQueue::publish`].
+    /// Queues a request. [`ReceiveQueue::publish`] passes it to the device.
     #[inline]
     pub fn push(
         &mut self,
@@ -77,8 +77,8 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Gives what was queued to the device; whether its doorbell must be rung: otherwise the
-    /// device looks when a message arrives.
+    /// Publishes the queued requests to the device. Returns whether the caller must ring the
+    /// doorbell; otherwise the device looks when a message arrives.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if !self.ring.publish() {

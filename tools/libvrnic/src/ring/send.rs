@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The send queue: work requests to send entries.
+//! The send queue: turns work requests into send entries.
 
 use super::{Refused, WorkRing};
 use crate::memory::Shared;
@@ -10,7 +10,7 @@ use vrnic_wire::work::{
     send_flags,
 };
 
-/// What a request is aimed at.
+/// The target of a request.
 #[derive(Copy, Clone, Debug)]
 pub enum Target<'a> {
     /// The peer of the connection.
@@ -22,50 +22,50 @@ pub enum Target<'a> {
         /// Key of the region.
         rkey: u32,
     },
-    /// Eight bytes of the peer, to be changed at once.
+    /// Eight bytes of the peer's memory, for an atomic operation.
     Atomic {
         /// Address in the peer's region.
         address: u64,
         /// Key of the region.
         rkey: u32,
-        /// What to compare with or to add.
+        /// Value to compare with or to add.
         compare_add: u64,
-        /// What to store.
+        /// Value to store.
         swap: u64,
     },
-    /// Memory of the peer, to be placed.
+    /// Memory of the peer, to be flushed.
     Flush {
         /// Address in the peer's region.
         address: u64,
         /// Key of the region.
         rkey: u32,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
-        /// [`placement`](vrnic_wire::work::placement), at least one bit.
+        /// Bits of [`placement`](vrnic_wire::work::placement), at least one.
         placement: u8,
         /// A [`Selectivity`](vrnic_wire::work::Selectivity).
         selectivity: u8,
     },
-    /// A memory window of this side.
+    /// A local memory window.
     Window {
         /// Address of its first byte in the region.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
-        /// The key that it gets.
+        /// The new key of the window.
         window: u32,
         /// Key of the region.
         region: u32,
-        /// What peers may do.
+        /// Access rights of peers.
         access: u32,
     },
     /// Another queue pair, by datagram.
     Datagram {
         /// Path to it.
         address: &'a AddressVector,
-        /// Its number.
+        /// Number of the queue pair.
         remote_qpn: u32,
-        /// Its `Q_Key`.
+        /// `Q_Key` of the queue pair.
         qkey: u32,
     },
 }
@@ -73,40 +73,41 @@ pub enum Target<'a> {
 /// A send work request without its data.
 #[derive(Copy, Clone, Debug)]
 pub struct Request<'a> {
-    /// What to do.
+    /// Operation.
     pub opcode: SendOpcode,
     /// [`send_flags`]; `INLINE` is ignored.
     pub flags: u8,
-    /// Comes back in the completion.
+    /// Identifier that the completion returns.
     pub wr_id: u64,
-    /// Immediate data as a number, or the key to invalidate.
+    /// Immediate data in host byte order, or the key to invalidate.
     pub immediate: u32,
-    /// Where to.
+    /// Target.
     pub target: Target<'a>,
-    /// The peer's shared receive queue, of an extended reliable connection.
+    /// Number of the peer's shared receive queue, for an XRC queue pair.
     pub srqn: u32,
 }
 
-/// What the queue pair allows.
+/// What a queue pair allows.
 #[derive(Copy, Clone, Debug)]
 pub struct Limits {
-    /// Bit `n` set: the operation `n` of [`SendOpcode`] is valid for this type of queue pair.
+    /// Valid operations for this type of queue pair: bit `n` is operation `n` of [`SendOpcode`].
     pub opcodes: u32,
-    /// Whether requests are datagrams, which name their destination.
+    /// Whether requests are datagrams, which contain their destination.
     pub datagrams: bool,
-    /// Whether requests name a shared receive queue of the peer: those of extended reliable connections.
+    /// Whether requests contain the number of a shared receive queue of the peer, as those of XRC
+    /// queue pairs do.
     pub xrc: bool,
-    /// Scatter/gather elements of a request.
+    /// Largest number of scatter/gather elements in a request.
     pub max_sge: u32,
-    /// Inline bytes of a request.
+    /// Largest amount of inline data in a request, in bytes.
     pub max_inline: u32,
 }
 
 impl Limits {
-    /// Whether the operation is valid.
+    /// Returns whether the operation is valid.
     #[inline]
     pub fn has(&self, opcode: SendOpcode) -> bool {
-        // Operations of the kernel have no bit.
+        // Operations reserved for the kernel have no bit.
         let bit = 1_u32.checked_shl(opcode.raw().into());
         bit.is_some_and(|bit| self.opcodes & bit != 0)
     }
@@ -117,16 +118,16 @@ impl Limits {
 pub struct SendQueue {
     ring: WorkRing,
     limits: Limits,
-    /// Whether the state of the queue pair allows to post.
+    /// Whether posting is allowed in the state of the queue pair.
     accepts: bool,
-    /// The entry begun last, and its opcode.
+    /// The latest entry, and its opcode.
     entry: Option<(Shared, SendOpcode)>,
     /// First error since [`SendQueue::start`].
     error: Option<Refused>,
 }
 
 impl SendQueue {
-    /// A queue in the reset state.
+    /// Creates a queue in the reset state.
     pub fn new(ring: WorkRing, limits: Limits) -> Self {
         let mut queue = Self {
             ring,
@@ -139,37 +140,37 @@ impl SendQueue {
         queue
     }
 
-    /// The ring of the queue.
+    /// Returns the ring of the queue.
     pub fn ring(&self) -> &WorkRing {
         &self.ring
     }
 
-    /// The limits of the queue.
+    /// Returns the limits of the queue.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Sets what a request may hold, as far as the entries have room for it.
+    /// Sets the limits of a request's data, as far as the entries have room.
     pub fn set_limits(&mut self, max_sge: u32, max_inline: u32) {
         let room = self.ring.stride().saturating_sub(SEND_DATA_OFFSET as u32);
         self.limits.max_sge = max_sge.min(room / size_of::<Sge>() as u32);
         self.limits.max_inline = max_inline.min(room);
     }
 
-    /// Whether requests may be posted from now on.
+    /// Sets whether requests may be posted.
     pub fn set_accepts(&mut self, accepts: bool) {
         self.accepts = accepts;
     }
 
-    /// Begins anew, as the device does when its queue pair is reset.
+    /// Resets the queue, as the device does when its queue pair is reset.
     pub fn reset(&mut self) {
         self.accepts = false;
         self.entry = None;
         self.ring.reset();
     }
 
-    /// Takes an entry for a request; its data follow with [`SendQueue::elements`] or
-    /// [`SendQueue::inline`], else the message is empty.
+    /// Takes an entry for a request. [`SendQueue::elements`] or [`SendQueue::inline`] add its data;
+    /// without them the message is empty.
     #[inline]
     fn begin(&mut self, request: &Request<'_>) -> Result<Shared, Refused> {
         if !self.accepts || !self.limits.has(request.opcode) {
@@ -191,7 +192,7 @@ impl SendQueue {
         Ok(entry)
     }
 
-    /// Names the data of an entry by memory regions.
+    /// Writes an entry's scatter/gather list.
     #[inline]
     fn elements(
         &self,
@@ -210,7 +211,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Puts the data themselves into an entry.
+    /// Copies inline data into an entry.
     #[inline]
     fn inline<'a>(
         &self,
@@ -228,7 +229,7 @@ impl SendQueue {
         }
         let mut length = 0_usize;
         for piece in pieces {
-            // The piece may be anything up to the address space: compare before adding.
+            // A piece may be of any size, so compare before adding.
             if piece.len() > self.limits.max_inline as usize - length {
                 return Err(Refused::Invalid);
             }
@@ -240,8 +241,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Queues a request with data in memory regions. It goes to the device with
-    /// [`SendQueue::publish`].
+    /// Queues a request with data in memory regions. [`SendQueue::publish`] passes it to the
+    /// device.
     #[inline]
     pub fn push(
         &mut self,
@@ -253,7 +254,7 @@ impl SendQueue {
             .inspect_err(|_| self.ring.give_back_one())
     }
 
-    /// Queues a request that carries its data. It goes to the device with [`SendQueue::publish`].
+    /// Queues a request with inline data. [`SendQueue::publish`] passes it to the device.
     #[inline]
     pub fn push_inline<'a>(
         &mut self,
@@ -265,13 +266,13 @@ impl SendQueue {
             .inspect_err(|_| self.ring.give_back_one())
     }
 
-    /// Gives what was queued to the device; whether there is anything.
+    /// Publishes the queued requests to the device. Returns whether there are any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.ring.publish()
     }
 
-    /// Begins a group of requests that is posted whole or not at all.
+    /// Begins a group of requests that is posted in full or not at all.
     #[inline]
     pub fn start(&mut self) {
         self.error = None;
@@ -290,13 +291,13 @@ impl SendQueue {
         }
     }
 
-    /// Refuses the group for a request that cannot even be begun.
+    /// Makes the group fail because a request could not even be begun.
     #[inline]
     pub fn refuse(&mut self) {
         self.error.get_or_insert(Refused::Invalid);
     }
 
-    /// Does something to the request begun last. Without one the group fails.
+    /// Applies `what` to the latest request. If there is none, the group fails.
     #[inline]
     fn with_entry(&mut self, what: impl FnOnce(&Self, &Shared, SendOpcode) -> Result<(), Refused>) {
         if self.error.is_some() {
@@ -309,13 +310,13 @@ impl SendQueue {
         self.error = done.err();
     }
 
-    /// Names the data of the request begun last by memory regions.
+    /// Sets the scatter/gather list of the latest request.
     #[inline]
     pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
         self.with_entry(|queue, entry, opcode| queue.elements(entry, opcode, elements));
     }
 
-    /// Puts the data of the request begun last into it. `flags` are those of the request.
+    /// Copies inline data into the latest request and marks it as inline.
     #[inline]
     pub fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
         self.with_entry(|queue, entry, opcode| {
@@ -326,7 +327,7 @@ impl SendQueue {
         });
     }
 
-    /// Aims the request begun last at a queue pair.
+    /// Sets the destination queue pair of the latest request.
     #[inline]
     pub fn set_datagram(&mut self, address: &AddressVector, remote_qpn: u32, qkey: u32) {
         self.with_entry(|_, entry, _| {
@@ -342,7 +343,7 @@ impl SendQueue {
         });
     }
 
-    /// Aims the request begun last at a shared receive queue of the peer.
+    /// Sets the peer's shared receive queue for the latest request.
     #[inline]
     pub fn set_xrc_srqn(&mut self, srqn: u32) {
         self.with_entry(|queue, entry, _| {
@@ -354,7 +355,8 @@ impl SendQueue {
         });
     }
 
-    /// Queues the group, or drops it with the first error; whether there is anything to ring for.
+    /// Queues the group, or drops it and returns the first error. Returns whether the doorbell must
+    /// be rung.
     #[inline]
     pub fn complete(&mut self) -> Result<bool, Refused> {
         self.entry = None;
@@ -566,7 +568,7 @@ mod tests {
         assert_eq!((target.window.get(), target.region.get()), (3, 4));
         assert_eq!(target.access.get(), 5);
 
-        // What only the kernel may do has no bit.
+        // Operations reserved for the kernel have no bit.
         let register = Request {
             opcode: SendOpcode::RegisterRegion,
             ..SEND

@@ -2,9 +2,10 @@
 
 //! The shared receive queue: receives that any of its queue pairs may take.
 //!
-//! Its receives complete in any order, at any completion queue, and an entry is used again once the
-//! device has taken it. So the application's name for a receive (wr_id) is not kept with the entry. It
-//! is kept in a place, and the number of the place is the receive's name until its completion is polled.
+//! Receives complete in any order and at any of several completion queues, and an entry is reused
+//! once the device has taken it. So the application's identifier of a receive (`wr_id`) is not kept
+//! with the entry. It is kept in a separate slot, a "place", whose number identifies the receive
+//! until its completion is polled.
 
 use super::Refused;
 use super::outstanding::Name;
@@ -17,10 +18,11 @@ use vrnic_wire::abi::Ring;
 use vrnic_wire::ring::offset;
 use vrnic_wire::work::{RECEIVE_DATA_OFFSET, ReceiveHeader, Sge};
 
-/// Set in the number of a shared receive queue, and in no number that a completion queue gives.
+/// Bit set in the number of a shared receive queue and never in a number that a completion queue
+/// assigns.
 const SHARED: u32 = 1 << 31;
 
-/// Identifiers of the receives that are not completed, each in a place of its own.
+/// `wr_id`s of the receives that have not completed, each in its own place.
 #[derive(Debug, Default)]
 pub struct Places {
     wr_ids: Vec<Option<u64>>,
@@ -28,7 +30,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Keeps `wr_id`; its place. `None` if there is no memory.
+    /// Stores `wr_id` and returns its place, or `None` if memory runs out.
     #[inline]
     fn keep(&mut self, wr_id: u64) -> Option<u32> {
         if let Some(place) = self.free.pop() {
@@ -37,13 +39,13 @@ impl Places {
         }
         let place = u32::try_from(self.wr_ids.len()).ok()?;
         self.wr_ids.try_reserve(1).ok()?;
-        // So that there is room when it is free again.
+        // Reserves the room that `take` needs.
         self.free.try_reserve(self.wr_ids.len() + 1).ok()?;
         self.wr_ids.push(Some(wr_id));
         Some(place)
     }
 
-    /// Takes what is at a place, which is free then.
+    /// Removes and returns the `wr_id` in a place, which becomes free.
     #[inline]
     pub fn take(&mut self, place: u32) -> Option<u64> {
         let wr_id = self.wr_ids.get_mut(place as usize)?.take()?;
@@ -52,12 +54,13 @@ impl Places {
     }
 }
 
-/// The receives of a shared receive queue, for the completion queues that they complete at.
+/// The receives of a shared receive queue, as the completion queues that they complete at need
+/// them.
 #[derive(Clone, Debug)]
 pub struct SharedReceives {
-    /// Number that names the queue, unique in the process.
+    /// Number of the queue, unique in the process.
     pub number: u32,
-    /// What they are called. May be locked while a work or completion queue is.
+    /// `wr_id`s of the receives. May be locked while a work queue or completion queue is locked.
     pub places: Arc<SpinLock<Places>>,
 }
 
@@ -70,7 +73,7 @@ impl SharedReceives {
         }
     }
 
-    /// Whether a name is that of a receive of some shared receive queue.
+    /// Returns whether a name is that of a receive of a shared receive queue.
     #[inline]
     pub fn has(name: Name) -> bool {
         name.queue & SHARED != 0
@@ -84,16 +87,16 @@ pub struct SharedQueue {
     layout: Ring,
     /// Index of the next entry to write.
     next: u32,
-    /// `next` as the device knows it.
+    /// `next` as last published to the device.
     published: u32,
-    /// The device's index when it was last looked at: entries before it are free.
+    /// The device's index as last read: entries before it are free.
     taken: u32,
     max_sge: u32,
     receives: SharedReceives,
 }
 
 impl SharedQueue {
-    /// The queue described by `layout` in `memory`, which is zeroed.
+    /// Creates the queue described by `layout` in `memory`, which is zeroed.
     pub fn new(memory: Shared, layout: Ring, max_sge: u32) -> Self {
         Self {
             memory,
@@ -106,18 +109,18 @@ impl SharedQueue {
         }
     }
 
-    /// Sets how many elements a request may have, as far as the entries have room for them.
+    /// Sets the largest number of elements in a request, limited by the size of the entries.
     pub fn set_max_sge(&mut self, max_sge: u32) {
         let room = self.layout.stride - RECEIVE_DATA_OFFSET as u32;
         self.max_sge = max_sge.min(room / size_of::<Sge>() as u32);
     }
 
-    /// Its receives, for completion queues.
+    /// Returns its receives, for completion queues.
     pub fn receives(&self) -> &SharedReceives {
         &self.receives
     }
 
-    /// Bytes of an entry.
+    /// Returns the size of an entry in bytes.
     pub fn stride(&self) -> u32 {
         self.layout.stride
     }
@@ -127,8 +130,8 @@ impl SharedQueue {
             .word(self.layout.header_offset as usize + offset)
     }
 
-    /// Index of the first entry that the device did not take. Never more than there is, whatever
-    /// stands in the ring.
+    /// Updates the index of the first entry that the device has not taken. Ignores an index in the
+    /// ring that is out of range.
     fn look(&mut self) {
         let index = u32::from_le(self.word(offset::DEVICE_INDEX).load(Ordering::Acquire));
         if self.published.wrapping_sub(index) <= self.layout.entries {
@@ -142,7 +145,7 @@ impl SharedQueue {
         memory.part(layout.entries_offset as usize + slot * stride, stride)
     }
 
-    /// Queues a request. It goes to the device with [`SharedQueue::publish`].
+    /// Queues a request. [`SharedQueue::publish`] passes it to the device.
     pub fn push(
         &mut self,
         wr_id: u64,
@@ -177,7 +180,7 @@ impl SharedQueue {
         Ok(())
     }
 
-    /// Gives what was queued to the device, which looks when a message arrives.
+    /// Publishes the queued requests to the device, which looks when a message arrives.
     pub fn publish(&mut self) {
         if self.next != self.published {
             self.published = self.next;
@@ -187,8 +190,8 @@ impl SharedQueue {
         }
     }
 
-    /// Copies what the device did not take to another ring, where it stands under the same indices.
-    /// Everything queued is published. `Full` if there is no room for it.
+    /// Copies the entries that the device has not taken to another ring, under the same indices,
+    /// and publishes all of them there. Returns `Full` if the other ring is too small.
     pub fn copy_to(&mut self, memory: &Shared, layout: &Ring) -> Result<(), Refused> {
         self.look();
         if self.next.wrapping_sub(self.taken) > layout.entries {
@@ -210,7 +213,8 @@ impl SharedQueue {
         Ok(())
     }
 
-    /// Goes on in another ring, as the device does. What was not taken was copied there.
+    /// Switches to another ring, as the device does. [`copy_to`](Self::copy_to) has copied the
+    /// remaining entries.
     pub fn move_to(&mut self, memory: Shared, layout: Ring) {
         (self.memory, self.layout) = (memory, layout);
         self.look();
@@ -262,7 +266,7 @@ mod tests {
         queue.publish();
         let third = name_at(&memory, &layout, 2);
         let places = queue.receives().places.clone();
-        // In any order.
+        // Receives complete in any order.
         assert_eq!(places.lock().take(third.index), Some(12));
         assert_eq!(places.lock().take(names[0].index), Some(10));
         assert_eq!(places.lock().take(names[0].index), None);

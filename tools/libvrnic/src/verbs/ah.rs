@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Address handles. The kernel resolves them once; the device gets the address in each request.
+//! Address handles. The kernel resolves the address once, at creation. Each request contains the
+//! address for the device.
 
 use super::{allocate, fail, release};
 use crate::ffi::command::*;
@@ -20,7 +21,7 @@ pub struct Ah {
 }
 
 impl Ah {
-    /// What stands in the requests that use the handle.
+    /// Returns the address that requests with this handle contain.
     ///
     /// # Safety
     ///

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Where the memory of rings comes from: this provider maps it, or the application's allocator of a
-//! parent domain gives it (`ibv_alloc_parent_domain(3)`).
+//! The source of memory for rings: this provider maps it, or the application's allocator of a
+//! parent domain provides it (`ibv_alloc_parent_domain(3)`).
 
 use super::pd::Pd;
 use crate::ffi::verbs::*;
@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::{self, NonNull};
 use vrnic_wire::abi::DRIVER_ID;
 
-/// What the application's allocator answers to have the provider map the memory.
+/// What the application's allocator returns to let the provider map the memory.
 const USE_DEFAULT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
 /// The application's functions.
@@ -23,7 +23,8 @@ pub struct Callbacks {
 }
 
 impl Callbacks {
-    /// Those that a new parent domain is to have, or none. `Err` if one of two is missing.
+    /// Returns the functions for a new parent domain, or `None` if it is to have none. Fails if
+    /// only one of the two is given.
     pub fn new(attr: &ibv_parent_domain_init_attr) -> Result<Option<Self>, ()> {
         if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
             return Ok(None);
@@ -40,15 +41,15 @@ impl Callbacks {
     }
 }
 
-/// What a buffer is for, as the application's allocator is told in the lower half of
-/// `resource_type`; the upper one is the driver's number.
+/// What a buffer is for. The application's allocator gets this in the lower half of
+/// `resource_type`; the upper half is the driver's ID.
 #[derive(Copy, Clone, Debug)]
 pub enum Resource {
-    /// The send and the receive ring of a queue pair.
+    /// Send and receive ring of a queue pair.
     QueuePair = 1,
-    /// The ring of a completion queue.
+    /// Ring of a completion queue.
     CompletionQueue = 2,
-    /// The ring of a shared receive queue.
+    /// Ring of a shared receive queue.
     SharedReceiveQueue = 3,
 }
 
@@ -58,21 +59,22 @@ impl Resource {
     }
 }
 
-/// Where an object's rings come from. Keeps the parent domain from going if it is that.
+/// The source of memory for an object's rings. A parent domain in it cannot be deallocated before
+/// it is dropped.
 #[derive(Debug)]
 pub struct Allocator {
     domain: Option<NonNull<Pd>>,
     resource: Resource,
 }
 
-// SAFETY: The domain outlives its users, and its functions may be called by any thread: the
-// application answers for them (`ibv_alloc_parent_domain(3)`).
+// SAFETY: The domain outlives its users, and any thread may call its functions: the application is
+// responsible for that (`ibv_alloc_parent_domain(3)`).
 unsafe impl Send for Allocator {}
 // SAFETY: As above.
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
-    /// That of a domain.
+    /// Returns the allocator of a domain.
     ///
     /// # Safety
     ///
@@ -90,25 +92,25 @@ impl Allocator {
     }
 
     fn domain(&self) -> Option<&Pd> {
-        // SAFETY: It does not go before its users.
+        // SAFETY: The domain is not deallocated before its users are gone.
         self.domain
             .as_ref()
             .map(|domain| unsafe { domain.as_ref() })
     }
 
-    /// The domain with an allocator, and that.
+    /// Returns the domain and its allocator functions, if it has any.
     fn callbacks(&self) -> Option<(&Pd, Callbacks)> {
         let domain = self.domain()?;
         Some((domain, *domain.callbacks()?))
     }
 
-    /// Zeroed memory of at least `length` bytes, whole pages.
+    /// Allocates whole zeroed pages with at least `length` bytes.
     pub fn allocate(&self, length: usize) -> Result<Buffer, c_int> {
         let Some((domain, callbacks)) = self.callbacks() else {
             return Buffer::new(length).ok_or(libc::ENOMEM);
         };
         let length = whole_pages(length).ok_or(libc::ENOMEM)?;
-        // SAFETY: The application's function, with arguments as the manual describes them.
+        // SAFETY: The application's function, called with arguments as the manual describes them.
         let memory = unsafe {
             (callbacks.alloc)(
                 domain.as_raw(),
@@ -126,8 +128,8 @@ impl Allocator {
             self.take_back(memory);
             return Err(libc::EINVAL);
         }
-        // SAFETY: As long as was asked for and aligned to pages, and ours until the application
-        // frees it.
+        // SAFETY: The memory has the requested length, is page aligned, and is ours until the
+        // application frees it.
         unsafe { Buffer::lent(memory, length, Box::new(self.clone())) }.ok_or(libc::ENOMEM)
     }
 }
@@ -144,7 +146,7 @@ impl Clone for Allocator {
 impl Lender for Allocator {
     fn take_back(&self, memory: NonNull<u8>) {
         if let Some((domain, callbacks)) = self.callbacks() {
-            // SAFETY: The application's function; the memory came from its other one.
+            // SAFETY: The application's function, for memory from its counterpart.
             unsafe {
                 (callbacks.free)(
                     domain.as_raw(),

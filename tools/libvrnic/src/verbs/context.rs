@@ -21,19 +21,19 @@ use vrnic_wire::abi::{
 };
 use vrnic_wire::notify;
 
-/// Doorbell slots of a context, so queue pairs that a process can have per open device. As many as
-/// a page has room for.
+/// Number of doorbell slots of a context, which limits the queue pairs that a process can have per
+/// open device. As many as fit a page.
 const SLOTS: u32 = 16384;
 const _: () = assert!(notify::is_valid_slot_count(SLOTS) && notify::area_length(SLOTS) <= 4096);
 
-/// Times that the device is asked for the time, of which the answer that comes soonest counts.
+/// How many times the device is asked for its time; the fastest answer counts.
 const QUESTIONS: u32 = 5;
 
-/// A context: what libibverbs has of it, and ours. Allocated by libibverbs, zeroed.
+/// A context: the part of libibverbs and our own. libibverbs allocates it zeroed.
 #[repr(C)]
 pub struct Context {
     verbs: verbs_context,
-    /// Set as long as the context is open.
+    /// Set while the context is open.
     own: Option<Own>,
 }
 
@@ -47,61 +47,61 @@ struct Own {
 }
 
 impl Context {
-    /// The context that libibverbs names.
+    /// Returns our part of a context of libibverbs.
     ///
     /// # Safety
     ///
     /// `context` came from [`alloc_context`] and is open as long as the result is used.
     unsafe fn own<'a>(context: *mut ibv_context) -> &'a Own {
         let offset = offset_of!(Self, verbs) + offset_of!(verbs_context, context);
-        // SAFETY: `context` is that member of a `Context`. Our part is written only while it is
-        // opened and closed.
+        // SAFETY: `context` is that member of a `Context`. Our part is written only when the
+        // context is opened and closed.
         let own = unsafe { &(*context.byte_sub(offset).cast::<Self>()).own };
         own.as_ref().expect("the context is open")
     }
 
-    /// How rings of this context are rung.
+    /// Returns the doorbell of this context.
     ///
     /// # Safety
     ///
-    /// As for the verbs: an open context, and it stays open as long as the result is used.
+    /// The verbs contract: an open context, which stays open as long as the result is used.
     pub unsafe fn doorbell<'a>(context: *mut ibv_context) -> &'a Doorbell {
         // SAFETY: By contract.
         unsafe { &Self::own(context).doorbell }
     }
 
-    /// How long a program of this context may poll in vain.
+    /// Returns how long to poll unsuccessfully before yielding the CPU.
     ///
     /// # Safety
     ///
-    /// As for the verbs: an open context.
+    /// The verbs contract: an open context.
     pub unsafe fn patience(context: *mut ibv_context) -> Patience {
         // SAFETY: By contract.
         unsafe { Self::own(context).patience.clone() }
     }
 
-    /// The key of memory that is all zeros and keeps nothing, if the device has one.
+    /// Returns the key of memory that reads as zeros and discards writes, if the device has one.
     ///
     /// # Safety
     ///
-    /// As for the verbs: an open context.
+    /// The verbs contract: an open context.
     pub unsafe fn null_key(context: *mut ibv_context) -> Option<u32> {
         // SAFETY: By contract.
         unsafe { Self::own(context).null_key }
     }
 
-    /// Most inline bytes that a send entry may hold.
+    /// Returns the largest number of inline bytes in a send entry.
     ///
     /// # Safety
     ///
-    /// As for the verbs: an open context.
+    /// The verbs contract: an open context.
     pub unsafe fn max_inline(context: *mut ibv_context) -> u32 {
         // SAFETY: By contract.
         unsafe { Self::own(context).max_inline }
     }
 }
 
-/// Opens a device. Owns `cmd_fd` from the start.
+/// Opens a device. Takes ownership of `cmd_fd` in any case.
 pub unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
@@ -111,11 +111,11 @@ pub unsafe extern "C" fn alloc_context(
     unsafe { make(device, cmd_fd, create) }
 }
 
-/// Takes part in a context that is open already, often another process's. Owns `cmd_fd` from the
-/// start.
+/// Joins a context that is already open, often in another process. Takes ownership of `cmd_fd` in
+/// any case.
 ///
-/// Both have one context in the kernel, and so on the device: one doorbell page and one notify
-/// area. That is all the state there is of a context; slots are given out by the device.
+/// Both processes share one context in the kernel, and so on the device: one doorbell page and one
+/// notify area. A context has no other state; the device assigns the slots.
 pub unsafe extern "C" fn import_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn import_context(
     unsafe { make(device, cmd_fd, query) }
 }
 
-/// Makes our side of a context, of which `ask` learns from the kernel.
+/// Creates our side of a context; `ask` gets its parameters from the kernel.
 ///
 /// # Safety
 ///
@@ -135,7 +135,7 @@ unsafe fn make(
     ask: unsafe fn(*mut verbs_context) -> Result<AllocContextResponse, c_int>,
 ) -> *mut verbs_context {
     // SAFETY: The verbs contract; the offset, given as a pointer, is that of the member. On
-    // failure the function has closed the descriptor.
+    // failure, the function has closed the descriptor.
     let context = unsafe {
         _verbs_init_and_alloc_context(
             device,
@@ -150,7 +150,7 @@ unsafe fn make(
         return ptr::null_mut();
     }
 
-    // SAFETY: A new context, which nobody else knows; `own` is valid memory, zeroed.
+    // SAFETY: A new context, which is not used elsewhere yet; `own` is valid, zeroed memory.
     unsafe {
         let verbs = &raw mut (*context).verbs;
         match ask(verbs).and_then(|granted| open((*verbs).context.cmd_fd, &granted)) {
@@ -181,7 +181,7 @@ unsafe fn create(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_in
     });
     let mut resp = WithDriver::<ib_uverbs_get_context_resp, AllocContextResponse>::default();
 
-    // SAFETY: Command and response are followed by the driver's parts, as the sizes say.
+    // SAFETY: Command and response are followed by the driver's parts, and the sizes include them.
     let error = unsafe {
         ibv_cmd_get_context(
             verbs,
@@ -200,11 +200,11 @@ unsafe fn create(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_in
     }
 }
 
-/// Asks the kernel for a context that it has.
+/// Queries an existing context of the kernel.
 ///
 /// # Safety
 ///
-/// `verbs` is a new context, whose descriptor has one in the kernel.
+/// `verbs` is a new context, whose descriptor has a context in the kernel.
 unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int> {
     let mut granted = AllocContextResponse::default();
     let mut method = Method::new(
@@ -216,7 +216,7 @@ unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int
             size_of::<AllocContextResponse>() as u16,
         )],
     );
-    // SAFETY: The method's attribute is memory of this function.
+    // SAFETY: The method's attribute refers to memory of this function.
     let error = unsafe { ibv_cmd_query_context(&raw mut (*verbs).context, method.as_raw()) };
     if error == 0 { Ok(granted) } else { Err(error) }
 }
@@ -232,7 +232,8 @@ fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
             Some(page.ok_or(libc::ENOMEM)?)
         }
     };
-    // SAFETY: The area is mapped for both, kept beside the doorbell and dropped after it.
+    // SAFETY: The area is mapped for reading and writing. It is kept next to the doorbell and
+    // dropped after it.
     let doorbell = Doorbell::new(unsafe { area.shared() }, page);
     Ok(Own {
         doorbell,
@@ -246,8 +247,8 @@ fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
 /// Closes a device.
 pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
     let offset = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
-    // SAFETY: The verbs contract: the last use of a context whose objects are gone. The kernel
-    // forgets it with the last of all descriptors and mappings.
+    // SAFETY: The verbs contract: the last use of a context without objects. The kernel drops its
+    // context with the last descriptor and mapping.
     unsafe {
         let context = context.byte_sub(offset).cast::<Context>();
         verbs_uninit_context(&raw mut (*context).verbs);
@@ -256,7 +257,7 @@ pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
     }
 }
 
-/// Attributes of the device.
+/// Queries the attributes of the device.
 pub unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const c_void,
@@ -280,8 +281,8 @@ pub unsafe extern "C" fn query_device_ex(
         return error;
     }
     let version = resp.fw_ver();
-    // SAFETY: The attributes were just written, and begin with the version; at most its size is
-    // written, with a NUL.
+    // SAFETY: The attributes have just been written, and begin with the version. At most its size
+    // is written, including a NUL.
     unsafe {
         let text = &raw mut (*attr).fw_ver;
         libc::snprintf(
@@ -296,7 +297,7 @@ pub unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// Attributes of a port.
+/// Queries the attributes of a port.
 pub unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -307,11 +308,11 @@ pub unsafe extern "C" fn query_port(
     unsafe { ibv_cmd_query_port(context, port, attr, &raw mut cmd, size_of_val(&cmd)) }
 }
 
-/// What the clock of the device shows: nanoseconds.
+/// Returns the device's clock in nanoseconds.
 ///
 /// # Safety
 ///
-/// As for the verbs: an open context.
+/// The verbs contract: an open context.
 unsafe fn clock(context: *mut ibv_context) -> Result<u64, c_int> {
     let mut shown = QueryClockResponse::default();
     let mut method = Method::new(
@@ -323,22 +324,22 @@ unsafe fn clock(context: *mut ibv_context) -> Result<u64, c_int> {
             size_of::<QueryClockResponse>() as u16,
         )],
     );
-    // SAFETY: By contract; the method's attribute is memory of this function.
+    // SAFETY: By contract; the method's attribute refers to memory of this function.
     match unsafe { execute_ioctl(context, method.as_raw()) } {
         0 => Ok(shown.time),
-        // The driver is older than the method.
+        // The driver does not have this method yet.
         libc::EPROTONOSUPPORT => Err(libc::EOPNOTSUPP),
         error => Err(error),
     }
 }
 
-/// The time of day: nanoseconds.
+/// Returns the time of day in nanoseconds.
 fn time_of_day() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: Fills in the structure; that clock is always there.
+    // SAFETY: The call fills in the structure; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
     now.tv_sec
         .wrapping_mul(1_000_000_000)
@@ -346,12 +347,12 @@ fn time_of_day() -> u64 {
         .cast_unsigned()
 }
 
-/// The time of day when the clock of the device showed 0. It is early, by less than a question to the
-/// device takes, so that no time stamp is one of the future.
+/// Returns the time of day at which the device's clock showed 0. The result is early, by less than
+/// a query of the device takes, so that no timestamp lies in the future.
 ///
 /// # Safety
 ///
-/// As for the verbs: an open context.
+/// The verbs contract: an open context.
 pub unsafe fn epoch(context: *mut ibv_context) -> Result<u64, c_int> {
     let (mut soonest, mut epoch) = (u64::MAX, 0);
     for _ in 0..QUESTIONS {
@@ -366,13 +367,13 @@ pub unsafe fn epoch(context: *mut ibv_context) -> Result<u64, c_int> {
     Ok(epoch)
 }
 
-/// What changes all the time: the clock by which completions are stamped. All of it is in the
-/// nanoseconds of the answer, where programs that know other devices look for it.
+/// Queries volatile values: the clock of the completion timestamps. Its value is entirely in
+/// `tv_nsec`, where programs written for other devices expect it.
 pub unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
-    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    // SAFETY: The verbs contract: only the caller uses it during the call.
     let values = unsafe { &mut *values };
     match values.comp_mask {
         0 => 0,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Completion queues: their life and their events. Polling is in [`super::poll`].
+//! Completion queues: creation, destruction and events. Polling is in [`super::poll`].
 
 use super::allocator::{Allocator, Resource};
 use super::context::{self, Context};
@@ -28,24 +28,24 @@ use vrnic_wire::ring::{MAX_ENTRIES, RingHeader};
 #[repr(C)]
 pub struct Cq {
     cq: UnsafeCell<verbs_cq>,
-    /// The completion that the extended interface stands at. Guarded by the lock of `queue`.
+    /// The current completion of the extended interface. Guarded by the lock of `queue`.
     pub(super) current: UnsafeCell<Cqe>,
-    /// The ring. Kept between `ibv_start_poll` and `ibv_end_poll`; who polls may do all else
-    /// meanwhile.
+    /// The ring. The lock is kept between `ibv_start_poll` and `ibv_end_poll`; the polling thread
+    /// may call any other verb meanwhile.
     pub(super) queue: KeptLock<CompletionQueue>,
-    /// What makes a time stamp the time of day, if that is asked for.
+    /// Offset that turns a timestamp into the time of day, if that was requested.
     pub(super) epoch: u64,
-    /// How long it is polled in vain before others get the processor.
+    /// How long to poll unsuccessfully before yielding the CPU.
     pub(super) patience: Patience,
-    /// Of the context, which outlives the completion queue.
+    /// The context's doorbell, which outlives the completion queue.
     doorbell: *const Doorbell,
-    /// Holds the ring; must outlive it. Locked only while `queue` is.
+    /// Holds the ring and must outlive it. Locked only while `queue` is locked.
     buffer: SpinLock<Buffer>,
     allocator: Allocator,
 }
 
 impl Cq {
-    /// The queue that C names.
+    /// Returns our queue for one of libibverbs.
     ///
     /// # Safety
     ///
@@ -56,25 +56,26 @@ impl Cq {
         unsafe { &*cq.cast::<Self>() }
     }
 
-    /// Takes the next completion out of `queue`, which is that of this completion queue, locked.
+    /// Returns the next completion of `queue`, which is this completion queue's and is locked.
     #[inline]
     pub(super) fn next(&self, queue: &mut CompletionQueue) -> Option<Cqe> {
         let next = queue.pop();
-        // SAFETY: The context is open as long as it has completion queues.
+        // SAFETY: The context stays open as long as it has completion queues.
         if next.is_none() && unsafe { &*self.doorbell }.device_failed() {
             return queue.flush();
         }
         next
     }
 
-    /// The queue as the extended interface shows it.
+    /// Returns the queue in the form of the extended interface.
     #[inline]
     pub(super) fn extended(&self) -> *mut ibv_cq_ex {
         self.cq.get().cast()
     }
 }
 
-/// A ring for `cqe` completions in a buffer of its own, and what the kernel is told of it.
+/// Creates a ring for `cqe` completions in its own buffer, and the request that describes it to the
+/// kernel.
 fn prepare_ring(cqe: u32, allocator: &Allocator) -> Result<(Buffer, CreateCqRequest), c_int> {
     if cqe == 0 || cqe > MAX_ENTRIES {
         return Err(libc::EINVAL);
@@ -97,7 +98,8 @@ fn prepare_ring(cqe: u32, allocator: &Allocator) -> Result<(Buffer, CreateCqRequ
     Ok((buffer, request))
 }
 
-/// A completion queue for `cqe` completions that the kernel does not know yet, and its ring.
+/// Creates a completion queue for `cqe` completions, with its ring. The kernel does not know it
+/// yet.
 ///
 /// # Safety
 ///
@@ -112,14 +114,14 @@ unsafe fn prepare(
     let allocator = unsafe { Allocator::of(domain, Resource::CompletionQueue) };
     let (buffer, request) = prepare_ring(cqe, &allocator)?;
     let ring = request.ring;
-    // SAFETY: The buffer is kept beside the queue and dropped after it.
+    // SAFETY: The buffer is kept next to the queue and dropped after it.
     let queue = CompletionQueue::new(unsafe { buffer.shared() }, ring);
     let cq = allocate(Cq {
         // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
         cq: UnsafeCell::new(unsafe { mem::zeroed() }),
         current: UnsafeCell::new(Cqe::default()),
-        // A real lock also where the application says that one thread polls: queue pairs that other
-        // threads create and destroy come and go in the table of the queue.
+        // A real lock even if the application says that a single thread polls: other threads may
+        // create and destroy queue pairs, which are entered in the queue's table.
         queue: KeptLock::new(queue),
         epoch,
         // SAFETY: By contract; the context outlives the completion queue.
@@ -171,7 +173,7 @@ pub unsafe extern "C" fn create_cq(
     cq.cast()
 }
 
-/// Creates a completion queue that is polled by the extended interface.
+/// Creates a completion queue with the extended polling interface.
 pub unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -210,7 +212,7 @@ pub unsafe extern "C" fn create_cq_ex(
         Err(error) => return fail(error),
     };
     let wc_flags = attr.wc_flags;
-    // The stamp stands in every completion: the kernel need not be asked for it.
+    // Every completion has a timestamp, so the kernel need not be asked for it.
     attr.wc_flags &= !poll::STAMPS;
     attr.flags = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     attr.comp_mask = match attr.flags {
@@ -246,7 +248,8 @@ pub unsafe extern "C" fn create_cq_ex(
     cq.cast()
 }
 
-/// Moves a queue to a ring for `cqe` completions. Nobody polls meanwhile.
+/// Moves a queue to a ring for `cqe` completions. Takes the lock, so the queue is not polled
+/// meanwhile.
 ///
 /// # Safety
 ///
@@ -255,7 +258,7 @@ unsafe fn resize(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
     // SAFETY: By contract.
     let this = unsafe { Cq::of(cq) };
     let (buffer, request) = prepare_ring(u32::try_from(cqe).unwrap_or(0), &this.allocator)?;
-    // SAFETY: Dropped before the buffer, or kept beside it.
+    // SAFETY: Dropped before the buffer, or kept next to it.
     let memory = unsafe { buffer.shared() };
     let ring = request.ring;
     let mut cmd = WithDriver::<ibv_resize_cq, _>::new(request);
@@ -277,19 +280,19 @@ unsafe fn resize(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
             return Err(error);
         }
         queue.move_to(memory, ring);
-        // The device has let go of the old one.
+        // The device has released the old ring.
         *this.buffer.lock() = buffer;
         Ok(())
     })
 }
 
-/// Gives a completion queue another size.
+/// Resizes a completion queue.
 pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: The verbs contract.
     unsafe { resize(cq, cqe) }.err().unwrap_or(0)
 }
 
-/// Sets how long events of a completion queue are held back.
+/// Sets the event moderation of a completion queue.
 pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut Opaque) -> c_int {
     let mut cmd = ibv_modify_cq::default();
     // SAFETY: The verbs contract.
@@ -298,8 +301,8 @@ pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut Opaque) -> c_int 
 
 /// Destroys a completion queue.
 pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: The verbs contract: a queue of this provider, and its last use. The kernel lets go
-    // of the ring before it is unmapped.
+    // SAFETY: The verbs contract: a queue of this provider, and its last use. The kernel releases
+    // the ring before it is unmapped.
     unsafe {
         let error = ibv_cmd_destroy_cq(cq);
         if error == 0 {
@@ -309,7 +312,7 @@ pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     }
 }
 
-/// Asks for an event.
+/// Requests an event.
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: The verbs contract.
     let cq = unsafe { Cq::of(cq) };
@@ -318,7 +321,7 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     0
 }
 
-/// Called by libibverbs for each event that the application fetched.
+/// Records an event; libibverbs calls this for each event that the application has fetched.
 pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
     // SAFETY: The verbs contract.
     let cq = unsafe { Cq::of(cq) };

@@ -14,22 +14,23 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::{mem, ptr};
 use vrnic_wire::abi::QueryDmResponse;
 
-/// What programs copy is words of so many bytes, at multiples of that, as on other devices.
+/// Programs copy in words of this size, at multiples of it, as on other devices.
 const WORD: usize = size_of::<u32>();
 
 /// A buffer in device memory.
 #[repr(C)]
 struct Dm {
     verbs: verbs_dm,
-    /// The buffer, which is the beginning of what is mapped. Set unless it is just being made.
+    /// The buffer, at the beginning of the mapping. Set except during creation.
     mapping: Option<Mapping>,
     length: u64,
 }
 
 impl Dm {
-    /// A buffer that is not mapped yet. Null, with `errno`, if there is no memory for it.
+    /// Allocates a buffer that is not mapped yet. If memory runs out, returns null and sets
+    /// `errno`.
     fn new(context: *mut ibv_context) -> *mut Self {
-        // SAFETY: Integers and pointers, for which zero means that they are absent.
+        // SAFETY: Integers and pointers; zero means absent.
         let mut verbs = unsafe { mem::zeroed::<verbs_dm>() };
         verbs.dm.context = context;
         verbs.dm.memcpy_to_dm = Some(memcpy_to_dm);
@@ -41,7 +42,7 @@ impl Dm {
         })
     }
 
-    /// Asks the kernel where the buffer is, and maps it. Gives an error.
+    /// Asks the kernel where the buffer is and maps it. Returns an error number or 0.
     fn map(&mut self, fd: c_int) -> c_int {
         let mut answer = QueryDmResponse::default();
         let address = (&raw mut answer).expose_provenance() as u64;
@@ -53,7 +54,7 @@ impl Dm {
                 attribute(DRIVER_NS + 1, address, size_of::<QueryDmResponse>() as u16),
             ],
         );
-        // SAFETY: An open context; the method's attributes are memory of this function.
+        // SAFETY: An open context; the method's attributes refer to memory of this function.
         let error = unsafe { execute_ioctl(self.verbs.dm.context, query.as_raw()) };
         if error != 0 {
             return error;
@@ -66,8 +67,8 @@ impl Dm {
         0
     }
 
-    /// The `length` bytes at `offset`: `EFAULT` if the buffer does not have them, `EINVAL` if they are
-    /// not whole words.
+    /// Checks access to `length` bytes at `offset` and returns the mapping. Fails with `EFAULT` if
+    /// they are not all within the buffer, and with `EINVAL` if they are not whole words.
     fn words(&self, offset: u64, length: usize) -> Result<Shared, c_int> {
         let end = offset.checked_add(length as u64).ok_or(libc::EFAULT)?;
         let mapping = self.mapping.as_ref().ok_or(libc::EFAULT)?;
@@ -77,12 +78,12 @@ impl Dm {
         if !offset.is_multiple_of(WORD as u64) || !length.is_multiple_of(WORD) {
             return Err(libc::EINVAL);
         }
-        // SAFETY: Used for one copy, during which the application keeps the buffer.
+        // SAFETY: Used for a single copy, during which the application keeps the buffer.
         Ok(unsafe { mapping.shared() })
     }
 }
 
-/// Allocates a buffer in device memory. It begins at a page.
+/// Allocates a buffer in device memory. The buffer begins at a page.
 pub unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
@@ -96,7 +97,7 @@ pub unsafe extern "C" fn alloc_dm(
     if dm.is_null() {
         return ptr::null_mut();
     }
-    // SAFETY: The verbs contract; the buffer is new, and nobody else has it.
+    // SAFETY: The verbs contract; the buffer is new and not used elsewhere.
     unsafe {
         let verbs = &raw mut (*dm).verbs;
         let mut error = ibv_cmd_alloc_dm(context, attr, verbs, ptr::null_mut());
@@ -114,7 +115,7 @@ pub unsafe extern "C" fn alloc_dm(
     }
 }
 
-/// Frees a buffer in device memory, unless regions are left of it.
+/// Frees a buffer in device memory, unless memory regions still use it.
 pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     let dm = dm.cast::<Dm>();
     // SAFETY: The verbs contract: a buffer of this provider, and its last use.
@@ -127,13 +128,13 @@ pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     }
 }
 
-/// A buffer that another process allocated; `handle` is what it is called in their context.
+/// Imports a buffer that another process allocated; `handle` is its handle in the shared context.
 pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let dm = Dm::new(context);
     if dm.is_null() {
         return ptr::null_mut();
     }
-    // SAFETY: The verbs contract; the buffer is new, and nobody else has it.
+    // SAFETY: The verbs contract; the buffer is new and not used elsewhere.
     unsafe {
         (*dm).verbs.handle = handle;
         (*dm).verbs.dm.handle = handle;
@@ -148,13 +149,13 @@ pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *m
     }
 }
 
-/// Forgets a buffer that was imported. It stays.
+/// Releases an imported buffer. The buffer itself remains.
 pub unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     // SAFETY: The verbs contract: a buffer of this provider, and its last use here.
     unsafe { release(dm.cast::<Dm>()) };
 }
 
-/// Registers a piece of a buffer. Its addresses count from 0.
+/// Registers a part of a buffer. Its addresses start at 0.
 pub unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: The verbs contract: a buffer of this provider. The call has no part of the provider.
+    // SAFETY: The verbs contract: a buffer of this provider. The command has no driver part.
     new_region(|mr| unsafe {
         let verbs = &raw mut (*dm.cast::<Dm>()).verbs;
         ibv_cmd_reg_dm_mr(pd, verbs, offset, length, access, mr, ptr::null_mut())
@@ -183,7 +184,7 @@ unsafe extern "C" fn memcpy_to_dm(
     };
     let offset = offset as usize;
     for at in (0..length).step_by(WORD) {
-        // SAFETY: The verbs contract: so many bytes, at any address.
+        // SAFETY: The verbs contract: that many bytes, at any alignment.
         let word = unsafe { from.byte_add(at).cast::<u32>().read_unaligned() };
         words.word(offset + at).store(word, Relaxed);
     }
@@ -205,7 +206,7 @@ unsafe extern "C" fn memcpy_from_dm(
     let offset = offset as usize;
     for at in (0..length).step_by(WORD) {
         let word = words.word(offset + at).load(Relaxed);
-        // SAFETY: The verbs contract: room for so many bytes, at any address.
+        // SAFETY: The verbs contract: room for that many bytes, at any alignment.
         unsafe { to.byte_add(at).cast::<u32>().write_unaligned(word) };
     }
     0

@@ -2,10 +2,11 @@
 
 //! The functions that libibverbs calls.
 //!
-//! Their arguments are pointers that libibverbs or the application vouches for, as the manual
-//! pages of the verbs say: an object is one that this provider made and that was not destroyed
-//! yet, a structure is valid for the call, an array has as many elements as is said beside it.
-//! Every `SAFETY` comment in these modules that speaks of the *verbs contract* means that.
+//! Their arguments are pointers for which libibverbs or the application is responsible, as the
+//! manual pages of the verbs describe: an object was made by this provider and has not been
+//! destroyed, a structure is valid during the call, an array has as many elements as the argument
+//! next to it says. This is the *verbs contract* that the `SAFETY` comments in these modules refer
+//! to.
 
 pub mod ah;
 pub mod allocator;
@@ -91,14 +92,14 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     ..verbs_context_ops::EMPTY
 };
 
-/// Moves a value to memory of its own, at an address that C may keep. Null, with `errno`, if
-/// there is no memory.
+/// Moves a value to its own allocation, whose address C may keep. If memory runs out, returns null
+/// and sets `errno`.
 fn allocate<T>(value: T) -> *mut T {
     const { assert!(align_of::<T>() <= 16) };
-    // SAFETY: Any size may be asked for.
+    // SAFETY: Any size is valid.
     let memory = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
     if !memory.is_null() {
-        // SAFETY: Room for a `T`, aligned as malloc aligns everything, and nobody else's.
+        // SAFETY: Room for a `T`, aligned as by malloc, and not used elsewhere.
         unsafe { memory.write(value) };
     }
     memory
@@ -108,7 +109,7 @@ fn allocate<T>(value: T) -> *mut T {
 ///
 /// # Safety
 ///
-/// `object` came from [`allocate`], and nobody uses it any more.
+/// `object` came from [`allocate`] and is no longer used.
 unsafe fn release<T>(object: *mut T) {
     // SAFETY: By contract.
     unsafe {
@@ -122,13 +123,13 @@ fn set_errno(error: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
-/// Sets `errno`; null, as the verbs that create something report a failure.
+/// Sets `errno` and returns null, as verbs that create an object report a failure.
 fn fail<T>(error: c_int) -> *mut T {
     set_errno(error);
     ptr::null_mut()
 }
 
-/// The error that the verbs have for a work request that was not accepted.
+/// Returns the error number of the verbs for a work request that was not accepted.
 #[inline]
 fn errno_of(refused: Refused) -> c_int {
     match refused {

@@ -14,14 +14,16 @@ use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
 
-/// Makes a region, which `fill` fills in. Null, with `errno`, if that gives an error or there is no memory.
+/// Creates a region that `fill` fills in. If `fill` returns an error or memory runs out, returns
+/// null and sets `errno`.
 pub(super) fn new_region(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_mr {
     let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
     if mr.is_null() {
         return ptr::null_mut();
     }
     let error = fill(mr);
-    // SAFETY: It came from `allocate`, of a type for which all zeros are a value; nobody uses it yet.
+    // SAFETY: It came from `allocate`, is of a type for which all zeros is a valid value, and is
+    // not used elsewhere yet.
     unsafe {
         if error != 0 {
             release(mr);
@@ -31,7 +33,7 @@ pub(super) fn new_region(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_
     }
 }
 
-/// Registers memory; `hca_va` is the address by which work requests name its first byte.
+/// Registers memory; `hca_va` is the address of its first byte in work requests.
 pub unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -58,7 +60,7 @@ pub unsafe extern "C" fn reg_mr(
     })
 }
 
-/// Registers memory of a dma-buf; `iova` is the address by which work requests name its first byte.
+/// Registers memory of a dma-buf; `iova` is the address of its first byte in work requests.
 pub unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
@@ -67,21 +69,21 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: The verbs contract; the call has no part of the provider.
+    // SAFETY: The verbs contract; the command has no driver part.
     new_region(|mr| unsafe {
         ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut())
     })
 }
 
-/// Registers memory of the process or of a dma-buf, as `attr` says.
+/// Registers memory of the process or of a dma-buf, as `attr` describes.
 #[cfg(feature = "pabi65")]
 pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut Opaque) -> *mut ibv_mr {
     // SAFETY: The verbs contract.
     new_region(|mr| unsafe { ibv_cmd_reg_mr_ex(pd, mr, attr) })
 }
 
-/// A region that is all zeros, at every address, and keeps nothing. There is no object for it in the
-/// kernel: every process has the same key for it.
+/// Allocates a region that reads as zeros at every address and discards writes. The kernel has no
+/// object for it: its key is the same in every process.
 pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: The verbs contract: a protection domain of an open context of this provider.
     let (context, key) = unsafe {
@@ -91,7 +93,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let Some(key) = key else {
         return fail(libc::EOPNOTSUPP);
     };
-    // SAFETY: A new region, which nobody else knows.
+    // SAFETY: A new region, which is not used elsewhere.
     new_region(|mr| unsafe {
         (*mr).mr_type = IBV_MR_TYPE_NULL_MR;
         (*mr).ibv_mr.context = context;
@@ -101,7 +103,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     })
 }
 
-/// Changes a region as `flags` say. Its keys may be others afterwards.
+/// Changes a region as `flags` describe. This may change its keys.
 pub unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,
     flags: c_int,
@@ -149,15 +151,15 @@ pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     }
 }
 
-/// A region that another process registered; `handle` is what it is called in their context.
+/// Imports a region that another process registered; `handle` is its handle in the shared context.
 pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     // SAFETY: The verbs contract.
     new_region(|mr| unsafe { ibv_cmd_query_mr(pd, mr, handle) })
 }
 
-/// Forgets a region that was imported. It stays.
+/// Releases an imported region. The region itself remains.
 pub unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
-    // SAFETY: The verbs contract: a region of this provider, which begins with what the application
-    // knows, and its last use here.
+    // SAFETY: The verbs contract: a region of this provider, which begins with the part known to
+    // the application, and its last use here.
     unsafe { release(mr.cast::<verbs_mr>()) };
 }

@@ -13,7 +13,7 @@ use core::mem::{self, MaybeUninit};
 use core::ptr;
 use vrnic_wire::memory::KEY_INDEX_MASK;
 
-/// Allocates a window, which is not bound.
+/// Allocates a window, unbound.
 pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: c_int) -> *mut ibv_mw {
     let mw = allocate(MaybeUninit::<ibv_mw>::zeroed()).cast::<ibv_mw>();
     if mw.is_null() {
@@ -52,12 +52,12 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     }
 }
 
-/// The key of a window once it is bound: the lowest byte is that of `rkey`.
+/// Returns the key that a window will have once it is bound: its lowest byte is that of `rkey`.
 fn key_of(mw: &ibv_mw, rkey: u32) -> u32 {
     mw.rkey & KEY_INDEX_MASK | rkey & !KEY_INDEX_MASK
 }
 
-/// What binding a window asks for, and the key that it has then.
+/// Returns the target of a request to bind a window, and the window's new key.
 ///
 /// # Safety
 ///
@@ -80,13 +80,13 @@ pub unsafe fn bind_target(
     (target, window)
 }
 
-/// Binds a window of type 1: it gets the next key.
+/// Binds a window of type 1, which gets its next key.
 pub unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
     bind: *mut ibv_mw_bind,
 ) -> c_int {
-    // SAFETY: Integers and pointers, for which zero means that they are absent.
+    // SAFETY: Integers and pointers; zero means absent.
     let mut wr: ibv_send_wr = unsafe { mem::zeroed() };
     let mut bad = ptr::null_mut();
     // SAFETY: The verbs contract.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Protection domains, thread domains, and parent domains that join the two.
+//! Protection domains, thread domains, and parent domains that combine the two.
 
 use super::allocator::Callbacks;
 use super::{allocate, fail, release};
@@ -17,9 +17,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 #[repr(C)]
 pub struct Pd {
     pd: UnsafeCell<ibv_pd>,
-    /// A parent domain: what it joins. Never changes.
+    /// For a parent domain: the domains that it combines. Never changes.
     parent_of: Option<Joined>,
-    /// What refers to this domain: parent domains, and objects whose rings come from its allocator.
+    /// Number of users: parent domains, and objects whose rings come from this domain's allocator.
     users: AtomicU32,
 }
 
@@ -30,11 +30,11 @@ struct Joined {
     callbacks: Option<Callbacks>,
 }
 
-/// A thread domain: the application says that one thread at a time uses its objects.
+/// A thread domain: the application promises that its objects are used by one thread at a time.
 #[repr(C)]
 pub struct Td {
     td: UnsafeCell<ibv_td>,
-    /// Parent domains that refer to this domain.
+    /// Number of parent domains that use this domain.
     users: AtomicU32,
 }
 
@@ -50,7 +50,7 @@ impl Pd {
         }
     }
 
-    /// Whether objects of this domain are used by one thread at a time.
+    /// Returns whether objects of this domain are used by one thread at a time.
     ///
     /// # Safety
     ///
@@ -62,27 +62,27 @@ impl Pd {
             .is_some_and(|joined| !joined.td.is_null())
     }
 
-    /// Whether this is a parent domain.
+    /// Returns whether this is a parent domain.
     pub fn is_parent(&self) -> bool {
         self.parent_of.is_some()
     }
 
-    /// The application's allocator, if the domain has one.
+    /// Returns the application's allocator, if the domain has one.
     pub fn callbacks(&self) -> Option<&Callbacks> {
         self.parent_of.as_ref()?.callbacks.as_ref()
     }
 
-    /// The domain as C knows it.
+    /// Returns the domain for C.
     pub fn as_raw(&self) -> *mut ibv_pd {
         self.pd.get()
     }
 
-    /// Has one user more.
+    /// Adds a user.
     pub fn add_user(&self) {
         self.users.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has one user less, whose last use of the domain this is.
+    /// Removes a user, which no longer uses the domain.
     pub fn remove_user(&self) {
         self.users.fetch_sub(1, Ordering::Release);
     }
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pd.cast()
 }
 
-/// A domain that another process allocated; `handle` is what it is called in their context.
+/// Imports a domain that another process allocated; `handle` is its handle in the shared context.
 pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let mut find = Method::new(
         UVERBS_OBJECT_PD,
@@ -127,13 +127,13 @@ pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *m
         return fail(error);
     }
     let pd = Pd::new(None);
-    // SAFETY: Nobody else has it yet.
+    // SAFETY: It is not used elsewhere yet.
     unsafe { *pd.as_raw() = ibv_pd { context, handle } };
     allocate(pd).cast()
 }
 
-/// Forgets a domain that was imported, unless parent domains still contain it. In the kernel it
-/// stays.
+/// Releases an imported domain, unless parent domains still contain it. The domain remains in the
+/// kernel.
 pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     let pd = pd.cast::<Pd>();
     // SAFETY: The verbs contract: a domain of this provider, and its last use here.
@@ -147,8 +147,8 @@ pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
 /// Deallocates a protection domain or a parent domain.
 pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let pd = pd.cast::<Pd>();
-    // SAFETY: The verbs contract: the last use of the domain, whose objects are gone; those that
-    // it joins are not, as their `users` says.
+    // SAFETY: The verbs contract: the last use of the domain, whose objects are gone. The domains
+    // that it combines still exist, because their `users` keeps them.
     unsafe {
         if (*pd).users.load(Ordering::Acquire) != 0 {
             return libc::EBUSY;
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     0
 }
 
-/// Allocates a thread domain. Purely a promise of the application; the device has no part in it.
+/// Allocates a thread domain. It is only a promise by the application; the device is not involved.
 pub unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
@@ -198,7 +198,8 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     0
 }
 
-/// Joins a protection domain and a thread domain, or gives a domain an allocator of the application.
+/// Combines a protection domain and a thread domain, or gives a domain an allocator of the
+/// application.
 pub unsafe extern "C" fn alloc_parent_domain(
     _context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
         if parent.is_null() {
             return ptr::null_mut();
         }
-        // To the kernel it is the protection domain that it contains.
+        // For the kernel, it is the protection domain that it contains.
         *(*parent).pd.get() = *attr.pd;
         (*contained).add_user();
         if let Some(td) = td.as_ref() {

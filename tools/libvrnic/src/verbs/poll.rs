@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Polling completion queues, by `ibv_poll_cq` and by `ibv_start_poll`.
+//! Polling of completion queues, with `ibv_poll_cq` and `ibv_start_poll`.
 
 use super::cq::Cq;
 use crate::ffi::verbs::*;
 use core::ffi::{c_int, c_uint};
 use vrnic_wire::completion::{Cqe, LidSource, Status, flags};
 
-/// What the extended interface can be asked for.
+/// Fields that the extended interface supports.
 pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
 
-/// What stands in every completion anyway, or follows from it.
+/// Fields that every completion has anyway, or that follow from those.
 pub const STAMPS: u64 =
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/// The status as the verbs number it: the device's numbers are the same, unless it is broken.
+/// Returns the status as the verbs number it. The device uses the same numbers; a broken device may
+/// use others.
 #[inline]
 fn status(cqe: &Cqe) -> c_int {
     match Status::try_from(cqe.status) {
@@ -38,7 +39,7 @@ fn wc_flags(cqe: &Cqe) -> c_uint {
     found
 }
 
-/// Immediate data in the byte order of the network, or the key that was invalidated.
+/// Returns immediate data in network byte order, or the key that was invalidated.
 #[inline]
 fn immediate(cqe: &Cqe) -> u32 {
     if cqe.flags & flags::INVALIDATED != 0 {
@@ -48,7 +49,7 @@ fn immediate(cqe: &Cqe) -> u32 {
     }
 }
 
-/// Where a datagram came from on an InfiniBand port; zeros for anything else.
+/// Returns the source of a datagram on an InfiniBand port; zeros for anything else.
 #[inline]
 fn lid_source(cqe: &Cqe) -> LidSource {
     if cqe.flags & flags::SOURCE_LID != 0 {
@@ -58,7 +59,7 @@ fn lid_source(cqe: &Cqe) -> LidSource {
     }
 }
 
-/// Takes up to `count` completions; how many it were.
+/// Polls up to `count` completions and returns their number.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: The verbs contract.
     let cq = unsafe { Cq::of(cq) };
@@ -95,11 +96,11 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     polled
 }
 
-/// Fills in the operations that were asked for.
+/// Sets the operations for the requested fields.
 ///
 /// # Safety
 ///
-/// `cq` is a new queue that nobody else knows yet.
+/// `cq` is a new queue that is not used elsewhere yet.
 pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
     let asked = |flag| wc_flags & flag != 0;
     // SAFETY: By contract.
@@ -124,11 +125,11 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
         .then_some(read_completion_wallclock_ns);
 }
 
-/// Stands at the next completion; whether there is one. The lock is held.
+/// Advances to the next completion. Returns whether there is one.
 ///
 /// # Safety
 ///
-/// The calling thread holds the lock of the queue and has no other reference to what it guards.
+/// The calling thread holds the lock of the queue and has no other reference to the guarded value.
 #[inline]
 unsafe fn advance(cq: &Cq) -> bool {
     // SAFETY: By contract.
@@ -136,7 +137,7 @@ unsafe fn advance(cq: &Cq) -> bool {
         return false;
     };
     let extended = cq.extended();
-    // SAFETY: These are used by who polls, and that is who holds the lock.
+    // SAFETY: Only the polling thread uses these, and it holds the lock.
     unsafe {
         (*extended).status = status(&cqe);
         (*extended).wr_id = cqe.wr_id.get();
@@ -145,7 +146,7 @@ unsafe fn advance(cq: &Cq) -> bool {
     true
 }
 
-/// Begins to poll: takes the lock if there is a completion.
+/// Starts polling: takes the lock if there is a completion.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: The verbs contract.
     let (cq, attr) = unsafe { (Cq::of(cq.cast()), attr.as_ref()) };
@@ -156,13 +157,13 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     // SAFETY: The lock was just taken; the guard is not used for access meanwhile.
     let found = unsafe { advance(cq) };
     if !found {
-        // `end_poll` does not follow, and completions may have been skipped.
+        // `end_poll` will not be called, and completions may have been skipped.
         guard.publish();
         drop(guard);
         cq.patience.polled(false);
         return libc::ENOENT;
     }
-    // Given back by `end_poll`, which must follow.
+    // Released by `end_poll`, which the application must call.
     cq.queue.keep(guard);
     0
 }
@@ -185,14 +186,14 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The completion that the queue stands at.
+/// Returns the current completion of the queue.
 ///
 /// # Safety
 ///
 /// The verbs contract: between `start_poll` and `end_poll`.
 #[inline]
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
-    // SAFETY: By contract; the lock is held, and it is written only by `advance`.
+    // SAFETY: By contract; the lock is held, and only `advance` writes the completion.
     unsafe { &*Cq::of(cq.cast()).current.get() }
 }
 

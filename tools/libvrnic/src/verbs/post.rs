@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Posting work requests by `ibv_post_send` and `ibv_post_recv`.
+//! Posting of work requests with `ibv_post_send` and `ibv_post_recv`.
 
 use super::ah::Ah;
 use super::errno_of;
@@ -13,7 +13,7 @@ use core::ffi::{c_int, c_uint};
 use core::slice;
 use vrnic_wire::work::{SendOpcode, Sge, send_flags};
 
-/// An element as the device reads it.
+/// Converts an element to the device's format.
 #[inline]
 pub fn element(sge: &ibv_sge) -> Sge {
     Sge {
@@ -23,7 +23,8 @@ pub fn element(sge: &ibv_sge) -> Sge {
     }
 }
 
-/// Flags of a request as the device reads them; those of other uses have no meaning here.
+/// Converts the flags of a request to the device's format, leaving out flags that do not concern
+/// it.
 #[inline]
 pub fn flags(send_flags: c_uint) -> u8 {
     let mut flags = 0;
@@ -39,11 +40,11 @@ pub fn flags(send_flags: c_uint) -> u8 {
     flags
 }
 
-/// A list that may be empty, in which case the pointer says nothing.
+/// Returns a list as a slice. If the list is empty, the pointer may have any value.
 ///
 /// # Safety
 ///
-/// `list` has `count` elements that nobody changes as long as the result is used.
+/// `list` has `count` elements, which do not change as long as the result is used.
 #[inline]
 pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
     if count == 0 {
@@ -53,7 +54,7 @@ pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
     unsafe { slice::from_raw_parts(list, count) }
 }
 
-/// The elements of a work request.
+/// Returns the elements of a work request.
 ///
 /// # Safety
 ///
@@ -77,13 +78,14 @@ pub(super) unsafe fn elements<'a>(
 unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
     let opcode = u8::try_from(wr.opcode).map_err(|_| Refused::Invalid)?;
     let opcode = SendOpcode::try_from(opcode).map_err(|_| Refused::Invalid)?;
-    // Before the union below is looked at: what it holds depends on opcode and type.
+    // Checked before the union below is read, because the union's content depends on opcode and
+    // type.
     if !queue.limits().has(opcode) {
         return Err(Refused::Invalid);
     }
     let mut bound = None;
-    // SAFETY: The opcode is valid for the queue pair, which decides what the union holds, by the
-    // verbs contract.
+    // SAFETY: The opcode is valid for the queue pair. By the verbs contract, opcode and type decide
+    // what the union contains.
     let target = unsafe {
         match opcode {
             SendOpcode::Write | SendOpcode::WriteWithImmediate | SendOpcode::Read => {
@@ -96,13 +98,14 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
                 address: wr.wr.atomic.remote_addr,
                 rkey: wr.wr.atomic.rkey,
                 compare_add: wr.wr.atomic.compare_add,
-                // What a request has no use for may hold anything, an entry must hold 0.
+                // The caller may leave unused members uninitialised, but unused fields of an entry
+                // must be 0.
                 swap: match opcode {
                     SendOpcode::CompareSwap => wr.wr.atomic.swap,
                     _ => 0,
                 },
             },
-            // The structure has no room for what they name.
+            // The structure has no room for their arguments.
             SendOpcode::Flush | SendOpcode::AtomicWrite => return Err(Refused::Invalid),
             SendOpcode::BindWindow => {
                 let mw = wr.bind_mw.mw.as_mut().ok_or(Refused::Invalid)?;
@@ -145,7 +148,8 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
         queue.push_inline(
             &request,
             elements.iter().map(|sge| {
-                // SAFETY: By contract: with the inline flag an element names memory of the caller.
+                // SAFETY: By contract: with the inline flag, an element refers to memory of the
+                // caller.
                 unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
             }),
         )?;
@@ -178,7 +182,7 @@ pub unsafe extern "C" fn post_send(
         }
         wr = request.next;
     }
-    // Those before the bad one are posted.
+    // Requests before the bad one are posted.
     let posted = queue.publish();
     drop(queue);
     if posted {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What happens when libibverbs loads this library: a check, and the registration.
+//! Runs when libibverbs loads this library: checks the version of libibverbs and registers the
+//! provider.
 
 use super::context;
 use crate::ffi::driver::*;
@@ -10,7 +11,7 @@ use core::ffi::{CStr, c_char};
 use core::ptr;
 use vrnic_wire::abi::{ABI_VERSION, DRIVER_ID};
 
-/// A symbol of the newest level of the library that the layouts are for, and its version.
+/// A symbol that only the matching level of the library and newer ones have, and its version.
 #[cfg(feature = "pabi34")]
 const NEWEST: (&CStr, &CStr) = (c"ibv_query_qp_data_in_order", c"IBVERBS_1.14");
 #[cfg(feature = "pabi65")]
@@ -46,22 +47,22 @@ static PROVIDER: verbs_device_ops = verbs_device_ops {
 
 /// Called by the dynamic linker once this library is mapped.
 #[used]
-// SAFETY: A function without arguments, as the section holds them; it needs nothing that the
-// dynamic linker has not set up by then.
+// SAFETY: A function without arguments, as the section requires. It needs nothing that the dynamic
+// linker has not set up by then.
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = register;
 
 extern "C" fn register() {
     if library_has_our_layouts() {
-        // SAFETY: The table is of the layout that the library has, and lives for ever.
+        // SAFETY: The table has the layout of the library, and lives forever.
         unsafe { verbs_register_driver(&raw const PROVIDER) };
     }
 }
 
-/// Whether the library that loads us is of the level that this provider was built for.
+/// Returns whether the library that is loading us has the level that this provider was built for.
 ///
-/// The private ABI fits, or the dynamic linker would not have resolved our symbols; but its number
-/// was not raised with every change of a layout, so the public level has to be the same, too.
+/// The private ABI fits, or the dynamic linker would not have resolved our symbols. But its number
+/// was not raised with every change of a layout, so the public level must match, too.
 fn library_has_our_layouts() -> bool {
     let (symbol, version) = NEWEST;
     // SAFETY: The names are C strings.
@@ -73,8 +74,8 @@ fn library_has_our_layouts() -> bool {
     // The linker defines an absolute symbol for each version, with the version's own name.
     for level in abi::LIBRARY_LEVEL + 1..100 {
         let name = version_name(level);
-        // SAFETY: The name ends in NUL. An absolute symbol may well have the value 0, so the error
-        // is what tells that there is none.
+        // SAFETY: The name ends in NUL. An absolute symbol may have the value 0, so only the error
+        // tells whether it exists.
         let missing = unsafe {
             libc::dlerror();
             libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
@@ -88,7 +89,7 @@ fn library_has_our_layouts() -> bool {
     true
 }
 
-/// `IBVERBS_1.<level>` for a level of two digits.
+/// Returns `IBVERBS_1.<level>` for a two-digit level.
 fn version_name(level: u32) -> [c_char; 13] {
     let mut name = *b"IBVERBS_1.00\0";
     name[10] += (level / 10 % 10) as u8;
@@ -96,7 +97,8 @@ fn version_name(level: u32) -> [c_char; 13] {
     name.map(|byte| byte as c_char)
 }
 
-/// Says in the log of libibverbs why there will be no device, and on stderr if that is wanted.
+/// Reports why there will be no device: in the log of libibverbs, and on stderr if that is
+/// requested.
 fn complain(how: &CStr) {
     let format = c"vrnic: not loaded: libibverbs is %s than level 1.%u of private ABI %u, which this was built for\n";
     // SAFETY: The arguments are those that the format names.
@@ -121,13 +123,13 @@ fn complain(how: &CStr) {
     }
 }
 
-/// A device was found for us.
+/// Allocates a device after libibverbs has found one for this provider.
 unsafe extern "C" fn alloc_device(_sysfs: *mut Opaque) -> *mut verbs_device {
-    // SAFETY: Any size may be asked for; zeroes are what libibverbs wants to find.
+    // SAFETY: Any size is valid; libibverbs expects zeros.
     unsafe { libc::calloc(1, size_of::<verbs_device>()) }.cast()
 }
 
 unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
-    // SAFETY: Made by `alloc_device`; libibverbs has dropped the last reference.
+    // SAFETY: Allocated by `alloc_device`; libibverbs has dropped the last reference.
     unsafe { libc::free(device.cast()) };
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Queue pairs: their life and their state. Posting is in [`super::post`] and [`super::wr`].
+//! Queue pairs: creation, destruction and state. Posting is in [`super::post`] and [`super::wr`].
 
 use super::allocator::{Allocator, Resource};
 use super::context::Context;
@@ -40,9 +40,9 @@ pub struct Qp {
     pub(super) send: SpinLock<SendQueue>,
     /// The receive queue.
     pub(super) receive: SpinLock<ReceiveQueue>,
-    /// Of the context, which outlives the queue pair.
+    /// The context's doorbell, which outlives the queue pair.
     doorbell: *const Doorbell,
-    /// Completion queues of this provider, which outlive the queue pair. Null if it has none.
+    /// Completion queues, which outlive the queue pair; null if it has none.
     send_cq: *const Cq,
     receive_cq: *const Cq,
     /// Numbers of the two queues at their completion queues.
@@ -50,14 +50,14 @@ pub struct Qp {
     receive_number: u32,
     slot: u32,
     slot_bits: SlotBits,
-    /// Holds the rings; must outlive them.
+    /// Holds the rings and must outlive them.
     _buffer: Buffer,
-    /// The shared receive queue's, if receives come from one.
+    /// The receives of the shared receive queue, if the queue pair uses one.
     shared: Option<SharedReceives>,
 }
 
 impl Qp {
-    /// The queue pair that C names.
+    /// Returns our queue pair for one of libibverbs.
     ///
     /// # Safety
     ///
@@ -71,7 +71,7 @@ impl Qp {
     /// Tells the device that a queue has new requests.
     #[inline]
     pub(super) fn ring(&self) {
-        // SAFETY: The context is open as long as it has queue pairs.
+        // SAFETY: The context stays open as long as it has queue pairs.
         let doorbell = unsafe { &*self.doorbell };
         if doorbell.ring(self.slot, &self.slot_bits) == Rung::AskKernel {
             self.ask_kernel();
@@ -81,19 +81,20 @@ impl Qp {
     #[cold]
     fn ask_kernel(&self) {
         let mut bad = ptr::null_mut();
-        // SAFETY: A queue pair of this provider; without requests the kernel only rings. It fails
-        // if the device is gone, and then nothing will complete any more.
+        // SAFETY: A queue pair of this provider; without requests, the kernel only rings the
+        // doorbell. The call fails only if the device is gone, and then nothing will complete any
+        // more.
         unsafe { ibv_cmd_post_send(self.qp.get().cast(), ptr::null_mut(), &raw mut bad) };
     }
 
-    /// The completion queues: of sends, and of receives.
+    /// Returns the completion queues of sends and of receives.
     fn completion_queues(&self) -> [Option<&Cq>; 2] {
         // SAFETY: The verbs contract: a completion queue outlives its queue pairs.
         unsafe { [self.send_cq.as_ref(), self.receive_cq.as_ref()] }
     }
 
-    /// Takes completions that were not polled yet out of the completion queues: what they tell of
-    /// is forgotten, or gone with its identifiers.
+    /// Takes unpolled completions out of the completion queues: their requests, or the `wr_id`s of
+    /// these, are about to be dropped.
     fn forget_completions(&self) {
         for cq in self.completion_queues().into_iter().flatten() {
             cq.queue.with(|queue| queue.forget(self.number()));
@@ -105,12 +106,12 @@ impl Qp {
         unsafe { (*self.qp.get()).qp.qp.qp_num }
     }
 
-    /// Follows the queue pair to a state that it was brought to.
+    /// Adapts the queues to a new state of the queue pair.
     fn state_changed(&self, state: c_int) {
         let (mut send, mut receive) = (self.send.lock(), self.receive.lock());
         if state == IBV_QPS_RESET {
-            // Nothing completes any more. What did, and was not polled, must not be taken for a
-            // request of the same index that is posted later.
+            // Nothing completes any more. A completion that was not polled must not be taken for
+            // that of a later request with the same index.
             let [send_cq, receive_cq] = self.completion_queues();
             let forget = |cq: Option<&Cq>, reset: &mut dyn FnMut()| match cq {
                 Some(cq) => cq.queue.with(|polled| {
@@ -139,7 +140,7 @@ impl Drop for Qp {
     }
 }
 
-/// Has a completion queue, if there is one, expect completions of a queue; the number of that.
+/// Adds a queue to a completion queue, if there is one, and returns its number there.
 fn attach(cq: Option<&Cq>, queue: &Arc<Outstanding>) -> Result<u32, c_int> {
     let number = cq.map(|cq| cq.queue.with(|polled| polled.attach(queue.clone())));
     number.map_or(Ok(0), |number| number.ok_or(libc::ENOMEM))
@@ -152,8 +153,8 @@ fn detach(cq: Option<&Cq>, number: u32) {
     }
 }
 
-/// Operations of a type of queue pair, as bits of [`SendOpcode`] and as flags of the extended
-/// interface.
+/// Returns the operations of a queue pair type: as bits of [`SendOpcode`], and as flags of the
+/// extended interface.
 fn operations(qp_type: c_int) -> Option<(u32, u64)> {
     const fn bits(opcodes: &[SendOpcode]) -> u32 {
         let (mut bits, mut i) = (0, 0);
@@ -198,7 +199,7 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
     }
 }
 
-/// The rings of a queue pair in a common buffer, and the length of that.
+/// Returns the layout of a queue pair's rings in their common buffer, and the length of the buffer.
 fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_int> {
     const HEADER: u32 = size_of::<RingHeader>() as u32;
 
@@ -237,7 +238,7 @@ fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_i
     Ok((send, receive, end as usize))
 }
 
-/// A queue pair that the kernel does not know yet, and its rings.
+/// Creates a queue pair with its rings. The kernel does not know it yet.
 ///
 /// # Safety
 ///
@@ -249,7 +250,7 @@ unsafe fn prepare(
 ) -> Result<(*mut Qp, CreateQpRequest), c_int> {
     // SAFETY: By contract.
     let max_inline = unsafe { Context::max_inline(context) };
-    // Ends of extended connections lack what belongs to the other half.
+    // An XRC queue pair has only a send or only a receive queue.
     let sends = attr.qp_type != IBV_QPT_XRC_RECV;
     let receives = sends && attr.qp_type != IBV_QPT_XRC_SEND;
     if (sends && attr.send_cq.is_null()) || (receives && attr.recv_cq.is_null()) {
@@ -260,7 +261,7 @@ unsafe fn prepare(
         (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
     }
     if !receives || !attr.srq.is_null() {
-        // Receives are those of the shared queue, if there are any.
+        // The shared receive queue provides the receives, if there are any.
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
     let shares = receives && !attr.srq.is_null();
@@ -275,7 +276,7 @@ unsafe fn prepare(
         sq,
         rq,
     };
-    // SAFETY: The buffer is kept beside the rings and dropped after them.
+    // SAFETY: The buffer is kept next to the rings and dropped after them.
     let memory = unsafe { buffer.shared() };
     let limits = Limits {
         opcodes,
@@ -309,8 +310,8 @@ unsafe fn prepare(
     let send = SendQueue::new(send, limits);
     let receive = WorkRing::new(memory, rq, receive_names, receive_number);
     let receive = ReceiveQueue::new(receive, attr.cap.max_recv_sge);
-    // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
-    // queue pair.
+    // SAFETY: By contract. If it is true, the application has promised that one thread at a time
+    // uses the queue pair.
     let (send, receive) = unsafe {
         if Pd::is_single_threaded(attr.pd) {
             (
@@ -338,7 +339,7 @@ unsafe fn prepare(
         shared,
     });
     if qp.is_null() {
-        // What was to be placed there is dropped, which detaches it.
+        // The queue pair that was to be placed there has been dropped, which detached it.
         return Err(libc::ENOMEM);
     }
     Ok((qp, request))
@@ -346,9 +347,9 @@ unsafe fn prepare(
 
 /// Creates a queue pair.
 pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: Integers and pointers, for which zero means that they are absent.
+    // SAFETY: Integers and pointers; zero means absent.
     let mut extended: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
-    // SAFETY: The verbs contract; the extended attributes begin with the others.
+    // SAFETY: The verbs contract; the extended attributes begin with the plain ones.
     unsafe {
         ptr::copy_nonoverlapping(attr, (&raw mut extended).cast(), 1);
         extended.comp_mask = IBV_QP_INIT_ATTR_PD;
@@ -361,15 +362,16 @@ pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
     }
 }
 
-/// Creates a queue pair, with the extended posting interface if operations of it are asked for.
+/// Creates a queue pair, with the extended posting interface if any of its operations are
+/// requested.
 pub unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    // SAFETY: The verbs contract: only the caller uses it during the call.
     let asked_for = unsafe { &mut *attr };
     let mut attr = *asked_for;
-    // There are none that it could have, but to ask for none is no mistake.
+    // No flags are supported, but an explicit 0 is valid.
     if attr.create_flags == 0 {
         attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
     }
@@ -405,8 +407,8 @@ pub unsafe extern "C" fn create_qp_ex(
     };
     let mut cmd = WithDriver::<ibv_create_qp, _>::new(request);
     let mut resp = WithDriver::<ib_uverbs_create_qp_resp, CreateQpResponse>::default();
-    // SAFETY: The verbs contract; command and response are followed by the driver's parts. Nobody
-    // else knows the new queue pair.
+    // SAFETY: The verbs contract; command and response are followed by the driver's parts. The new
+    // queue pair is not used elsewhere.
     unsafe {
         let error = ibv_cmd_create_qp_ex(
             context,
@@ -427,7 +429,8 @@ pub unsafe extern "C" fn create_qp_ex(
         let (mut send, mut receive) = ((*qp).send.lock(), (*qp).receive.lock());
         send.ring().outstanding().set_qpn(number);
         receive.ring().outstanding().set_qpn(number);
-        // The strides may hold more than was asked for, and the kernel says how much of it is given.
+        // An entry may have more room than requested; the kernel returns how much of it may be
+        // used.
         asked_for.cap = attr.cap;
         send.set_limits(attr.cap.max_send_sge, attr.cap.max_inline_data);
         receive.set_max_sge(attr.cap.max_recv_sge);
@@ -441,9 +444,9 @@ pub unsafe extern "C" fn create_qp_ex(
     qp.cast()
 }
 
-/// Opens the receiving end of an extended reliable connection, which may be another process's.
+/// Opens an XRC target queue pair, which may belong to another process.
 pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut Opaque) -> *mut ibv_qp {
-    // SAFETY: Integers and pointers, for which zero means that they are absent.
+    // SAFETY: Integers and pointers; zero means absent.
     let mut own: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
     own.qp_type = IBV_QPT_XRC_RECV;
     // SAFETY: The verbs contract.
@@ -453,8 +456,8 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut Opaque) -
     };
     let mut cmd = ibv_open_qp::default();
     let mut resp = ib_uverbs_create_qp_resp::default();
-    // SAFETY: The verbs contract; the sizes are those of the structures. Nobody else knows the new
-    // queue pair.
+    // SAFETY: The verbs contract; the sizes are those of the structures. The new queue pair is not
+    // used elsewhere.
     unsafe {
         let error = ibv_cmd_open_qp(
             context,
@@ -490,7 +493,7 @@ pub unsafe extern "C" fn modify_qp(
     error
 }
 
-/// Attributes of a queue pair.
+/// Queries the attributes of a queue pair.
 pub unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -513,8 +516,8 @@ pub unsafe extern "C" fn query_qp(
 
 /// Destroys a queue pair.
 pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: The verbs contract: one of this provider, and its last use. The kernel lets go of
-    // the rings before they are unmapped.
+    // SAFETY: The verbs contract: one of this provider, and its last use. The kernel releases the
+    // rings before they are unmapped.
     unsafe {
         let error = ibv_cmd_destroy_qp(qp);
         if error == 0 {

@@ -21,10 +21,10 @@ use vrnic_wire::abi::{CreateSrqRequest, CreateSrqResponse, Ring};
 use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
 use vrnic_wire::work::receive_stride;
 
-/// The ring, and the memory that it stands in.
+/// The ring and its memory.
 struct Place {
     queue: SharedQueue,
-    /// Holds the ring; must outlive it.
+    /// Holds the ring and must outlive it.
     buffer: Buffer,
 }
 
@@ -35,14 +35,14 @@ pub struct Srq {
     place: SpinLock<Place>,
     receives: SharedReceives,
     allocator: Allocator,
-    /// Of an XRC domain: where its receives complete.
+    /// For a queue in an XRC domain: the completion queue of its receives.
     cq: *const Cq,
-    /// Of an XRC domain: its number.
+    /// For a queue in an XRC domain: its number.
     number: u32,
 }
 
 impl Srq {
-    /// The queue that C names.
+    /// Returns our queue for one of libibverbs.
     ///
     /// # Safety
     ///
@@ -52,13 +52,14 @@ impl Srq {
         unsafe { &*srq.cast::<Self>() }
     }
 
-    /// Its receives, for completion queues.
+    /// Returns its receives, for completion queues.
     pub(super) fn receives(&self) -> &SharedReceives {
         &self.receives
     }
 }
 
-/// A ring for `max_wr` receives in a buffer of its own, and what the kernel is told of it.
+/// Creates a ring for `max_wr` receives in its own buffer, and the request that describes it to the
+/// kernel.
 fn prepare(
     max_wr: u32,
     stride: u32,
@@ -85,7 +86,7 @@ fn prepare(
     Ok((buffer, request))
 }
 
-/// A shared receive queue that the kernel does not know yet, and its ring.
+/// Creates a shared receive queue with its ring. The kernel does not know it yet.
 ///
 /// # Safety
 ///
@@ -101,12 +102,12 @@ unsafe fn make(
     // SAFETY: By contract.
     let allocator = unsafe { Allocator::of(pd, Resource::SharedReceiveQueue) };
     let (buffer, request) = prepare(attr.max_wr, receive_stride(attr.max_sge), &allocator)?;
-    // SAFETY: The buffer is kept beside the ring and dropped after it.
+    // SAFETY: The buffer is kept next to the ring and dropped after it.
     let queue = SharedQueue::new(unsafe { buffer.shared() }, request.ring, attr.max_sge);
     let receives = queue.receives().clone();
     let place = Place { queue, buffer };
-    // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
-    // queue.
+    // SAFETY: By contract. If it is true, the application has promised that one thread at a time
+    // uses the queue.
     let place = unsafe {
         if Pd::is_single_threaded(pd) {
             SpinLock::without_lock(place)
@@ -130,7 +131,7 @@ unsafe fn make(
         number: 0,
     });
     if srq.is_null() {
-        // What was to be placed there is dropped, which detaches it.
+        // The queue that was to be placed there has been dropped, which detached it.
         return Err(libc::ENOMEM);
     }
     Ok((srq, request))
@@ -138,7 +139,7 @@ unsafe fn make(
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: The verbs contract: a completion queue outlives what completes on it.
+        // SAFETY: The verbs contract: a completion queue outlives the queues that complete on it.
         if let Some(cq) = unsafe { self.cq.as_ref() } {
             cq.queue.with(|queue| queue.detach_shared(&self.receives));
         }
@@ -147,7 +148,7 @@ impl Drop for Srq {
 
 /// Creates a shared receive queue.
 pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    // SAFETY: The verbs contract: only the caller uses it during the call.
     let attr = unsafe { &mut *attr };
     // SAFETY: The verbs contract.
     let (srq, request) = match unsafe { make(pd, &attr.attr, ptr::null()) } {
@@ -156,8 +157,8 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
     };
     let mut cmd = WithDriver::<ibv_create_srq, _>::new(request);
     let mut resp = WithDriver::<ib_uverbs_create_srq_resp, CreateSrqResponse>::default();
-    // SAFETY: The verbs contract; command and response are followed by the driver's parts. Nobody
-    // else knows the new queue.
+    // SAFETY: The verbs contract; command and response are followed by the driver's parts. The new
+    // queue is not used elsewhere.
     unsafe {
         let error = ibv_cmd_create_srq(
             pd,
@@ -172,13 +173,14 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
             release(srq);
             return fail(error);
         }
-        // The stride may hold more than was asked for, and the kernel says how much of it is given.
+        // An entry may have more room than requested; the kernel returns how much of it may be
+        // used.
         (*srq).place.lock().queue.set_max_sge(attr.attr.max_sge);
     }
     srq.cast()
 }
 
-/// Creates a shared receive queue, perhaps one of an XRC domain.
+/// Creates a shared receive queue, optionally in an XRC domain.
 pub unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -186,7 +188,7 @@ pub unsafe extern "C" fn create_srq_ex(
     const XRC: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     const ALL: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | XRC;
 
-    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    // SAFETY: The verbs contract: only the caller uses it during the call.
     let asked = unsafe { &mut *attr };
     let srq_type = match asked.comp_mask & IBV_SRQ_INIT_ATTR_TYPE {
         0 => IBV_SRQT_BASIC,
@@ -199,7 +201,7 @@ pub unsafe extern "C" fn create_srq_ex(
         return fail(libc::EINVAL);
     }
     if srq_type == IBV_SRQT_BASIC {
-        // SAFETY: The verbs contract; the extended attributes begin with the others.
+        // SAFETY: The verbs contract; the extended attributes begin with the plain ones.
         return unsafe { create_srq(asked.pd, attr.cast()) };
     }
     if asked.comp_mask & XRC != XRC || asked.xrcd.is_null() || asked.cq.is_null() {
@@ -234,7 +236,7 @@ pub unsafe extern "C" fn create_srq_ex(
     srq.cast()
 }
 
-/// Number by which peers name a shared receive queue of an XRC domain.
+/// Returns the number with which peers address a shared receive queue of an XRC domain.
 pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
     // SAFETY: The verbs contract.
     let srq = unsafe { Srq::of(srq) };
@@ -246,7 +248,7 @@ pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_i
     0
 }
 
-/// Moves a queue to a ring for `max_wr` receives. Nobody posts meanwhile.
+/// Moves a queue to a ring for `max_wr` receives. Takes the lock, so nothing is posted meanwhile.
 ///
 /// # Safety
 ///
@@ -256,7 +258,7 @@ unsafe fn resize(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Res
     let (this, max_wr) = unsafe { (Srq::of(srq), (*attr).max_wr) };
     let mut place = this.place.lock();
     let (buffer, request) = prepare(max_wr, place.queue.stride(), &this.allocator)?;
-    // SAFETY: Dropped before the buffer, or kept beside it.
+    // SAFETY: Dropped before the buffer, or kept next to it.
     let memory = unsafe { buffer.shared() };
     let ring = request.ring;
     place
@@ -271,7 +273,7 @@ unsafe fn resize(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Res
         return Err(error);
     }
     place.queue.move_to(memory, ring);
-    // The device has let go of the old one.
+    // The device has released the old ring.
     place.buffer = buffer;
     Ok(())
 }
@@ -291,7 +293,7 @@ pub unsafe extern "C" fn modify_srq(
     unsafe { ibv_cmd_modify_srq(srq, attr, mask, &raw mut cmd, size_of_val(&cmd)) }
 }
 
-/// Attributes of a shared receive queue.
+/// Queries the attributes of a shared receive queue.
 pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     let mut cmd = ibv_query_srq::default();
     // SAFETY: The verbs contract.
@@ -300,8 +302,8 @@ pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
 
 /// Destroys a shared receive queue.
 pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: The verbs contract: one of this provider, and its last use. The kernel lets go of
-    // the ring before it is unmapped.
+    // SAFETY: The verbs contract: one of this provider, and its last use. The kernel releases the
+    // ring before it is unmapped.
     unsafe {
         let error = ibv_cmd_destroy_srq(srq);
         if error == 0 {
@@ -338,7 +340,7 @@ pub unsafe extern "C" fn post_srq_recv(
         }
         wr = request.next;
     }
-    // Those before the bad one are posted.
+    // Requests before the bad one are posted.
     place.queue.publish();
     error
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Posting work requests by the extended interface, `ibv_wr_start` to `ibv_wr_complete`.
+//! Posting of work requests with the extended interface, `ibv_wr_start` to `ibv_wr_complete`.
 //!
-//! `wr_start` takes the lock of the send queue, and `wr_complete` or `wr_abort` gives it back. The
-//! functions between cannot fail; the first error is kept and reported by `wr_complete`, which
-//! then posts nothing.
+//! `wr_start` takes the lock of the send queue, and `wr_complete` or `wr_abort` releases it. The
+//! functions in between cannot fail; the first error is kept, and `wr_complete` returns it and then
+//! posts nothing.
 
 use super::ah::Ah;
 use super::errno_of;
@@ -18,11 +18,11 @@ use core::mem;
 use core::slice;
 use vrnic_wire::work::{AddressVector, SendOpcode};
 
-/// Fills in the operations of a queue pair whose type has `opcodes`.
+/// Sets the operations of a queue pair whose type has `opcodes`.
 ///
 /// # Safety
 ///
-/// `qp` is a new queue pair that nobody else knows yet.
+/// `qp` is a new queue pair that is not used elsewhere yet.
 pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
     let has = |opcode: SendOpcode| opcodes & (1 << opcode.raw()) != 0;
     // SAFETY: By contract.
@@ -55,7 +55,7 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
     }
 }
 
-/// The send queue of a group that was begun.
+/// Returns the send queue of a group in progress.
 ///
 /// # Safety
 ///
@@ -63,7 +63,7 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
 /// by the same thread.
 #[inline]
 unsafe fn queue<'a>(qp: *mut ibv_qp_ex) -> &'a mut SendQueue {
-    // SAFETY: By contract; each function takes one reference, which ends with it.
+    // SAFETY: By contract; each function creates one reference, which does not outlive it.
     unsafe { Qp::of(qp.cast()).send.held() }
 }
 
@@ -74,7 +74,7 @@ unsafe fn queue<'a>(qp: *mut ibv_qp_ex) -> &'a mut SendQueue {
 /// As for [`queue`].
 #[inline]
 unsafe fn add(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, target: Target<'_>) {
-    // SAFETY: By contract; identifier and flags are the caller's to set before.
+    // SAFETY: By contract; the caller has set the identifier and the flags.
     unsafe {
         let request = Request {
             opcode,
@@ -93,7 +93,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: The verbs contract.
     let mut guard = unsafe { Qp::of(qp.cast()) }.send.lock();
     guard.start();
-    // Given back by `wr_complete` or `wr_abort`, one of which must follow.
+    // Released by `wr_complete` or `wr_abort`, one of which must follow.
     mem::forget(guard);
 }
 
@@ -238,7 +238,7 @@ unsafe extern "C" fn wr_atomic_write(
     address: u64,
     value: *const c_void,
 ) {
-    // SAFETY: The verbs contract: 8 bytes, anywhere.
+    // SAFETY: The verbs contract: 8 bytes, at any alignment.
     let value = unsafe { value.cast::<[u8; 8]>().read() };
     let target = Target::Atomic {
         address,
@@ -296,7 +296,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
     unsafe {
         let buffers = list(buf_list, num_buf).iter();
         queue(qp).set_inline(buffers.map(|buffer| {
-            // The buffers are the caller's, by the verbs contract.
+            // The buffers belong to the caller, by the verbs contract.
             list(buffer.addr.cast_const().cast::<u8>(), buffer.length)
         }));
     }

@@ -11,9 +11,9 @@ use crate::ffi::verbs::*;
 use core::ffi::c_int;
 use core::{mem, ptr};
 
-/// Opens an XRC domain, which several processes share if it is that of a file.
+/// Opens an XRC domain. If it belongs to a file, several processes can share it.
 pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut Opaque) -> *mut ibv_xrcd {
-    // SAFETY: Integers and pointers, for which zero means that they are absent.
+    // SAFETY: Integers and pointers; zero means absent.
     let xrcd = allocate::<verbs_xrcd>(unsafe { mem::zeroed() });
     if xrcd.is_null() {
         return ptr::null_mut();
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut Opaque)
     xrcd.cast()
 }
 
-/// Closes an XRC domain. It goes when the last process closed it.
+/// Closes an XRC domain, which is destroyed when the last process has closed it.
 pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     let xrcd = xrcd.cast::<verbs_xrcd>();
     // SAFETY: The verbs contract: one of this provider, and its last use.
