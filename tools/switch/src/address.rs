@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The address table: which MAC address is behind which port.
+//! The address table: maps MAC addresses to ports.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,15 +13,15 @@ use crate::vlan::Vlan;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// All stations.
+    /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Whether it is a multicast address (or broadcast).
+    /// Returns whether this is a multicast address (including broadcast).
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether switches keep frames to it to themselves (IEEE 802.1Q, table 8-1).
+    /// Returns whether switches must not forward frames to this address (IEEE 802.1Q, table 8-1).
     pub(crate) const fn is_reserved(self) -> bool {
         matches!(self.0, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
     }
@@ -34,25 +34,25 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// What learning a source address gave.
+/// Result of learning a source address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Learned {
-    /// It is known to be behind the port.
+    /// The address is now known to be at the port.
     Yes,
-    /// It is the fixed address of another port.
+    /// The address is the fixed address of another port.
     Spoofed,
-    /// It is new and the port has as many as it may.
+    /// The address is new, and the port already has as many as it may have.
     Full,
 }
 
-/// An address that was learned.
+/// A learned address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LearnedAddress {
-    /// The VLAN that it was seen in.
+    /// The VLAN in which it was seen.
     pub vlan: Vlan,
     /// The address.
     pub mac: Mac,
-    /// The port that it is behind.
+    /// The port at which it is.
     pub port: PortId,
     /// Time since the last frame from it.
     pub age: Duration,
@@ -66,24 +66,25 @@ struct Entry {
 
 /// The addresses of a switch.
 ///
-/// Fixed ones are behind one port in all its VLANs. Learned ones belong to one VLAN, move with their owner, and are
-/// forgotten when nothing came from them for a while. Each port has at most a number of them, so the table is bounded.
+/// Fixed addresses belong to one port in all of its VLANs. Learned ones belong to one VLAN, move with their owner, and
+/// expire when no frame has come from them for a while. The number of addresses per port is limited, so the table is
+/// bounded.
 #[derive(Debug)]
 pub struct Table {
     fixed: HashMap<Mac, PortId>,
     learned: HashMap<(Vlan, Mac), Entry>,
-    /// Learned addresses of each port, expired ones included.
+    /// Number of learned addresses of each port, including expired ones.
     counts: Vec<usize>,
     age: Duration,
-    /// When looking for expired ones may pay again.
+    /// Earliest time of the next sweep for expired addresses.
     next_sweep: Duration,
 }
 
 impl Table {
-    /// Shortest time between two sweeps: what a flood of new addresses costs at most.
+    /// Shortest time between two sweeps, which limits the cost of a flood of new addresses.
     const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
-    /// Empty; learned addresses hold for `age` after the last frame.
+    /// Creates an empty table. Learned addresses expire `age` after the last frame.
     pub fn new(age: Duration) -> Self {
         Self {
             fixed: HashMap::new(),
@@ -94,7 +95,7 @@ impl Table {
         }
     }
 
-    /// Another port, with its fixed address. False if that is another port's.
+    /// Adds a port with its fixed address. Returns false if another port has that address.
     pub fn add_port(&mut self, port: PortId, mac: Option<Mac>) -> bool {
         self.counts.resize(port.0 + 1, 0);
         match mac {
@@ -103,7 +104,7 @@ impl Table {
         }
     }
 
-    /// The port of an address, if known.
+    /// Returns the port of an address, if known.
     pub fn find(&self, vlan: Vlan, mac: Mac, now: Duration) -> Option<PortId> {
         if let Some(port) = self.fixed.get(&mac) {
             return Some(*port);
@@ -112,7 +113,7 @@ impl Table {
         (now.saturating_sub(entry.seen) < self.age).then_some(entry.port)
     }
 
-    /// A frame from `mac` came by `port`, which may have `limit` addresses.
+    /// Learns that a frame from `mac` came in at `port`, which may have up to `limit` addresses.
     pub fn learn(
         &mut self,
         vlan: Vlan,
@@ -149,13 +150,13 @@ impl Table {
         Learned::Yes
     }
 
-    /// Forgets what was learned at `port`.
+    /// Forgets the addresses learned at `port`.
     pub fn forget(&mut self, port: PortId) {
         self.learned.retain(|_, entry| entry.port != port);
         self.counts[port.0] = 0;
     }
 
-    /// Learned addresses, those that expired left out.
+    /// Returns the learned addresses that have not expired.
     pub fn learned(&self, now: Duration) -> impl Iterator<Item = LearnedAddress> + '_ {
         self.learned
             .iter()
@@ -249,11 +250,11 @@ mod tests {
             let learned = table.learn(ONE, mac(number), PortId(0), 4, at(0));
             assert_eq!(learned == Learned::Yes, number < 104);
         }
-        // Another port's address does not get in either.
+        // An address of another port is not accepted either.
         assert_eq!(table.learn(ONE, mac(1), PortId(0), 4, at(0)), Learned::Full);
         assert_eq!(table.find(ONE, mac(1), at(0)), Some(PortId(1)));
         assert_eq!(table.learn(ONE, mac(2), PortId(1), 4, at(0)), Learned::Yes);
-        // What expired makes room, but is looked for only once a second.
+        // Expired addresses make room, but are swept only once a second.
         table.learn(ONE, mac(1), PortId(1), 4, at(299));
         assert_eq!(
             table.learn(ONE, mac(200), PortId(0), 4, at(300)),

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Counters of a port.
 
-/// Why a frame went no further. Counted at the port that it came from, but for those marked "leaving", which count at
-/// the port that it would have left by.
+/// Why a frame was dropped. Most reasons count at the port where the frame came in. Those marked "leaving" count at the
+/// port by which it would have left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Drop {
-    /// No whole Ethernet header, or a source that is no unicast address.
+    /// The Ethernet header is incomplete, or the source is not a unicast address.
     Malformed,
     /// The endpoint is down.
     Down,
-    /// Longer than the MTU of the port that it came from.
+    /// Longer than the MTU of the port where it came in.
     Oversize,
-    /// In a VLAN that the port is not in, or to an address in a VLAN that its port is not in.
+    /// In a VLAN that the port is not in, or to an address whose port is not in the VLAN.
     Vlan,
     /// The source is the address of another port.
     Spoofed,
-    /// The source is new and the port has as many addresses as it may.
+    /// The source is new, and the port already has as many addresses as it may have.
     Addresses,
-    /// To an address that switches do not forward to (01-80-C2-00-00-00 to -0F): flow control, spanning tree and the
-    /// like.
+    /// To an address to which switches do not forward frames (01-80-C2-00-00-00 to -0F): flow control, spanning tree
+    /// and the like.
     Reserved,
-    /// Its destination is where it came from, or there is nobody else it could be for.
+    /// The destination is where the frame came from, or there is no other endpoint for it.
     Nowhere,
-    /// Leaving: the port has nothing that could take it, or that is down.
+    /// Leaving: the port has no endpoint for it, or the endpoint is down.
     DownLeaving,
     /// Leaving: longer than the MTU of the port.
     OversizeLeaving,
     /// Leaving: the queue is full.
     QueueFull,
-    /// Leaving: lost on purpose by [`Impairment`](crate::Impairment).
+    /// Leaving: lost deliberately by [`Impairment`](crate::Impairment).
     Impaired,
 }
 
@@ -49,7 +49,7 @@ impl Drop {
         Self::Impaired,
     ];
 
-    /// Name in tables and JSON.
+    /// Returns the name used in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed => "rx_malformed",
@@ -68,27 +68,27 @@ impl Drop {
     }
 }
 
-/// Counters of a port. `rx` is what its endpoints handed in, `tx` what they were given.
+/// Counters of a port. `rx` counts frames from its endpoints, `tx` frames to them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Frames handed in, dropped ones included.
+    /// Frames received from endpoints, including dropped ones.
     pub rx_frames: u64,
-    /// Their bytes.
+    /// Bytes of these frames.
     pub rx_bytes: u64,
-    /// Frames given out.
+    /// Frames delivered to endpoints.
     pub tx_frames: u64,
-    /// Their bytes.
+    /// Bytes of these frames.
     pub tx_bytes: u64,
     drops: [u64; Drop::ALL.len()],
 }
 
 impl Counters {
-    /// Frames dropped for `reason`.
+    /// Returns the number of frames dropped for `reason`.
     pub fn drops(&self, reason: Drop) -> u64 {
         self.drops[reason as usize]
     }
 
-    /// Frames dropped, and why; reasons that did not occur are left out.
+    /// Returns the numbers of dropped frames by reason, without the reasons that did not occur.
     pub fn all_drops(&self) -> impl Iterator<Item = (Drop, u64)> + '_ {
         Drop::ALL
             .into_iter()

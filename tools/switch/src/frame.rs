@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Ethernet frames: reads the header and the tags, and recognizes RoCE.
+//! Ethernet frames: parses the header and tags, and recognizes RoCE.
 
 use etherparse::{
     EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice,
@@ -14,22 +14,23 @@ use crate::{HEADER_LENGTH, TAG_LENGTH};
 const ROCE_V1: EtherType = EtherType(0x8915);
 /// UDP port of RoCE v2 (IBTA annex A17).
 const ROCE_V2_PORT: u16 = 4791;
-/// Where the tag is: behind the two addresses.
+/// Offset of the tag, which follows the two addresses.
 const TAG_AT: usize = 12;
 
-/// What the switch looks at.
+/// The fields that the switch uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub destination: Mac,
     pub source: Mac,
-    /// VLAN identifier in the tag, if there is a tag.
+    /// VLAN identifier of the tag, if there is one.
     pub vlan: Option<u16>,
-    /// Whether it is RoCE of either version. A fragment of a datagram is not: RoCE does not fragment.
+    /// Whether the frame is RoCE of either version. A fragment of a datagram is not, because RoCE packets are never
+    /// fragmented.
     pub roce: bool,
 }
 
 impl Header {
-    /// Reads it; `None` if the frame ends within, or its source is no unicast address.
+    /// Parses a header. Returns `None` if the frame ends within it or its source is not a unicast address.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
         let (vlan, ether_type) = if ethernet.ether_type() == ether_type::VLAN_TAGGED_FRAME {
@@ -47,13 +48,13 @@ impl Header {
         })
     }
 
-    /// Of a frame of `length` bytes, how many are behind the Ethernet header. An MTU limits those.
+    /// Returns the length of a frame of `length` bytes without its Ethernet header and tag, which the MTU limits.
     pub fn payload_length(self, length: usize) -> usize {
         length - header_length(self.vlan)
     }
 
-    /// Makes `frame`, whose header this is, leave with a tag of `vlan` or without. Priority and drop eligibility of a
-    /// tag are kept where there is a tag again.
+    /// Prepares `frame`, which has this header, for leaving with a tag of `vlan` or untagged. A tag that remains keeps
+    /// its priority and drop eligibility.
     pub fn retag(self, frame: &mut Vec<u8>, vlan: Vlan, tagged: bool) {
         match (self.vlan, tagged) {
             (None, false) => {}
@@ -75,12 +76,12 @@ impl Header {
     }
 }
 
-/// Bytes of the Ethernet header with the tag.
+/// Returns the length of the Ethernet header, including the tag.
 fn header_length(vlan: Option<u16>) -> usize {
     HEADER_LENGTH + vlan.map_or(0, |_| TAG_LENGTH)
 }
 
-/// Whether the payload of a frame is RoCE.
+/// Returns whether the payload of a frame is RoCE.
 fn is_roce(ether_type: EtherType, payload: &[u8]) -> bool {
     let datagram = match ether_type {
         ROCE_V1 => return true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Impairments: makes a line lose, repeat, delay and reorder frames, driven by a seed.
+//! Impairments: a line that loses, duplicates, delays and reorders frames, controlled by a random seed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,26 +10,26 @@ use rand_core::{RngCore, SeedableRng};
 
 use crate::port::Member;
 
-/// What happens to frames on their way from other ports to a port. The same seed and the same frames at the same times
-/// give the same result.
+/// Impairments of frames on their way from other ports to a port. The same seed with the same frames at the same times
+/// gives the same result.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Impairment {
-    /// Where chance starts.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// Probability that a frame is lost, 0 to 1.
     pub loss: f64,
-    /// Probability that a frame that is not lost comes twice.
+    /// Probability that a frame that is not lost is duplicated.
     pub duplicate: f64,
-    /// Every frame comes this much later.
+    /// Delay of every frame.
     pub delay: Duration,
-    /// Probability that a frame is late, so that those behind it overtake it.
+    /// Probability that a frame is delayed further, so that later ones overtake it.
     pub reorder: f64,
-    /// By how much such a frame is late, on top of `delay`.
+    /// The further delay of such a frame, in addition to `delay`.
     pub reorder_delay: Duration,
 }
 
 impl Impairment {
-    /// Whether it does nothing.
+    /// Returns whether there is no impairment.
     pub fn is_none(&self) -> bool {
         let Self {
             loss,
@@ -42,7 +42,7 @@ impl Impairment {
     }
 }
 
-/// A frame on the line. Ordered by arrival, then by the order of departure.
+/// A frame on the line. Ordered by time of arrival, then by order of departure.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Travelling {
     due: Duration,
@@ -67,7 +67,7 @@ struct State {
 }
 
 impl Line {
-    /// A line with this impairment.
+    /// Creates a line with this impairment.
     pub fn new(impairment: &Impairment) -> Self {
         let state = (!impairment.is_none()).then(|| {
             Box::new(State {
@@ -81,12 +81,12 @@ impl Line {
         Self { state }
     }
 
-    /// How often a frame that is sent now arrives: 0, 1 or 2 times. 1 on a good line.
+    /// Returns how many copies of a frame that is sent now arrive: 0, 1 or 2. Without impairment, 1.
     pub fn copies(&mut self) -> u8 {
         let Some(state) = &mut self.state else {
             return 1;
         };
-        // Both numbers are drawn each time, so that a change of one probability does not change the other's luck.
+        // Always draws both numbers, so that changing one probability does not affect the outcome of the other.
         let (lost, twice) = (
             state.chance(state.impairment.loss),
             state.chance(state.impairment.duplicate),
@@ -98,7 +98,7 @@ impl Line {
         }
     }
 
-    /// When a frame that is sent now arrives; `None`: at once.
+    /// Returns when a frame that is sent now arrives; `None` if at once.
     pub fn arrival(&mut self, now: Duration) -> Option<Duration> {
         let state = self.state.as_mut()?;
         let mut delay = state.impairment.delay;
@@ -108,7 +108,7 @@ impl Line {
         (!delay.is_zero()).then(|| now + delay)
     }
 
-    /// Frames and bytes on the line.
+    /// Returns the numbers of frames and bytes on the line.
     pub fn load(&self) -> (usize, usize) {
         self.state
             .as_ref()
@@ -129,13 +129,13 @@ impl Line {
         }
     }
 
-    /// When the next frame arrives.
+    /// Returns when the next frame arrives.
     pub fn next_arrival(&self) -> Option<Duration> {
         let Reverse(next) = self.state.as_ref()?.travelling.peek()?;
         Some(next.due)
     }
 
-    /// The next frame, if it has arrived at `now`.
+    /// Removes and returns the next frame, if it has arrived by `now`.
     pub fn arrived(&mut self, now: Duration) -> Option<Travelling> {
         if self.next_arrival()? > now {
             return None;
@@ -148,9 +148,9 @@ impl Line {
 }
 
 impl State {
-    /// True with this probability.
+    /// Returns true with this probability.
     fn chance(&mut self, probability: f64) -> bool {
-        // 53 bits are what a double holds exactly.
+        // A double represents 53 bits exactly.
         #[allow(clippy::cast_precision_loss, reason = "53 bits fit")]
         let drawn = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         drawn < probability

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A small learning Ethernet switch, as a value: frames and the time go in, frames come out.
+//! A small learning Ethernet switch as a plain data structure: frames and the time go in, frames come out.
 //!
 //! ```text
 //!  receive(endpoint, frame, now) ──▶ admission ─▶ address table ─▶ queues ──▶ drain(…)
@@ -7,22 +7,23 @@
 //!                                    source                        bounded
 //! ```
 //!
-//! There is no thread, socket or clock in here. Time is the [`Duration`](std::time::Duration) since a beginning that
-//! the owner chooses. Frames start at the destination address and have neither padding nor frame check sequence.
+//! It has no threads, sockets or clocks. Time is the [`Duration`](std::time::Duration) since a start that the caller
+//! chooses. Frames start at the destination address and have neither padding nor a frame check sequence.
 //!
 //! # Ports and endpoints
 //!
 //! A [port](PortConfig) is a place in the network. It has one or two [endpoints](Endpoint): a network device (or
-//! whatever else takes plain frames: an uplink, a link to another switch), and an RNIC. As on a real NIC, both share
-//! one MAC address and one wire. Of the frames that reach the port, the RNIC gets RoCE to its address, and the network
-//! device gets everything else. Both get RoCE multicast. They reach each other, and the RNIC reaches itself, without
-//! anybody else noticing. An RNIC that is down gets nothing: RoCE is then treated like any other UDP.
+//! something else that takes plain frames, such as an uplink or a link to another switch) and an RNIC. As on a real
+//! NIC, both share one MAC address and one wire. Of the frames that reach the port, the RNIC gets RoCE to its address,
+//! and the network device gets everything else. Both get RoCE multicast. They can reach each other, and the RNIC can
+//! reach itself, without any frame leaving the port. An RNIC that is down gets nothing; RoCE is then treated like any
+//! other UDP traffic.
 //!
 //! # What hostile endpoints can do
 //!
-//! They can send frames to others, and do nothing else to them. Memory is bounded: queues by [`QueueLimits`], learned
-//! addresses by [`PortConfig::addresses`]. If a port has an address ([`PortConfig::mac`]), no other port can take it.
-//! An endpoint that fills its queue loses only its own frames.
+//! They can send frames to other endpoints, but cannot affect them in any other way. Memory is bounded: queues by
+//! [`QueueLimits`], learned addresses by [`PortConfig::addresses`]. If a port has an address ([`PortConfig::mac`]), no
+//! other port can claim it. An endpoint that fills its queue loses only its own frames.
 //!
 //! # Example
 //!
@@ -66,7 +67,7 @@ pub use queue::{Queue, QueueLimits};
 pub use switch::Switch;
 pub use vlan::{Vlan, VlanSet, Vlans};
 
-/// Bytes of an Ethernet header without a tag. An MTU does not count them, nor a tag.
+/// Length of an Ethernet header without a tag. The MTU includes neither the header nor the tag.
 pub const HEADER_LENGTH: usize = 14;
-/// Bytes of an 802.1Q tag.
+/// Length of an 802.1Q tag.
 pub const TAG_LENGTH: usize = 4;

@@ -13,13 +13,13 @@ use crate::vlan::Vlans;
 pub struct PortId(pub(crate) usize);
 
 impl PortId {
-    /// Its place in the order in which ports were added.
+    /// Returns the index of the port, in the order in which ports were added.
     pub const fn index(self) -> usize {
         self.0
     }
 }
 
-/// What is behind a port.
+/// A member of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
     /// A network device, or anything else that takes plain frames.
@@ -28,42 +28,43 @@ pub enum Member {
     Rnic,
 }
 
-/// Somebody who hands frames in and is given frames.
+/// The sender or receiver of frames at a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
     /// The port.
     pub port: PortId,
-    /// Which of its members.
+    /// Member of the port.
     pub member: Member,
 }
 
-/// What a port is like.
+/// Settings of a port.
 #[derive(Debug, Clone)]
 pub struct PortConfig {
     /// Whether it has a network device.
     pub netdev: bool,
-    /// Whether it has an RNIC. Then it must have an address.
+    /// Whether it has an RNIC, which requires an address.
     pub rnic: bool,
-    /// The address of all its members. Frames to it never go elsewhere, and other ports' frames from it are dropped.
+    /// The address of all its members. Frames to it never go elsewhere, and frames from it that come in at other ports
+    /// are dropped.
     pub mac: Option<Mac>,
-    /// Most other addresses that are learned at this port; frames from further ones are dropped. With 0, nothing but
-    /// frames to its own address and multicast goes to the port.
+    /// Largest number of other addresses learned at this port; frames from further ones are dropped. If 0, the port
+    /// gets only multicast and frames to its own address.
     pub addresses: usize,
     /// VLANs.
     pub vlans: Vlans,
-    /// Most bytes behind the Ethernet header, tag not counted, in both directions.
+    /// Largest length of a frame without its Ethernet header and tag, in both directions.
     pub mtu: usize,
-    /// Ports of the same group do not exchange frames. Links that join each of several switches to each other are in
-    /// one, so that no frame goes in a circle.
+    /// Group of the port. Ports in the same group do not exchange frames. On switches that are all linked to each
+    /// other, the links of each switch form a group, so that frames do not circulate.
     pub group: Option<u32>,
-    /// What may wait for each endpoint.
+    /// Limits of the queue of each endpoint.
     pub queue: QueueLimits,
-    /// What happens to frames that leave for the port from others.
+    /// Impairments of frames from other ports that leave by this port.
     pub impairment: Impairment,
 }
 
 impl Default for PortConfig {
-    /// A port with a network device that may have any addresses.
+    /// Returns the settings of a port with a network device that may have any addresses.
     fn default() -> Self {
         Self {
             netdev: true,
@@ -80,7 +81,7 @@ impl Default for PortConfig {
 }
 
 impl PortConfig {
-    /// A NIC: a network device and an RNIC that have the address `mac` and no other.
+    /// Returns the settings of a NIC: a network device and an RNIC with the address `mac` and no other.
     pub fn nic(mac: Mac) -> Self {
         Self {
             rnic: true,
@@ -91,11 +92,11 @@ impl PortConfig {
     }
 }
 
-/// One of a port's members.
+/// The state of one of a port's members.
 #[derive(Debug, Default)]
 pub(crate) struct Station {
     pub(crate) up: bool,
-    /// Whether it is in the list of those that have something to take.
+    /// Whether it is in the list of endpoints with queued frames.
     pub(crate) listed: bool,
     pub(crate) queue: Queue,
 }
@@ -111,7 +112,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// All members are up.
+    /// Creates a port whose members are all up.
     pub(crate) fn new(config: PortConfig) -> Self {
         let station = |present: bool| {
             present.then(|| Station {
@@ -135,7 +136,7 @@ impl Port {
         }
     }
 
-    /// The next frame for a member. When there is none it leaves the list of those that have some.
+    /// Returns the next frame for a member. If there is none, marks the member as no longer listed.
     pub(crate) fn pop(&mut self, member: Member) -> Option<Vec<u8>> {
         let station = self.station(member)?;
         let frame = station.queue.pop();
@@ -143,7 +144,7 @@ impl Port {
         frame
     }
 
-    /// Puts back what [`pop`](Self::pop) gave.
+    /// Puts back a frame from [`pop`](Self::pop).
     pub(crate) fn put_back(&mut self, member: Member, frame: Vec<u8>) {
         if let Some(station) = self.station(member) {
             station.queue.put_back(frame);
@@ -154,7 +155,7 @@ impl Port {
         self.look_at(member).is_some_and(|station| station.up)
     }
 
-    /// Frames that wait for a member.
+    /// Returns the number of frames queued for a member.
     pub(crate) fn waiting(&self, member: Member) -> usize {
         self.look_at(member)
             .map_or(0, |station| station.queue.len())
@@ -167,7 +168,7 @@ impl Port {
         }
     }
 
-    /// Which members a frame on this port is for: the network device, the RNIC.
+    /// Returns which members a frame at this port is for: the network device, the RNIC.
     pub(crate) fn members(&self, header: &Header) -> (bool, bool) {
         let roce = header.roce && self.is_up(Member::Rnic);
         if header.destination.is_multicast() {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The queue of an endpoint, and the pool of empty buffers.
+//! The queue of an endpoint, and a pool of empty buffers.
 
 use std::collections::VecDeque;
 
-/// How much may wait for an endpoint.
+/// Limits of an endpoint's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Frames.
+    /// Largest number of frames.
     pub frames: usize,
-    /// Bytes of all frames together.
+    /// Largest total size of the frames in bytes.
     pub bytes: usize,
 }
 
 impl Default for QueueLimits {
-    /// 4096 frames, 8 MiB: the messages that an RNIC may have under way at once, not much more.
+    /// Returns 4096 frames and 8 MiB, a little more than an RNIC may have in flight at a time.
     fn default() -> Self {
         Self {
             frames: 4096,
@@ -22,7 +22,7 @@ impl Default for QueueLimits {
     }
 }
 
-/// Frames that wait, in order. Who pushes asks for room first.
+/// A FIFO of frames. Callers check for room before they push.
 #[derive(Debug, Default)]
 pub struct Queue {
     frames: VecDeque<Vec<u8>>,
@@ -30,17 +30,17 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Whether a frame of `length` bytes fits.
+    /// Returns whether there is room for a frame of `length` bytes.
     pub fn has_room(&self, limits: QueueLimits, length: usize) -> bool {
         self.frames.len() < limits.frames && self.bytes + length <= limits.bytes
     }
 
-    /// Frames that wait.
+    /// Returns the number of queued frames.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether nothing waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
@@ -51,7 +51,7 @@ impl Queue {
         self.frames.push_back(frame);
     }
 
-    /// Puts a frame back that was taken and not wanted.
+    /// Puts a frame back at the front after it was taken but not accepted.
     pub fn put_back(&mut self, frame: Vec<u8>) {
         self.bytes += frame.len();
         self.frames.push_front(frame);
@@ -74,17 +74,17 @@ impl IntoIterator for Queue {
     }
 }
 
-/// Buffers for frames, kept so that frames need no allocation.
+/// Empty buffers that are reused, so that frames need no allocation.
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Vec<u8>>);
 
 impl Pool {
-    /// Most buffers kept.
+    /// Largest number of buffers kept.
     const BUFFERS: usize = 1024;
     /// Buffers larger than this are not kept.
     const CAPACITY: usize = 16 << 10;
 
-    /// An empty buffer.
+    /// Returns an empty buffer.
     pub fn get(&mut self) -> Vec<u8> {
         self.0.pop().unwrap_or_default()
     }

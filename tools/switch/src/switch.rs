@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The switch: joins ports.
+//! The switch, which connects ports.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -12,20 +12,20 @@ use crate::port::{Endpoint, Member, Port, PortConfig, PortId};
 use crate::queue::Pool;
 use crate::vlan::Vlan;
 
-/// A learning Ethernet switch. The crate's documentation says what it does.
+/// A learning Ethernet switch. The crate's documentation describes what it does.
 #[derive(Debug)]
 pub struct Switch {
     ports: Vec<Port>,
     table: Table,
-    /// Endpoints with something to take.
+    /// Endpoints with queued frames.
     ready: VecDeque<Endpoint>,
     pool: Pool,
-    /// Where the frame at hand goes; kept for its allocation.
+    /// Targets of the current frame; kept for its allocation.
     targets: Vec<Endpoint>,
 }
 
 impl Switch {
-    /// A switch without ports that forgets an address when nothing came from it for `age`.
+    /// Creates a switch without ports that forgets an address if no frame has come from it for `age`.
     pub fn new(age: Duration) -> Self {
         Self {
             ports: Vec::new(),
@@ -36,7 +36,8 @@ impl Switch {
         }
     }
 
-    /// Adds a port with all its members up. `None` if it has an RNIC and no address, or another port's address.
+    /// Adds a port with all its members up. Returns `None` if the port has an RNIC but no address, an address that is
+    /// not unicast, or the address of another port.
     pub fn add_port(&mut self, config: PortConfig) -> Option<PortId> {
         let port = PortId(self.ports.len());
         let unicast = config.mac.is_none_or(|mac| !mac.is_multicast());
@@ -48,8 +49,8 @@ impl Switch {
         Some(port)
     }
 
-    /// Brings an endpoint up or down. What waits for an endpoint that goes down is lost, and so is what was learned
-    /// from a network device.
+    /// Brings an endpoint up or down. When an endpoint goes down, its queued frames are dropped, and if it is a network
+    /// device, its learned addresses are forgotten.
     pub fn set_up(&mut self, endpoint: Endpoint, up: bool) {
         let port = &mut self.ports[endpoint.port.0];
         let Some(station) = port.station(endpoint.member) else {
@@ -69,22 +70,22 @@ impl Switch {
         }
     }
 
-    /// Whether the endpoint exists and is up.
+    /// Returns whether the endpoint exists and is up.
     pub fn is_up(&self, endpoint: Endpoint) -> bool {
         self.ports[endpoint.port.0].is_up(endpoint.member)
     }
 
-    /// An empty buffer for a frame.
+    /// Returns an empty buffer for a frame.
     pub fn buffer(&mut self) -> Vec<u8> {
         self.pool.get()
     }
 
-    /// Takes a buffer back that is not needed any more.
+    /// Takes back a buffer that is no longer needed.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.pool.put(buffer);
     }
 
-    /// A frame comes from an endpoint. What it leads to waits for [`drain`](Self::drain).
+    /// Processes a frame from an endpoint. The frames that result wait for [`drain`](Self::drain).
     pub fn receive(&mut self, from: Endpoint, frame: Vec<u8>, now: Duration) {
         self.ports[from.port.0].counters.received(frame.len());
         match self.admit(from, &frame, now) {
@@ -93,8 +94,8 @@ impl Switch {
         }
     }
 
-    /// Gives waiting frames to `deliver`, which may refuse one by handing it back: then that endpoint's frames wait on,
-    /// and the others get theirs. True if any was taken.
+    /// Passes queued frames to `deliver`. If `deliver` returns a frame as the error, that endpoint's frames stay
+    /// queued, and the other endpoints' frames are still delivered. Returns true if any frame was accepted.
     pub fn drain(
         &mut self,
         mut deliver: impl FnMut(Endpoint, Vec<u8>) -> Result<(), Vec<u8>>,
@@ -123,12 +124,12 @@ impl Switch {
         any
     }
 
-    /// Whether [`drain`](Self::drain) has something to give.
+    /// Returns whether [`drain`](Self::drain) has frames to deliver.
     pub fn has_output(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Lets time pass: frames on [impaired](PortConfig::impairment) lines arrive.
+    /// Advances the time: frames on [impaired](PortConfig::impairment) lines arrive.
     pub fn advance(&mut self, now: Duration) {
         for index in 0..self.ports.len() {
             while let Some(arrived) = self.ports[index].line.arrived(now) {
@@ -141,38 +142,38 @@ impl Switch {
         }
     }
 
-    /// When [`advance`](Self::advance) has something to do.
+    /// Returns when [`advance`](Self::advance) has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
         let lines = self.ports.iter().map(|port| &port.line);
         lines.filter_map(crate::impair::Line::next_arrival).min()
     }
 
-    /// The counters of a port.
+    /// Returns the counters of a port.
     pub fn counters(&self, port: PortId) -> &Counters {
         &self.ports[port.0].counters
     }
 
-    /// The settings of a port.
+    /// Returns the settings of a port.
     pub fn config(&self, port: PortId) -> &PortConfig {
         &self.ports[port.0].config
     }
 
-    /// All ports.
+    /// Returns all ports.
     pub fn ports(&self) -> impl Iterator<Item = PortId> + use<> {
         (0..self.ports.len()).map(PortId)
     }
 
-    /// Frames that wait for an endpoint.
+    /// Returns the number of frames queued for an endpoint.
     pub fn waiting(&self, endpoint: Endpoint) -> usize {
         self.ports[endpoint.port.0].waiting(endpoint.member)
     }
 
-    /// Addresses that are known by learning.
+    /// Returns the learned addresses.
     pub fn learned(&self, now: Duration) -> impl Iterator<Item = LearnedAddress> + '_ {
         self.table.learned(now)
     }
 
-    /// Whether the frame may enter, in which VLAN it is then.
+    /// Checks whether the frame may enter. Returns its header and VLAN.
     fn admit(
         &mut self,
         from: Endpoint,
@@ -226,7 +227,7 @@ impl Switch {
         self.targets = targets;
     }
 
-    /// Where a frame goes.
+    /// Finds the endpoints for a frame.
     fn find_targets(
         &self,
         from: Endpoint,
@@ -251,7 +252,7 @@ impl Switch {
             return Ok(());
         }
         for (index, port) in self.ports.iter().enumerate() {
-            // Where no unknown address can be, none is looked for.
+            // A port that cannot have learned addresses cannot have the unknown destination.
             let possible = multicast || port.config.addresses > 0;
             let id = PortId(index);
             if possible
@@ -260,7 +261,7 @@ impl Switch {
             {
                 let first = targets.len();
                 self.add_members(from, id, header, targets);
-                // Who is not there does not miss what was not meant for it alone.
+                // Endpoints that are down are left out here, because the frame is not addressed to them in particular.
                 let mut place = first;
                 while let Some(endpoint) = targets.get(place) {
                     if port.is_up(endpoint.member) {
@@ -274,13 +275,13 @@ impl Switch {
         Ok(())
     }
 
-    /// Whether frames go from one port to the other; within a port they do.
+    /// Returns whether frames may go from one port to the other, which is always true within a port.
     fn exchanges(&self, from: PortId, to: PortId) -> bool {
         let group = |port: PortId| self.ports[port.0].config.group;
         from == to || group(from).is_none() || group(from) != group(to)
     }
 
-    /// Adds the members of `port` that the frame is for.
+    /// Adds the members of `port` that are to get the frame.
     fn add_members(
         &self,
         from: Endpoint,
@@ -289,7 +290,7 @@ impl Switch {
         targets: &mut Vec<Endpoint>,
     ) {
         let (netdev, rnic) = self.ports[port.0].members(header);
-        // Only an RNIC sends to itself, and its own multicast it copies without help.
+        // Only an RNIC sends to itself. It delivers its own multicast itself.
         let to_itself = !header.destination.is_multicast();
         let (netdev, rnic) = (
             netdev.then_some(Member::Netdev),
@@ -304,7 +305,7 @@ impl Switch {
         );
     }
 
-    /// A frame leaves for an endpoint.
+    /// Sends a frame to an endpoint.
     fn leave(
         &mut self,
         from: Endpoint,
@@ -335,7 +336,7 @@ impl Switch {
         self.travel(to, frame, now);
     }
 
-    /// A frame goes over the line of a port.
+    /// Sends a frame over the line of a port.
     fn travel(&mut self, to: Endpoint, frame: Vec<u8>, now: Duration) {
         let port = &mut self.ports[to.port.0];
         let Some(due) = port.line.arrival(now) else {
@@ -350,7 +351,7 @@ impl Switch {
         }
     }
 
-    /// A frame gets in the queue of an endpoint.
+    /// Queues a frame for an endpoint.
     fn queue(&mut self, to: Endpoint, frame: Vec<u8>) {
         let port = &mut self.ports[to.port.0];
         let limits = port.config.queue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! VLANs (IEEE 802.1Q): which VLAN a frame belongs to, and which VLANs a port is in.
+//! VLANs (IEEE 802.1Q): the VLAN of a frame and the VLANs of a port.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use std::fmt;
 pub struct Vlan(u16);
 
 impl Vlan {
-    /// VLAN 1, in which untagged frames are unless a port says otherwise.
+    /// VLAN 1, the VLAN of untagged frames unless a port is configured otherwise.
     pub const DEFAULT: Self = Self(1);
 
-    /// The VLAN with this identifier; `None` for 0 (no VLAN) and from 4095 (reserved).
+    /// Returns the VLAN with this identifier; `None` for 0 (no VLAN) and from 4095 on (reserved).
     pub const fn new(identifier: u16) -> Option<Self> {
         if identifier >= 1 && identifier <= 4094 {
             Some(Self(identifier))
@@ -20,7 +20,7 @@ impl Vlan {
         }
     }
 
-    /// The identifier.
+    /// Returns the identifier.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -37,22 +37,22 @@ impl fmt::Debug for Vlan {
 pub struct VlanSet(Box<[u64; 64]>);
 
 impl VlanSet {
-    /// No VLAN.
+    /// Returns the empty set.
     pub fn none() -> Self {
         Self(Box::new([0; 64]))
     }
 
-    /// All VLANs.
+    /// Returns the set of all VLANs.
     pub fn all() -> Self {
         Self(Box::new([u64::MAX; 64]))
     }
 
-    /// Adds one.
+    /// Adds a VLAN.
     pub fn insert(&mut self, vlan: Vlan) {
         self.0[usize::from(vlan.0 / 64)] |= 1 << (vlan.0 % 64);
     }
 
-    /// Whether `vlan` is in it.
+    /// Returns whether the set contains `vlan`.
     pub fn contains(&self, vlan: Vlan) -> bool {
         self.0[usize::from(vlan.0 / 64)] & 1 << (vlan.0 % 64) != 0
     }
@@ -71,7 +71,7 @@ impl fmt::Debug for VlanSet {
 }
 
 impl fmt::Display for VlanSet {
-    /// As ranges: `7,20-39`.
+    /// Writes the set as ranges: `7,20-39`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::all() {
             return f.write_str("all");
@@ -101,20 +101,20 @@ impl FromIterator<Vlan> for VlanSet {
 /// VLANs of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vlans {
-    /// In one VLAN, of which the endpoint knows nothing: frames leave untagged, and come untagged or with a priority
-    /// tag.
+    /// The port is in one VLAN, which the endpoint does not see: frames leave untagged, and come in untagged or with a
+    /// priority tag.
     Access(Vlan),
-    /// In several, told apart by tags.
+    /// The port is in several VLANs, distinguished by tags.
     Trunk {
-        /// Frames of this VLAN are untagged; `None`: untagged frames are not accepted.
+        /// VLAN of untagged frames; `None` if untagged frames are not accepted.
         native: Option<Vlan>,
-        /// Frames of these VLANs are tagged.
+        /// VLANs whose frames are tagged.
         tagged: VlanSet,
     },
 }
 
 impl Default for Vlans {
-    /// In all VLANs; those without a tag are in [`Vlan::DEFAULT`].
+    /// Returns a trunk with all VLANs, where untagged frames are in [`Vlan::DEFAULT`].
     fn default() -> Self {
         Self::Trunk {
             native: Some(Vlan::DEFAULT),
@@ -124,7 +124,7 @@ impl Default for Vlans {
 }
 
 impl fmt::Display for Vlans {
-    /// As the configuration has them: `5`, or `tagged 7,20-39, untagged 1`.
+    /// Writes the VLANs in the syntax of the configuration: `5`, or `tagged 7,20-39, untagged 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Access(vlan) => write!(f, "{vlan:?}"),
@@ -137,8 +137,8 @@ impl fmt::Display for Vlans {
 }
 
 impl Vlans {
-    /// The VLAN of a frame that came with this identifier in its tag (0: a priority tag) or without a tag. `None` if it
-    /// is not to be accepted.
+    /// Returns the VLAN of a frame that came in with this identifier in its tag (0 for a priority tag) or untagged;
+    /// `None` if the frame is not accepted.
     pub fn classify(&self, identifier: Option<u16>) -> Option<Vlan> {
         let tag = match identifier {
             None | Some(0) => None,
@@ -154,7 +154,7 @@ impl Vlans {
         }
     }
 
-    /// Whether frames of `vlan` leave with a tag; `None` if they do not leave.
+    /// Returns whether frames of `vlan` leave with a tag; `None` if they may not leave.
     pub fn egress_tag(&self, vlan: Vlan) -> Option<bool> {
         match self {
             Self::Access(own) => (*own == vlan).then_some(false),

@@ -19,7 +19,7 @@ fn vlan(identifier: u16) -> Vlan {
     Vlan::new(identifier).unwrap()
 }
 
-/// The address of the port with this number, if it is a NIC.
+/// Returns the address of the port with this number if it is a NIC.
 fn nic_mac(port: usize) -> Mac {
     Mac([2, 0, 0, 0, 1, port as u8])
 }
@@ -28,7 +28,7 @@ fn endpoint(port: PortId, member: Member) -> Endpoint {
     Endpoint { port, member }
 }
 
-/// A frame that says which it is.
+/// Returns a frame that contains its own number.
 fn frame(destination: Mac, source: Mac, tag: Option<u16>, roce: bool, number: u32) -> Vec<u8> {
     let mut frame = [destination.0, source.0].concat();
     if let Some(identifier) = tag {
@@ -40,7 +40,7 @@ fn frame(destination: Mac, source: Mac, tag: Option<u16>, roce: bool, number: u3
     frame
 }
 
-/// VLAN identifier in the tag of a frame, and its number.
+/// Returns the VLAN identifier in the tag of a frame, and the frame's number.
 fn read(frame: &[u8]) -> (Option<u16>, u32) {
     let number = u32::from_be_bytes(frame[frame.len() - 4..].try_into().unwrap());
     let tag =
@@ -137,10 +137,10 @@ fn traffic() -> impl Strategy<Value = Vec<Sent>> {
     })
 }
 
-/// The same network, described as simply as possible: lists, no table.
+/// A model of the same network, as simple as possible: lists, no table.
 struct Model {
     ports: Vec<PortConfig>,
-    /// VLAN, address, port, when.
+    /// VLAN, address, port, time.
     learned: Vec<(u16, Mac, usize, u64)>,
 }
 
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// The tag with which frames of `id` leave by `port`; `None` if they do not.
+    /// Returns the tag with which frames of `id` leave by `port`; `None` if they do not leave.
     #[expect(
         clippy::option_option,
         reason = "whether it leaves, and whether tagged"
@@ -180,7 +180,7 @@ impl Model {
         self.ports.iter().position(|port| port.mac == Some(mac))
     }
 
-    /// Whom `sent` reaches, with which tag.
+    /// Returns the endpoints that `sent` reaches, each with the tag.
     fn send(&mut self, sent: &Sent, now: u64) -> BTreeSet<(usize, Member, Option<u16>)> {
         let nobody = BTreeSet::new();
         let sender = if sent.rnic {
@@ -256,7 +256,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Each frame reaches exactly those it should, once, with the right tag, and each frame is accounted for.
+    /// Each frame reaches exactly the right endpoints, once, with the right tag, and each frame is accounted for.
     #[test]
     fn frames_reach_whom_they_should(configs in ports(), traffic in traffic()) {
         let mut switch = Switch::new(AGE);
@@ -266,7 +266,7 @@ proptest! {
         for (number, mut sent) in traffic.into_iter().enumerate() {
             sent.port %= ids.len();
             sent.rnic &= model.ports[sent.port].rnic;
-            // The table looks for expired addresses once a second: an address that expired in this second may still
+            // The table sweeps expired addresses once a second, so an address that expired within this second may still
             // count.
             now += sent.after_seconds.max(1);
             let member = if sent.rnic { Member::Rnic } else { Member::Netdev };
@@ -287,7 +287,7 @@ proptest! {
         prop_assert!(!switch.has_output());
     }
 
-    /// Any bytes at all: no panic, and what comes out went in.
+    /// Any bytes at all: nothing panics, and every frame that comes out went in.
     #[test]
     fn any_bytes_are_survived(configs in ports(), frames in vec((0usize..6, vec(any::<u8>(), 0..80)), 0..40)) {
         let mut switch = Switch::new(AGE);
@@ -303,7 +303,7 @@ proptest! {
     }
 
     /// Switches that are all linked to each other, with the links of each in a group: a broadcast reaches every station
-    /// once and then there is silence.
+    /// once, and then no more frames travel.
     #[test]
     fn a_mesh_has_no_loops(switches in 2usize..5, stations in 1usize..4, from in (0usize..5, 0usize..4)) {
         let mut mesh: Vec<Switch> = Vec::new();
@@ -345,7 +345,7 @@ proptest! {
         prop_assert!(reached.values().all(|&times| times == 1));
     }
 
-    /// An endpoint that takes nothing costs others nothing.
+    /// An endpoint that takes no frames does not affect others.
     #[test]
     fn a_slow_endpoint_stalls_nobody(count in 1u32..200, limit in 1usize..20) {
         let mut switch = Switch::new(AGE);
@@ -379,7 +379,7 @@ fn nic_pair() -> (Switch, PortId, PortId) {
     (switch, a, b)
 }
 
-/// Who gets a frame from `from` to `destination`.
+/// Returns the endpoints that get a frame from `from` to `destination`.
 fn reached(switch: &mut Switch, from: Endpoint, destination: Mac, roce: bool) -> Vec<Endpoint> {
     let source = switch.config(from.port).mac.unwrap();
     switch.receive(
@@ -419,7 +419,7 @@ fn members_of_a_nic_share_address_and_wire() {
         reached(&mut switch, rnic_a, Mac::BROADCAST, true),
         [netdev_a, netdev_b, rnic_b]
     );
-    // Without its RNIC it is a network device like any other.
+    // Without its RNIC, the port is like that of any other network device.
     switch.set_up(rnic_b, false);
     assert_eq!(reached(&mut switch, netdev_a, nic_mac(1), true), [netdev_b]);
     switch.set_up(netdev_b, false);
