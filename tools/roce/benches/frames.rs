@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a packet with the largest payload costs on a wire, part by part, as one JSON object:
-//! nanoseconds on the sender's and on the receiver's side together.
+//! Measures the cost of a packet with the largest payload on a wire, part by part. Prints one JSON object with the
+//! nanoseconds of sender and receiver together.
 
 use std::{
     hint::black_box,
@@ -17,10 +17,10 @@ use vrnic_engine::{
 use vrnic_roce::{MAX_FRAME, encode, parse};
 use vrnic_wire::{port::Mtu, port::NO_VLAN, work::SendOpcode};
 
-/// Payload bytes of a packet.
+/// Payload of a packet in bytes.
 const PAYLOAD: u16 = 4096;
 
-/// Least nanoseconds per call of `work`: the runs that nothing disturbed.
+/// Returns the fewest nanoseconds per call of `work`, from the runs that were not disturbed.
 fn cost(mut work: impl FnMut()) -> f64 {
     let calls = 2000;
     let mut best = Duration::MAX;
@@ -65,7 +65,7 @@ fn frame_of(segment: &Segment<'_>, view: &GuestView) -> Vec<u8> {
     frame
 }
 
-/// Nanoseconds per packet in both engines, the copy to the receiver's memory included.
+/// Returns the nanoseconds per packet in both engines, including the copy to the receiver's memory.
 fn engines() -> f64 {
     const PACKETS: u16 = 256;
     const MESSAGE: usize = PACKETS as usize * PAYLOAD as usize;

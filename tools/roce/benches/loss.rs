@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Goodput of 64 KiB writes over frames that get lost: both devices, frames and memory included, without guests.
-//! Arguments choose tables by a part of their titles, and ways of recovery by their names.
+//! Measures the goodput of 64 KiB writes when frames get lost, with both devices, frames and memory, but without
+//! guests. Arguments select tables by parts of their titles, and ways of recovery by name.
 //!
-//! The first table is in real time: one thread does everything, as vrnicd's worker does, so the CPU is what limits. The
-//! others are in virtual time, where a line is: its bandwidth, and the time that it takes. The seed is always the same.
-//! Where the line takes long, messages of 1 MiB are measured too: a queue pair takes 64 of them at a time from its
-//! ring. Each cell has the goodput, its share of that without loss, and the packets sent for each that was necessary.
+//! The first table is in real time: one thread does everything, as vrnicd's worker does, so the CPU is the limit. The
+//! others are in virtual time, where the line is the limit, through its bandwidth and delay. The seed is always the
+//! same. For lines with a long delay, messages of 1 MiB are measured too, because a queue pair takes only 64 messages
+//! at a time from its ring. Each cell shows the goodput, its ratio to that without loss, and the ratio of packets sent
+//! to packets necessary.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -24,19 +25,19 @@ use vrnic_engine::{
 use vrnic_roce::{MAX_FRAME, encode, parse};
 use vrnic_wire::{counter::Counter, port::Mtu, work::SendOpcode};
 
-/// Bytes of a message.
+/// Length of a message in bytes.
 const MESSAGE: usize = 64 << 10;
 
-/// Bytes of a region.
+/// Length of a region in bytes.
 const REGION: usize = 1 << 20;
 
-/// Messages that are posted at any time.
+/// Number of messages posted at any time.
 const DEPTH: u32 = 128;
 
-/// Losses in parts of 1024.
+/// Loss probabilities in units of 1/1024.
 const LOSSES: [u32; 5] = [0, 1, 10, 51, 102];
 
-/// How both devices make up for loss, requester first.
+/// How both devices recover from loss, the requester first.
 const RECOVERIES: [(&str, [Recovery; 2]); 4] = [
     ("go-back-N", [Recovery::GoBackN; 2]),
     ("selective", [Recovery::Selective; 2]),
@@ -55,7 +56,7 @@ fn segment(frame: &[u8]) -> Option<Segment<'_>> {
     parse(frame).ok()
 }
 
-/// One requester and what it did.
+/// One requester and its progress.
 struct Flow {
     c: Connection,
     message: usize,
@@ -64,7 +65,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// Keeps the queue full, and counts what is done.
+    /// Keeps the queue full and counts completed messages.
     fn serve(&mut self, world: &mut World) {
         let done = self.c.send_cqs[0].drain();
         self.posted -= done.len() as u32;
@@ -83,7 +84,7 @@ impl Flow {
     }
 }
 
-/// Several requesters, and the node that all write to, which is the last.
+/// Several requesters, and the node to which all of them write, which comes last.
 struct Bench {
     world: World,
     flows: Vec<Flow>,
@@ -112,7 +113,7 @@ impl Bench {
         let connect = |sender| {
             let c = world.connect([sender, senders], &options, REGION, |_, attributes| {
                 attributes.path_mtu = Mtu::Mtu4096.raw();
-                // 67 ms, as perftest, unless the line takes longer.
+                // 67 ms, as in perftest, unless the line's delay is longer.
                 let is_long = line.is_some_and(|line| line.delay > Duration::from_millis(10));
                 attributes.timeout = if is_long { 18 } else { 14 };
             });
@@ -131,7 +132,7 @@ impl Bench {
             });
         }
         world.line = line;
-        // As `vrnic-lab bench --goodput`: some frames come twice, and some late.
+        // As in `vrnic-lab bench --goodput`: some frames are duplicated, and some are late.
         let others = if loss == 0 { 0 } else { 10 };
         world.faults = Faults {
             drop: loss,
@@ -149,12 +150,12 @@ impl Bench {
         }
     }
 
-    /// Bytes written by each.
+    /// Returns the bytes written by each requester.
     fn done(&self) -> Vec<u64> {
         self.flows.iter().map(|flow| flow.done).collect()
     }
 
-    /// Packets that requesters sent.
+    /// Returns the number of packets sent by requesters.
     fn sent(&self) -> u64 {
         let requesters = self
             .world
@@ -165,7 +166,7 @@ impl Bench {
         requesters.iter().map(count).sum()
     }
 
-    /// What was done since a time.
+    /// Returns what has been achieved since `since`.
     fn result(&self, since: &(vrnic_engine::time::Instant, Vec<u64>, u64)) -> Measured {
         let (start, before, sent) = since;
         let time = (self.world.now - *start).as_secs_f64();
@@ -188,9 +189,10 @@ impl Bench {
         (self.world.now, self.done(), self.sent())
     }
 
-    /// In real time, for so long.
+    /// Runs in real time for `length`.
     fn real(mut self, length: Duration) -> Measured {
-        /// A step takes less. What is more was spent by others, which do not let a worker's clock run either.
+        /// Longest time that a step counts for. Any excess was spent by other processes, and does not advance the clock
+        /// of a worker either.
         const STEP: Duration = Duration::from_micros(100);
         let start = self.mark();
         let mut last = Instant::now();
@@ -211,12 +213,12 @@ impl Bench {
         while self.world.now - start < length {
             self.serve();
             self.world.run(Duration::from_micros(20));
-            // Nothing may have happened.
+            // Advances the time even if nothing happened.
             self.world.now = self.world.now + Duration::from_nanos(100);
         }
     }
 
-    /// In virtual time, for so long after half as long.
+    /// Runs in virtual time: first for half of `length`, unmeasured, then for `length`.
     fn timed(mut self, length: Duration) -> Measured {
         self.pass(length / 2);
         let start = self.mark();
@@ -225,13 +227,13 @@ impl Bench {
     }
 }
 
-/// What came of it.
+/// The result of a measurement.
 struct Measured {
-    /// Bytes per second of all.
+    /// Bytes per second of all requesters together.
     rate: f64,
-    /// Packets sent for each that was necessary.
+    /// Ratio of packets sent to packets necessary.
     sent: f64,
-    /// Jain's index of the rates.
+    /// Jain's fairness index of the rates.
     fairness: f64,
 }
 
@@ -269,7 +271,7 @@ fn table(title: &str, only: &[String], measure: impl Fn([Recovery; 2], u32) -> M
     }
 }
 
-/// Many write to one, whose port has a small queue.
+/// Measures several senders to one receiver whose port has a small queue.
 fn incast(only: &[String], seconds: f64) {
     const SENDERS: usize = 8;
     let title = "incast of 8, 25 Gbit/s, 10 us each way";
@@ -302,7 +304,7 @@ fn incast(only: &[String], seconds: f64) {
     }
 }
 
-/// Whether a table is asked for: no title is, or one word is part of this one.
+/// Returns whether a table is selected: no titles are given, or one word is part of this title.
 fn is_wanted(title: &str, only: &[String]) -> bool {
     let is_title = |word: &&String| RECOVERIES.iter().all(|(name, _)| word != name);
     let mut words = only.iter().filter(is_title).peekable();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Frames of RoCE version 2 as datagrams of an ordinary UDP socket, and back.
+//! Converts frames of RoCE version 2 to datagrams of an ordinary UDP socket, and back.
 //!
-//! A program with such a socket neither writes nor sees the headers of IP and UDP, but the invariant CRC covers them.
-//! Most of what stands there is known. What is not: who sends does not choose the identification of an IPv4 packet (but
-//! can predict it), and who receives is not told it, nor the flag against fragments.
+//! A program with such a socket neither writes nor sees the IP and UDP headers, but the invariant CRC covers them. Most
+//! of their contents are known. The exceptions concern IPv4: a sender cannot choose the identification of a packet (but
+//! can predict it), and a receiver sees neither the identification nor the DF flag.
 //!
-//! The CRC is linear: what a change of the headers changes in it does not depend on the rest of the packet. So a frame
-//! gets the CRC that belongs to other headers without a look at its payload, and one that was damaged before stays
-//! damaged. And of a packet whose identification is unknown the CRC tells it, which costs 17 of its 32 bits.
+//! The CRC is linear: the effect of a change of the headers does not depend on the rest of the packet. So the CRC of a
+//! frame can be adapted to other headers without reading the payload, and a damaged frame stays damaged. It also means
+//! that the CRC of a received packet reveals an unknown identification, at the cost of 17 of its 32 bits.
 
 use std::net::IpAddr;
 
@@ -24,36 +24,36 @@ use etherparse::{
 };
 use vrnic_engine::segment::{Gid, Path};
 
-/// Bytes that [`Carrier::frame`] needs in front of a datagram.
+/// Number of bytes that [`Carrier::frame`] needs in front of a datagram.
 pub const HEADROOM: usize = Ethernet2Header::LEN + Ipv6Header::LEN + UdpHeader::LEN;
 
-/// The polynomial of the CRC, bits reversed.
+/// The polynomial of the CRC, bit-reversed.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// The polynomial x, bits reversed. Its powers repeat after 2³² - 1.
+/// The polynomial x, bit-reversed. Its powers repeat after 2³² - 1.
 const X: u32 = 1 << 30;
 
-/// Where identification and flags are in an IPv4 header.
+/// Range of identification and flags in an IPv4 header.
 const FRAGMENTS: std::ops::Range<usize> = 4..8;
-/// The flag against fragments, in the third of these bytes.
+/// The DF flag, in the third of these bytes.
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// What a socket has to know about a frame to send what is in it.
+/// What a socket needs to know about a frame in order to send its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outline {
-    /// Who sends it.
+    /// Source address.
     pub source: IpAddr,
-    /// Whom it is for.
+    /// Destination address.
     pub destination: IpAddr,
-    /// Traffic class, or type of service.
+    /// Traffic class (IPv6) or type of service (IPv4).
     pub traffic_class: u8,
-    /// Bytes of the datagram: from the base transport header to the invariant CRC.
+    /// Length of the datagram in bytes, from the base transport header to the invariant CRC.
     pub length: usize,
-    /// Bytes of the headers of IP and UDP.
+    /// Length of the IP and UDP headers in bytes.
     headers: usize,
 }
 
 impl Outline {
-    /// Reads it; `None` if a frame has a VLAN tag, is not RoCE version 2, or is not whole.
+    /// Parses a frame. Returns `None` if it has a VLAN tag, is not RoCE version 2, or is incomplete.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
         let packet = &frame[Ethernet2Header::LEN..];
@@ -99,7 +99,7 @@ impl Outline {
     }
 }
 
-/// The GID of an IP address.
+/// Returns the GID of an IP address.
 pub fn gid_of(address: IpAddr) -> Gid {
     match address {
         IpAddr::V4(address) => gid_of_ipv4(address.octets()),
@@ -107,7 +107,7 @@ pub fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// Makes datagrams of frames, and frames of datagrams.
+/// Converts frames to datagrams and datagrams to frames.
 #[derive(Debug, Default)]
 pub struct Carrier {
     forward: Power,
@@ -115,12 +115,12 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// The datagram in `frame`, which has this `outline`, with the invariant CRC that it must have if it is sent from
-    /// `source_port` and a packet of IPv4 has the flag against fragments and this `identification`. The headers in
-    /// `frame` are then these, so it makes no difference if the same is done again.
+    /// Returns the datagram in `frame`, whose outline is `outline`, with the invariant CRC for being sent from
+    /// `source_port` and, over IPv4, with the DF flag and this `identification`. Also updates the headers in `frame`,
+    /// so that calling this again with the same arguments changes nothing.
     ///
     /// # Panics
-    /// The outline is another frame's.
+    /// The outline belongs to another frame.
     pub fn datagram<'a>(
         &mut self,
         frame: &'a mut [u8],
@@ -144,9 +144,9 @@ impl Carrier {
         datagram
     }
 
-    /// Writes headers in front of the datagram that begins at [`HEADROOM`] in `buffer` and came by this path; gives the
-    /// frame. Of a packet of IPv4, identification and flags are those with which the invariant CRC is right, if there
-    /// are any. `None` if the datagram is too long for an IP packet, or the path has addresses of both kinds.
+    /// Writes headers in front of the datagram that begins at [`HEADROOM`] in `buffer` and came by `path`; returns the
+    /// frame. For an IPv4 packet, chooses identification and flags so that the invariant CRC is correct, if possible.
+    /// Returns `None` if the datagram is too long for an IP packet, or if `path` mixes IPv4 and IPv6 addresses.
     pub fn frame<'a>(&mut self, buffer: &'a mut [u8], path: &Path) -> Option<&'a [u8]> {
         let length = buffer.len().checked_sub(HEADROOM)?;
         let mut headers = [0; HEADROOM];
@@ -161,12 +161,13 @@ impl Carrier {
         Some(frame)
     }
 
-    /// Finds identification and flags of a packet of IPv4.
+    /// Finds the identification and flags of an IPv4 packet.
     fn identify(&mut self, packet: &mut [u8]) {
         let (covered, crc) = packet.split_at_mut(packet.len() - ICRC_LENGTH);
         let mut wrong = icrc(Network::Ipv4, covered);
         add(&mut wrong, number(crc));
-        // A change of these four bytes alone multiplies with a power of x; this is the way back.
+        // A change in these four bytes alone affects the CRC multiplied by a power of x; this undoes the
+        // multiplication.
         let behind = bits(&covered[FRAGMENTS.end..]) + 32;
         let change = self
             .backward
@@ -182,12 +183,12 @@ impl Carrier {
     }
 }
 
-/// Number of bits. A datagram has far less than 2³² of them.
+/// Returns the number of bits. A datagram has far less than 2³² of them.
 fn bits(bytes: &[u8]) -> u32 {
     8 * bytes.len() as u32
 }
 
-/// Four bytes as the CRC has them.
+/// Returns four bytes as a number, in the bit order of the CRC.
 fn number(bytes: &[u8]) -> u32 {
     bytes
         .iter()
@@ -195,23 +196,23 @@ fn number(bytes: &[u8]) -> u32 {
         .fold(0, |sum, &byte| sum << 8 | u32::from(byte))
 }
 
-/// Adds the polynomial `change` to the four of `bytes`.
+/// Adds the polynomial `change` to the four bytes of `bytes`.
 fn add(bytes: &mut [u8], change: u32) {
     for (byte, change) in bytes.iter_mut().zip(change.to_le_bytes()) {
         *byte ^= change;
     }
 }
 
-/// A power of x, kept because packets of one length follow each other.
+/// A power of x, kept for the next packet because consecutive packets often have the same length.
 #[derive(Debug, Default)]
 struct Power {
     exponent: u32,
-    /// 0, which is no power, if there is none yet.
+    /// The power; 0, which is not a power, if none has been computed yet.
     value: u32,
 }
 
 impl Power {
-    /// The product of a polynomial and x to the power of `exponent`.
+    /// Returns the product of a polynomial and x to the power of `exponent`.
     fn times(&mut self, factor: u32, exponent: u32) -> u32 {
         if self.value == 0 || self.exponent != exponent {
             *self = Self {
@@ -223,7 +224,7 @@ impl Power {
     }
 }
 
-/// x to a power.
+/// Returns x to the power of `exponent`.
 fn power(mut exponent: u32) -> u32 {
     let (mut result, mut square) = (1 << 31, X);
     while exponent > 0 {
@@ -236,7 +237,7 @@ fn power(mut exponent: u32) -> u32 {
     result
 }
 
-/// The product of two polynomials modulo that of the CRC. Bit 31 is the coefficient of 1, bit 0 that of x³¹.
+/// Returns the product of two polynomials modulo that of the CRC. Bit 31 is the coefficient of 1, bit 0 that of x³¹.
 fn product(a: u32, mut b: u32) -> u32 {
     let mut sum = 0;
     for bit in (0..32).rev() {
@@ -302,7 +303,7 @@ mod tests {
         frame
     }
 
-    /// The datagram as it arrives, with room before it.
+    /// Returns the datagram as received, with headroom in front.
     fn arrived(datagram: &[u8]) -> Vec<u8> {
         [&[0xee; HEADROOM], datagram].concat()
     }
@@ -353,7 +354,7 @@ mod tests {
             let came = carrier.frame(&mut buffer, &path(FOUR, 0xc000)).unwrap();
             assert_eq!(came, original);
         }
-        // With the reserved flag or as a fragment, the packet was never whole.
+        // With the reserved flag, or as a fragment, the packet was never valid.
         original[20] = 0x80;
         crate::testing::seal(&mut original);
         let mut buffer = arrived(&original[42..]);
@@ -368,7 +369,7 @@ mod tests {
         let outline = Outline::of(&sent).unwrap();
         let datagram = carrier.datagram(&mut sent, &outline, UDP_PORT, 3).to_vec();
         for bit in 0..8 * datagram.len() {
-            // What may change on the way.
+            // These bits may change on the way.
             if bit / 8 == 4 {
                 continue;
             }

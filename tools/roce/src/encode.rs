@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Writes segments as frames.
+//! Encodes segments as frames.
 
 use crate::{
     ETHERNET_TYPE, UDP_PORT,
@@ -20,13 +20,13 @@ use vrnic_engine::{
 };
 use vrnic_wire::port::{IPV4_MAPPED, NO_VLAN};
 
-/// Next header of a GRH: a base transport header.
+/// Next header of a GRH that is followed by a base transport header.
 pub(crate) const GRH_NEXT_HEADER: IpNumber = IpNumber(0x1b);
 
-/// Hop limit of packets whose address vector says 0.
+/// Hop limit of packets whose address vector has 0.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The GID of an IPv4 address.
+/// Returns the GID of an IPv4 address.
 pub(crate) fn gid_of_ipv4(address: [u8; 4]) -> Gid {
     let mut gid = [0; 16];
     gid[..12].copy_from_slice(&IPV4_MAPPED);
@@ -34,22 +34,21 @@ pub(crate) fn gid_of_ipv4(address: [u8; 4]) -> Gid {
     gid
 }
 
-/// The IPv4 address that a GID stands for.
+/// Returns the IPv4 address that a GID stands for.
 fn ipv4_of_gid(gid: &Gid) -> Option<[u8; 4]> {
     let [.., a, b, c, d] = *gid;
     gid.starts_with(&IPV4_MAPPED).then_some([a, b, c, d])
 }
 
-/// Writes `segment` as a frame to the beginning of `buffer`, of which [`MAX_FRAME`](crate::MAX_FRAME)
-/// bytes are enough for any path MTU. Payload in guest memory is read exactly once. Gives the
-/// length of the frame.
+/// Writes `segment` as a frame to the beginning of `buffer` and returns its length. [`MAX_FRAME`](crate::MAX_FRAME)
+/// bytes are enough for any path MTU. Payload in guest memory is read exactly once.
 ///
-/// The UDP checksum is 0, as the standard asks for. The VLAN tag carries the service level as
-/// priority. A hop limit of 0 becomes 64.
+/// The UDP checksum is 0, as the standard requires. The VLAN tag carries the service level as its priority. A hop limit
+/// of 0 becomes 64.
 ///
 /// # Errors
 ///
-/// The segment cannot be sent; what the buffer holds then means nothing.
+/// The segment cannot be sent; the contents of the buffer are then meaningless.
 pub fn encode<M: Memory>(
     segment: &Segment<'_>,
     memory: &M,
@@ -69,12 +68,12 @@ pub fn encode<M: Memory>(
     Ok(writer.length())
 }
 
-/// Writes `segment` as a packet of the transport alone, from the base transport header to the pad, behind what is in
-/// `packet`: what other networks than Ethernet put their own headers around.
+/// Appends `segment` to `packet` as a bare transport packet, from the base transport header to the pad. Networks other
+/// than Ethernet put their own headers around it.
 ///
 /// # Errors
 ///
-/// The segment cannot be sent; what was appended then means nothing.
+/// The segment cannot be sent; the appended bytes are then meaningless.
 pub fn encode_transport<M: Memory>(
     segment: &Segment<'_>,
     memory: &M,
@@ -93,7 +92,7 @@ pub fn encode_transport<M: Memory>(
     write_payload(segment, memory, &mut writer)
 }
 
-/// Writes the payload, each byte of guest memory read once.
+/// Writes the payload. Each byte of guest memory is read once.
 fn write_payload<M: Memory>(
     segment: &Segment<'_>,
     memory: &M,
@@ -116,11 +115,11 @@ fn write_payload<M: Memory>(
     Ok(())
 }
 
-/// Makes a frame as damaged as a fault wants it.
+/// Damages a frame as a fault demands.
 pub fn damage(frame: &mut Vec<u8>, damage: Option<Damage>) {
     match damage {
         None => {}
-        // It ends with the ICRC.
+        // The frame ends with the ICRC.
         Some(Damage::Icrc) => {
             if let Some(last) = frame.last_mut() {
                 *last ^= 1;
@@ -130,8 +129,8 @@ pub fn damage(frame: &mut Vec<u8>, damage: Option<Damage>) {
     }
 }
 
-/// The transport headers of `segment` as they stand in its frame: the base transport header and the extended ones.
-/// `payload` is the length of what is behind them, whatever payload the segment has.
+/// Returns the transport headers of `segment` as they appear in its frame: the base transport header and the extended
+/// ones. `payload` is the length of the payload to assume, regardless of that in the segment.
 ///
 /// # Errors
 ///
@@ -143,7 +142,7 @@ pub fn headers(segment: &Segment<'_>, payload: u64) -> Result<Vec<u8>, EncodeErr
     Ok(writer.written(0).to_vec())
 }
 
-/// Writes the headers between those of the network and the payload.
+/// Writes the headers between the network headers and the payload.
 fn write_transport(
     segment: &Segment<'_>,
     pad: usize,
@@ -179,7 +178,7 @@ fn bth(segment: &Segment<'_>, pad: usize) -> Result<Bth, EncodeError> {
     })
 }
 
-/// Writes everything before the base transport header. `length` is that of all behind it.
+/// Writes everything in front of the base transport header. `length` is the length of everything from there on.
 pub(crate) fn write_network(
     path: &Path,
     length: usize,

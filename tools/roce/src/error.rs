@@ -4,10 +4,10 @@
 
 use std::{error::Error, fmt};
 
-/// Defines the errors with their names for counters and their texts.
+/// Defines the errors with their counter names and texts.
 macro_rules! frame_errors {
     ($($(#[$meta:meta])* $variant:ident => $name:literal, $text:literal;)*) => {
-        /// Why a frame is no segment.
+        /// Why a frame cannot be parsed as a segment.
         #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
         pub enum FrameError {
             $($(#[$meta])* $variant,)*
@@ -17,14 +17,14 @@ macro_rules! frame_errors {
             /// All errors.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Name of the counter of this error.
+            /// Returns the name of the counter for this error.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// What is wrong, in words.
+            /// Returns a description of the error.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -35,37 +35,37 @@ macro_rules! frame_errors {
 }
 
 frame_errors! {
-    /// A frame of another protocol, which is no fault: RNICs share the wire.
+    /// A frame of another protocol, which is not an error: RNICs share the wire.
     NotRoce => "not_roce", "frame is not RoCE";
-    /// The frame ends within a header, or before the length that a header says.
+    /// The frame ends within a header, or is shorter than a header states.
     Truncated => "truncated", "frame is shorter than its headers say";
     /// VLAN 4095, or a tag within a tag.
     Vlan => "vlan", "VLAN tag is not valid";
-    /// Version or header length of IPv4 or IPv6.
+    /// Invalid version or header length of IPv4 or IPv6.
     IpVersion => "ip_version", "IP header is not valid";
-    /// IPv4 options, which RoCE does not have.
+    /// IPv4 options, which RoCE does not allow.
     IpOptions => "ip_options", "IPv4 header has options";
-    /// A fragment, which RoCE does not have.
+    /// A fragment, which RoCE does not allow.
     Fragment => "fragment", "IP packet is a fragment";
-    /// Header checksum of IPv4.
+    /// Wrong header checksum of IPv4.
     IpChecksum => "ip_checksum", "IPv4 header checksum is wrong";
-    /// UDP length and IP length contradict each other.
+    /// UDP length and IP length do not match.
     UdpLength => "udp_length", "UDP length is not that of the IP packet";
-    /// UDP checksum, which is 0 unless the sender computes one.
+    /// Wrong UDP checksum, other than 0, which means that there is none.
     UdpChecksum => "udp_checksum", "UDP checksum is wrong";
-    /// The transport packet does not consist of 32-bit words.
+    /// The length of the transport packet is not a multiple of 4.
     Length => "length", "packet length is not a multiple of 4";
-    /// Invariant CRC.
+    /// Wrong invariant CRC.
     Icrc => "icrc", "invariant CRC is wrong";
-    /// Transport header version.
+    /// Unknown transport header version.
     Version => "version", "transport header version is not 0";
-    /// A transport that this device does not have, or a reserved code.
+    /// A transport that this device does not support, or a reserved opcode.
     Opcode => "opcode", "opcode is not supported";
-    /// More pad bytes than payload and pad together.
+    /// More pad bytes than there is payload and pad together.
     Pad => "pad", "pad count exceeds the payload";
-    /// Payload in a packet that has none.
+    /// Payload in a packet whose kind has none.
     Payload => "payload", "packet of this kind has no payload";
-    /// An AETH syndrome without a meaning.
+    /// An AETH syndrome that has no meaning.
     Syndrome => "syndrome", "AETH syndrome is reserved";
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for FrameError {
 
 impl Error for FrameError {}
 
-/// How often each error occurred.
+/// How many times each error occurred.
 #[derive(Clone, Debug)]
 pub struct FrameErrors {
     counts: [u64; FrameError::ALL.len()],
@@ -92,34 +92,34 @@ impl Default for FrameErrors {
 }
 
 impl FrameErrors {
-    /// Counts an error; gives how often it has occurred.
+    /// Counts an error; returns how many times it has occurred.
     pub fn count(&mut self, error: FrameError) -> u64 {
         let count = &mut self.counts[error as usize];
         *count += 1;
         *count
     }
 
-    /// How often `error` occurred.
+    /// Returns how many times `error` occurred.
     pub fn of(&self, error: FrameError) -> u64 {
         self.counts[error as usize]
     }
 
-    /// All errors with their counts.
+    /// Returns all errors with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (FrameError, u64)> {
         FrameError::ALL.iter().copied().zip(self.counts)
     }
 }
 
-/// Why a segment is no frame.
+/// Why a segment cannot be encoded as a frame.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum EncodeError {
     /// Source and destination are not both IPv4 or both IPv6 addresses.
     MixedAddresses,
     /// The frame does not fit the buffer, or an IP packet.
     TooLong,
-    /// Guest memory with the payload is not mapped any more.
+    /// Guest memory with the payload is no longer mapped.
     Unmapped,
-    /// The extended headers do not fit the position in the message.
+    /// The extended headers do not match the position in the message.
     Headers,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Headers of the transport (IBTA volume 1, chapter 9), as they stand in a frame. Headers of
-//! Ethernet, IP and UDP are those of the `etherparse` crate.
+//! Transport headers (IBTA volume 1, chapter 9) as they appear in a frame. Headers of Ethernet, IP and UDP come from
+//! the `etherparse` crate.
 
 use crate::error::{EncodeError, FrameError};
 use vrnic_engine::segment::{self, AtomicKind, AtomicRequest, Flush, NakCode, Syndrome};
@@ -10,7 +10,7 @@ use zerocopy::{
     byteorder::big_endian::{U16, U32, U64},
 };
 
-/// Bytes of the invariant CRC at the end of a packet.
+/// Length of the invariant CRC at the end of a packet.
 pub(crate) const ICRC_LENGTH: usize = 4;
 
 /// Low 24 bits of a word.
@@ -26,7 +26,7 @@ pub(crate) struct Bth {
     pub(crate) flags: u8,
     /// P_Key.
     pub(crate) pkey: U16,
-    /// FECN, BECN and 6 reserved bits, which the invariant CRC does not cover; queue pair.
+    /// FECN, BECN and 6 reserved bits, which the invariant CRC does not cover; then the queue pair number.
     pub(crate) destination: U32,
     /// [`ACK_REQUEST`](Bth::ACK_REQUEST), 7 reserved bits, packet sequence number.
     pub(crate) psn: U32,
@@ -35,9 +35,9 @@ pub(crate) struct Bth {
 impl Bth {
     /// Solicited event.
     pub(crate) const SOLICITED: u8 = 0x80;
-    /// The connection is in the migrated state, as any is that has no alternate path.
+    /// The connection is in the migrated state, which is always the case without an alternate path.
     pub(crate) const MIGRATED: u8 = 0x40;
-    /// Place of the pad count.
+    /// Position of the pad count.
     pub(crate) const PAD_SHIFT: u32 = 4;
     /// Transport header version.
     pub(crate) const VERSION_MASK: u8 = 0x0f;
@@ -46,7 +46,7 @@ impl Bth {
     /// Acknowledgement requested.
     pub(crate) const ACK_REQUEST: u32 = 1 << 31;
 
-    /// Pad bytes behind the payload.
+    /// Returns the number of pad bytes after the payload.
     pub(crate) fn pad(&self) -> usize {
         usize::from(self.flags >> Self::PAD_SHIFT & 3)
     }
@@ -118,7 +118,7 @@ impl From<AtomicRequest> for AtomicEth {
 }
 
 impl AtomicEth {
-    /// The request, of that kind.
+    /// Returns the request as one of kind `kind`.
     pub(crate) fn request(&self, kind: AtomicKind) -> AtomicRequest {
         let (compare_add, swap) = match kind {
             AtomicKind::CompareSwap => (self.compare.get(), self.swap_add.get()),
@@ -142,7 +142,7 @@ pub(crate) struct FlushEth {
     pub(crate) kind: U32,
 }
 
-/// Place of the selectivity in a [`FlushEth`].
+/// Position of the selectivity in a [`FlushEth`].
 const SELECTIVITY_SHIFT: u32 = 4;
 
 impl From<Flush> for FlushEth {
@@ -155,7 +155,7 @@ impl From<Flush> for FlushEth {
 }
 
 impl FlushEth {
-    /// The request, about that memory.
+    /// Returns the flush request for the memory `remote`.
     pub(crate) fn flush(self, remote: segment::Reth) -> Flush {
         let kind = self.kind.get() as u8;
         Flush {
@@ -227,14 +227,14 @@ impl TryFrom<Aeth> for segment::Aeth {
     }
 }
 
-/// Takes headers from the front of a packet.
+/// Reads headers from the front of a packet.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     pub(crate) rest: &'a [u8],
 }
 
 impl Reader<'_> {
-    /// The next header.
+    /// Reads the next header.
     pub(crate) fn take<H: FromBytes + Copy>(&mut self) -> Result<H, FrameError> {
         let (header, rest) = H::read_from_prefix(self.rest).map_err(|_| FrameError::Truncated)?;
         self.rest = rest;
@@ -242,7 +242,7 @@ impl Reader<'_> {
     }
 }
 
-/// Puts headers one behind the other.
+/// Writes headers one after the other.
 #[derive(Debug)]
 pub(crate) struct Writer<'a> {
     buffer: &'a mut [u8],
@@ -250,12 +250,12 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Writes at the beginning of `buffer`.
+    /// Creates a writer that starts at the beginning of `buffer`.
     pub(crate) fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, length: 0 }
     }
 
-    /// The next `length` bytes, to be written.
+    /// Returns the next `length` bytes, to be written by the caller.
     pub(crate) fn room(&mut self, length: usize) -> Result<&mut [u8], EncodeError> {
         let start = self.length;
         let room = self.buffer.get_mut(start..start + length);
@@ -278,12 +278,12 @@ impl<'a> Writer<'a> {
         self.put(header.as_bytes())
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes written so far.
     pub(crate) fn length(&self) -> usize {
         self.length
     }
 
-    /// What was written from byte `start` on.
+    /// Returns what has been written from byte `start` on.
     pub(crate) fn written(&self, start: usize) -> &[u8] {
         self.buffer.get(start..self.length).unwrap_or_default()
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The invariant CRC (IBTA volume 1, 7.8.1; annex A17, 3.3): Ethernet's CRC over everything from the IP
-//! header or GRH on. Fields that may change on the way count as ones.
+//! The invariant CRC (IBTA volume 1, 7.8.1; annex A17, 3.3): Ethernet's CRC over everything from the IP header or GRH
+//! on. Fields that may change on the way are replaced by ones.
 
 use crate::header::Bth;
 use crc32fast::Hasher;
 
-/// What stands before the base transport header.
+/// Headers in front of the base transport header.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     /// GRH, without UDP.
@@ -17,14 +17,14 @@ pub(crate) enum Network {
     Ipv6,
 }
 
-/// Bytes of ones that stand for the local route header, which RoCE does not have.
+/// Number of bytes of ones in place of the local route header, which RoCE does not have.
 const LOCAL_ROUTE_HEADER: usize = 8;
 
-/// Byte of a base transport header with FECN, BECN and reserved bits.
+/// Offset of FECN, BECN and reserved bits in a base transport header.
 const BTH_VARIANT: usize = 4;
 
 impl Network {
-    /// Bytes of the headers.
+    /// Returns the length of the headers.
     pub(crate) const fn length(self) -> usize {
         match self {
             Self::Grh => 40,
@@ -33,7 +33,7 @@ impl Network {
         }
     }
 
-    /// Sets what may change on the way to ones.
+    /// Replaces fields that may change on the way with ones.
     fn mask(self, headers: &mut [u8]) {
         match self {
             Self::Ipv4 => {
@@ -55,11 +55,11 @@ impl Network {
     }
 }
 
-/// Most bytes before the extended headers.
+/// Largest length of the headers before the extended ones.
 const MAX_HEADERS: usize = LOCAL_ROUTE_HEADER + Network::Ipv6.length() + size_of::<Bth>();
 
-/// The CRC, in the order of bytes in which it is sent, of a packet without it. `packet` begins with
-/// the headers of `network`, and holds these and a base transport header at least.
+/// Returns the CRC, in transmission byte order, of a packet without it. `packet` begins with the headers of `network`
+/// and contains at least these and a base transport header.
 pub(crate) fn icrc(network: Network, packet: &[u8]) -> [u8; 4] {
     let length = network.length() + size_of::<Bth>();
     let (headers, rest) = packet.split_at(length);

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! RoCE frames: [`Segment`](vrnic_engine::Segment)s as bytes on Ethernet, and back.
+//! RoCE frames: converts [`Segment`](vrnic_engine::Segment)s to bytes on Ethernet and back.
 //!
-//! [`encode()`] writes a segment as a frame of RoCE version 2 (IBTA volume 1, annex A17: Ethernet,
-//! IPv4 or IPv6, UDP port 4791) or version 1 (annex A16: Ethernet type 0x8915 and a GRH), with or
-//! without a VLAN tag. [`parse()`] reads a frame into a segment, or says what is wrong with it. Anybody can
-//! send frames, so `parse` trusts nothing: it checks every length, and reads nothing after the addresses
-//! before it has checked the invariant CRC.
+//! [`encode()`] writes a segment as a frame of RoCE version 2 (IBTA volume 1, annex A17: Ethernet, IPv4 or IPv6, UDP
+//! port 4791) or version 1 (annex A16: Ethernet type 0x8915 and a GRH), with or without a VLAN tag. [`parse()`] parses
+//! a frame into a segment, or returns what is wrong with it. Frames may come from anywhere, so `parse` trusts nothing:
+//! it checks every length, and checks the invariant CRC before it reads anything after the addresses.
 //!
 //! ```text
 //! Ethernet  [802.1Q]  IPv4 or IPv6   UDP   BTH  extended headers  payload  pad  ICRC
 //! Ethernet  [802.1Q]  GRH                  BTH  extended headers  payload  pad  ICRC
 //! ```
 //!
-//! A program that has a UDP socket and no more sends and receives frames through a [`Carrier`].
+//! A program that only has a UDP socket sends and receives frames through a [`Carrier`].
 //!
-//! A frame has no FCS, as is usual for frames in software. This crate does no input or output, and
-//! `encode` and `parse` allocate nothing.
+//! Frames have no FCS, as is usual in software. This crate does no I/O, and `encode` and `parse` allocate nothing.
 //!
 //! # Example
 //!
@@ -61,16 +59,16 @@ pub const UDP_PORT: u16 = 4791;
 /// Ethernet type of RoCE version 1.
 pub const ETHERNET_TYPE: u16 = 0x8915;
 
-/// Bytes of the longest headers and trailers around a payload: Ethernet with a VLAN tag, IPv6, UDP,
-/// BTH, the extended headers of an atomic, pad and ICRC.
+/// Length of the longest headers and trailers around a payload: Ethernet with a VLAN tag, IPv6, UDP, BTH, the extended
+/// headers of an atomic, pad and ICRC.
 pub const MAX_OVERHEAD: usize = 14 + 4 + 40 + 8 + 12 + 28 + 3 + 4;
 
-/// Most bytes of a packet behind the Ethernet header that are not payload, as RoCE drivers reckon them: IPv6, UDP, BTH,
-/// the extended headers of an atomic, those of an immediate, ICRC.
+/// Largest part of a packet after the Ethernet header that is not payload, as RoCE drivers calculate it: IPv6, UDP,
+/// BTH, the extended headers of an atomic, those of an immediate, ICRC.
 const PACKET_OVERHEAD: usize = 40 + 8 + 12 + 28 + 4 + 4;
 
-/// The largest path MTU whose packets fit frames with `link` bytes behind the Ethernet header; the least there is if
-/// none does.
+/// Returns the largest path MTU whose packets fit frames with `link` bytes after the Ethernet header; if there is none,
+/// the smallest path MTU.
 pub const fn path_mtu(link: usize) -> Mtu {
     match link.saturating_sub(PACKET_OVERHEAD) {
         4096.. => Mtu::Mtu4096,
@@ -81,7 +79,7 @@ pub const fn path_mtu(link: usize) -> Mtu {
     }
 }
 
-/// Bytes of the longest frame with a payload of the largest path MTU.
+/// Length of the longest frame with a payload of the largest path MTU.
 pub const MAX_FRAME: usize = vrnic_engine::segment::DATAGRAM_MTU as usize + MAX_OVERHEAD;
 
 #[cfg(test)]

@@ -37,23 +37,23 @@ const SEND_LAST_INVALIDATE: u8 = 0x16;
 const SEND_ONLY_INVALIDATE: u8 = 0x17;
 const FLUSH: u8 = 0x1c;
 const ATOMIC_WRITE: u8 = 0x1d;
-/// What the opcodes of an unreliable connection have more than those of a reliable one.
+/// Difference between an opcode of UC and that of RC.
 const UNRELIABLE: u8 = 0x20;
 const DATAGRAM: u8 = 0x64;
 const DATAGRAM_IMMEDIATE: u8 = 0x65;
 const CONGESTION_NOTIFICATION: u8 = 0x81;
 
-/// What the opcodes of an extended reliable connection have more than those of a reliable one (annex A14).
+/// Difference between an opcode of XRC and that of RC (annex A14).
 const XRC: u8 = 0xa0;
 
-/// Place of the transport in an opcode, and the number of the one whose requests are answered if they make no sense.
+/// Position of the transport in an opcode, and the number of RC, the transport whose invalid requests are answered.
 const TRANSPORT_SHIFT: u32 = 5;
 const RELIABLE_CONNECTION: u8 = 0;
 
 /// Reserved bytes of a congestion notification packet.
 type CongestionReserved = [u8; 16];
 
-/// Whether a packet with this opcode of a reliable connection is a request. In an extended one it names a queue.
+/// Returns whether an RC opcode is that of a request. In XRC, requests contain the number of a shared receive queue.
 fn is_request(opcode: u8) -> bool {
     matches!(
         opcode,
@@ -68,8 +68,8 @@ fn is_request(opcode: u8) -> bool {
     )
 }
 
-/// The service that packets with this opcode belong to, with the header that it puts in front of the others, and
-/// the opcode that they would have in a reliable connection.
+/// Returns the service to which packets with this opcode belong, reading the header that this service puts in front of
+/// the others, and the opcode that they would have in RC.
 pub(crate) fn read_service(
     opcode: u8,
     reader: &mut Reader<'_>,
@@ -91,7 +91,7 @@ pub(crate) fn read_service(
     }
 }
 
-/// The shared receive queue that a packet names.
+/// Returns the number of the shared receive queue that a packet contains, if any.
 fn queue_of(segment: &Segment<'_>) -> Option<u32> {
     match segment.service {
         Service::Xrc { srqn } if is_request(reliable_opcode_of(&segment.body)) => Some(srqn),
@@ -99,7 +99,7 @@ fn queue_of(segment: &Segment<'_>) -> Option<u32> {
     }
 }
 
-/// Opcode of a packet.
+/// Returns the opcode of a packet.
 pub(crate) fn opcode_of(segment: &Segment<'_>) -> Result<u8, EncodeError> {
     let opcode = reliable_opcode_of(&segment.body);
     match (segment.service, opcode) {
@@ -112,7 +112,7 @@ pub(crate) fn opcode_of(segment: &Segment<'_>) -> Result<u8, EncodeError> {
     }
 }
 
-/// Opcode that a packet would have in a reliable connection.
+/// Returns the opcode that a packet would have in RC.
 fn reliable_opcode_of(body: &Body) -> u8 {
     match *body {
         Body::Send { position, tail } => match (position, tail) {
@@ -161,7 +161,7 @@ fn reliable_opcode_of(body: &Body) -> u8 {
     }
 }
 
-/// Name of what a packet is, for people.
+/// Returns the name of a packet's opcode, for people.
 pub fn opcode_name(segment: &Segment<'_>) -> String {
     let name = reliable_opcode_name(&segment.body);
     match segment.service {
@@ -205,7 +205,7 @@ fn reliable_opcode_name(body: &Body) -> &'static str {
     }
 }
 
-/// Bytes of the extended headers of a packet.
+/// Returns the length of the extended headers of a packet.
 pub(crate) fn extended_length(segment: &Segment<'_>) -> usize {
     let immediate = |immediate: &Option<u32>| immediate.map_or(0, |_| size_of::<U32>());
     let service = immediate(&queue_of(segment));
@@ -377,7 +377,7 @@ pub(crate) fn read_body(opcode: u8, reader: &mut Reader<'_>) -> Result<Body, Fra
     }
 }
 
-/// Whether packets of this kind carry payload.
+/// Returns whether packets of this kind have payload.
 pub(crate) fn has_payload(body: &Body) -> bool {
     matches!(
         body,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Reads frames into segments.
+//! Parses frames into segments.
 
 use crate::{
     ETHERNET_TYPE, UDP_PORT,
@@ -23,31 +23,29 @@ use vrnic_wire::port::NO_VLAN;
 /// Highest VLAN; 4095 is reserved.
 const MAX_VLAN: u16 = 4094;
 
-/// Makes a segment of a frame without FCS. What stands behind the end that the headers name, as
-/// Ethernet's pad does, is ignored.
+/// Parses a frame without FCS. Ignores anything after the end that the headers state, such as Ethernet's padding.
 ///
 /// # Errors
 ///
-/// [`FrameError::NotRoce`] for frames of other protocols, anything else for those that nobody should
-/// have sent.
+/// [`FrameError::NotRoce`] for frames of other protocols, and any other error for invalid frames.
 pub fn parse(frame: &[u8]) -> Result<Segment<'_>, FrameError> {
     let (transport, path) = read_network(frame)?;
     read_transport(transport, path)
 }
 
-/// The transport headers of a frame as they stand there: the base transport header and the extended ones.
+/// Returns the transport headers of a frame as they appear there: the base transport header and the extended ones.
 ///
 /// # Errors
 ///
-/// As [`parse`].
+/// As for [`parse`].
 pub fn headers_of(frame: &[u8]) -> Result<&[u8], FrameError> {
     let (transport, path) = read_network(frame)?;
     let segment = read_transport(transport, path)?;
     Ok(&transport[..size_of::<Bth>() + opcode::extended_length(&segment)])
 }
 
-/// Reads everything before the base transport header, and checks the invariant CRC; gives the transport packet, from
-/// the base transport header to the pad.
+/// Reads everything in front of the base transport header and checks the invariant CRC; returns the transport packet,
+/// from the base transport header to the pad.
 fn read_network(frame: &[u8]) -> Result<(&[u8], Path), FrameError> {
     let (ethernet, rest) = Ethernet2Header::from_slice(frame).map_err(|_| FrameError::Truncated)?;
     let mut path = Path {
@@ -77,7 +75,7 @@ fn read_network(frame: &[u8]) -> Result<(&[u8], Path), FrameError> {
     Ok((&covered[network.length()..], path))
 }
 
-/// Reads a VLAN tag, if there is one: the type of what follows, and that.
+/// Reads a VLAN tag, if there is one; returns the type of what follows and the rest.
 fn read_tag<'a>(
     ether_type: EtherType,
     rest: &'a [u8],
@@ -104,7 +102,7 @@ fn read_tag<'a>(
     if vlan > MAX_VLAN || tagged(tag.ether_type) {
         return Err(FrameError::Vlan);
     }
-    // VLAN 0 is a tag that only tells the priority.
+    // VLAN 0 marks a tag that carries only a priority.
     if vlan != 0 {
         path.vlan = vlan;
     }
@@ -112,7 +110,7 @@ fn read_tag<'a>(
     Ok((tag.ether_type, rest))
 }
 
-/// Reads the headers of IPv4 and UDP; gives the packet from the IP header to its end.
+/// Reads the headers of IPv4 and UDP; returns the packet from the IP header to its end.
 fn read_ipv4<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameError> {
     let (header, _) = Ipv4Header::from_slice(bytes).map_err(|error| match error {
         etherparse::err::ipv4::HeaderSliceError::Len(_) => FrameError::Truncated,
@@ -126,7 +124,7 @@ fn read_ipv4<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameErro
     let udp = packet.get(header.header_len()..);
     let udp = udp.ok_or(FrameError::Truncated)?;
     if header.more_fragments || header.fragment_offset.value() != 0 {
-        // Fragments of other protocols are none of our business, but only the first tells its port.
+        // Fragments of other protocols are not errors, but only the first fragment contains the port.
         let first = header.fragment_offset.value() == 0;
         return Err(match first.then(|| read_udp(udp)) {
             Some(Ok(_)) => FrameError::Fragment,
@@ -151,7 +149,7 @@ fn read_ipv4<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameErro
     Ok(packet)
 }
 
-/// Reads the header that IPv6 and a GRH have in common; gives it and the packet from it to its end.
+/// Reads the header that IPv6 and GRH share; returns it and the packet from it to its end.
 fn read_route<'a>(bytes: &'a [u8], path: &mut Path) -> Result<(Ipv6Header, &'a [u8]), FrameError> {
     let (header, rest) = Ipv6Header::from_slice(bytes).map_err(|error| match error {
         etherparse::err::ipv6::HeaderSliceError::Len(_) => FrameError::Truncated,
@@ -167,7 +165,7 @@ fn read_route<'a>(bytes: &'a [u8], path: &mut Path) -> Result<(Ipv6Header, &'a [
     Ok((header, packet?))
 }
 
-/// Reads the headers of IPv6 and UDP; gives the packet from the IP header to its end.
+/// Reads the headers of IPv6 and UDP; returns the packet from the IP header to its end.
 fn read_ipv6<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameError> {
     let (header, packet) = read_route(bytes, path)?;
     if header.next_header != IpNumber::UDP {
@@ -182,7 +180,7 @@ fn read_ipv6<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameErro
     Ok(packet)
 }
 
-/// Reads a GRH; gives the packet from it to its end.
+/// Reads a GRH; returns the packet from it to its end.
 fn read_grh<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameError> {
     path.roce_v1 = true;
     let (header, packet) = read_route(bytes, path)?;
@@ -192,7 +190,7 @@ fn read_grh<'a>(bytes: &'a [u8], path: &mut Path) -> Result<&'a [u8], FrameError
     Ok(packet)
 }
 
-/// Reads the header of a UDP packet to the port of RoCE.
+/// Reads the header of a UDP datagram to the RoCE port.
 fn read_udp(udp: &[u8]) -> Result<UdpHeader, FrameError> {
     let (header, _) = UdpHeader::from_slice(udp).map_err(|_| FrameError::Truncated)?;
     if header.destination_port != UDP_PORT {
@@ -201,7 +199,7 @@ fn read_udp(udp: &[u8]) -> Result<UdpHeader, FrameError> {
     Ok(header)
 }
 
-/// Checks length and checksum of a UDP packet.
+/// Checks length and checksum of a UDP datagram.
 fn check_udp<E>(
     header: &UdpHeader,
     udp: &[u8],
@@ -219,17 +217,17 @@ fn check_udp<E>(
     Ok(())
 }
 
-/// Reads a packet of the transport that came by `path`, from the base transport header to the pad: what is between the
-/// headers and the invariant CRC of other networks than Ethernet, which the caller has checked.
+/// Parses a transport packet that came by `path`, from the base transport header to the pad. On networks other than
+/// Ethernet, this is what lies between their headers and the invariant CRC, which the caller has checked.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// The packet is invalid.
 pub fn parse_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
     read_transport(bytes, path)
 }
 
-/// Reads the transport packet, from the base transport header to the pad.
+/// Parses the transport packet, from the base transport header to the pad.
 fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
     let mut reader = Reader { rest: bytes };
     let bth: Bth = reader.take()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Cuts segments that are longer than a packet, as those of the local fabric, into packets.
+//! Splits segments that are longer than a packet, as on the local fabric, into packets.
 
 use vrnic_engine::{
     Segment,
@@ -8,8 +8,8 @@ use vrnic_engine::{
     segment::{Body, Payload, Position, SendTail},
 };
 
-/// Calls `packet` with the packets of at most `mtu` bytes of payload that `segment` consists of. They
-/// all have its sequence number.
+/// Calls `packet` with each of the packets that make up `segment`, with a payload of at most `mtu` bytes. They all have
+/// the segment's sequence number.
 pub fn split(segment: &Segment<'_>, mtu: u64, mut packet: impl FnMut(&Segment<'_>)) {
     let total = segment.payload.len();
     if total <= mtu {
@@ -29,7 +29,8 @@ pub fn split(segment: &Segment<'_>, mtu: u64, mut packet: impl FnMut(&Segment<'_
     }
 }
 
-/// Position of a packet in the message of which the segment at `position` is a part.
+/// Returns the position of a packet in its message. `first` and `last` tell whether it is the first and the last packet
+/// of the segment at `position`.
 fn within(position: Position, first: bool, last: bool) -> Position {
     match (position.begins() && first, position.ends() && last) {
         (true, true) => Position::Only,
@@ -65,7 +66,7 @@ fn body(whole: &Body, first: bool, last: bool) -> Body {
     }
 }
 
-/// `length` bytes of a payload from `offset` on, which it has.
+/// Returns `length` bytes of a payload, starting at `offset`. The payload must contain them.
 fn piece<'a>(whole: &'a Payload<'_>, offset: u64, length: u64) -> Payload<'a> {
     let part = |bytes: &'a [u8]| {
         let (start, end) = (offset as usize, (offset + length) as usize);

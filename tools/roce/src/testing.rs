@@ -9,8 +9,8 @@ use crate::{
 };
 use etherparse::{EtherType, Ipv4Header, UdpHeader};
 
-/// Makes the checksum of the IPv4 header and the invariant CRC of a frame right, and leaves out the
-/// checksum of UDP, as far as lengths in the frame make sense.
+/// Corrects the checksum of the IPv4 header and the invariant CRC of a frame, and clears the UDP checksum, as far as
+/// the lengths in the frame make sense.
 pub fn seal(frame: &mut [u8]) {
     let tagged = be16(frame, 12) == Some(EtherType::VLAN_TAGGED_FRAME.0);
     let start = if tagged { 18 } else { 14 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Who sees which error, in frames.
+//! Which side sees which error, with frames.
 
 #[path = "../../engine/tests/matrix/mod.rs"]
 mod matrix;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Runs the engine's random verb programs over frames, on a wire that loses, repeats, reorders, marks and
-//! damages them. Completions and memory have to be those of the model, as on the local fabric.
+//! Runs the engine's random verb programs over frames, on a wire that loses, duplicates, reorders, marks and damages
+//! them. Completions and memory must match those of the model, as on the local fabric.
 
 #[path = "../../engine/tests/programs/mod.rs"]
 mod programs;
@@ -22,7 +22,7 @@ fn frame(segment: &Segment<'_>, view: &GuestView) -> Vec<u8> {
     let mut frame = vec![0; MAX_FRAME];
     let length = encode(segment, view, &mut frame).expect("frame");
     frame.truncate(length);
-    // Of every packet of a program, what a trace says of its headers is what stands in the frame.
+    // For every packet of a program, the headers in a trace are those in the frame.
     let traced = headers(segment, segment.payload.len()).expect("headers");
     assert_eq!(traced, headers_of(&frame).expect("frame"));
     frame

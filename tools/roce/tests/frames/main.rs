@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Random segments survive being written as frames and read back. Damaged frames are rejected.
+//! Random segments survive being encoded as frames and parsed again. Damaged frames are rejected.
 
 mod segments;
 mod vectors;
@@ -16,21 +16,21 @@ use vrnic_engine::{
 use vrnic_roce::{EncodeError, FrameError, MAX_FRAME, encode, parse};
 use vrnic_wire::port::NO_VLAN;
 
-/// What protects a byte of a frame.
+/// Protection of a byte of a frame.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Protection {
-    /// Nothing below this layer: Ethernet's FCS does.
+    /// Nothing in this layer; Ethernet's FCS protects it.
     Ethernet,
-    /// Nothing: switches and routers change it.
+    /// Nothing, because switches and routers change it.
     Variant,
-    /// Itself: this is the UDP checksum. A frame is written without one, and one bit may make it
-    /// the right one, which harms nobody.
+    /// This is the UDP checksum itself. Frames have none, and a changed bit may make it the correct one, which does no
+    /// harm.
     UdpChecksum,
     /// A checksum or the invariant CRC.
     Covered,
 }
 
-/// What protects the bit `bit` of byte `at` in a frame of `path`.
+/// Returns the protection of bit `bit` in byte `at` of a frame with path `path`.
 fn protection(path: &Path, at: usize, bit: u8) -> Protection {
     let ethernet = if path.vlan == NO_VLAN { 14 } else { 18 };
     let Some(at) = at.checked_sub(ethernet) else {
@@ -57,7 +57,7 @@ fn protection(path: &Path, at: usize, bit: u8) -> Protection {
     }
 }
 
-/// A segment without what may change on the way.
+/// Returns a segment without the fields that may change on the way.
 fn invariant(segment: &Segment) -> String {
     let mut path = segment.path;
     path.traffic_class = 0;
@@ -79,7 +79,7 @@ proptest! {
         prop_assert_eq!(parts(&parsed), parts(&segment));
     }
 
-    /// Ethernet makes short frames longer.
+    /// Ethernet pads short frames.
     #[test]
     fn padded_round_trip(segment in segment(), pad in 0usize..64) {
         let mut frame = frame(&segment);
@@ -92,7 +92,7 @@ proptest! {
     fn every_flipped_bit_is_found(segment in segment()) {
         let good = frame(&segment);
         let mut frame = good.clone();
-        // All bits of the headers and the end, and some of a long payload.
+        // All bits of the headers and the end, and some bits of a long payload.
         let step = |at: usize| if at < 140 || at + 40 > good.len() { 1 } else { 37 };
         let mut at = 0;
         while at < good.len() {
@@ -129,7 +129,7 @@ proptest! {
         }
     }
 
-    /// Whoever computes a valid CRC may still say anything behind it.
+    /// A sender can compute a valid CRC over any contents.
     #[test]
     fn anything_with_a_valid_crc(
         segment in segment(),
@@ -144,7 +144,7 @@ proptest! {
         for (at, value) in changes {
             frame[transport + usize::from(at) % (end - transport)] = value;
         }
-        // The CRC over the same bytes, by way of the definition: bit by bit.
+        // Computes the CRC over the same bytes from its definition, bit by bit.
         let mut covered = vec![0xff; 8];
         covered.extend(&frame[start..end]);
         let ip = &mut covered[8..];
@@ -165,7 +165,7 @@ proptest! {
         let crc = bitwise_crc(&covered);
         frame[end..].copy_from_slice(&crc.to_le_bytes());
         if let Ok(parsed) = parse(&frame) {
-            // Whatever it is, it can be sent, and is the same again but for reserved bits.
+            // Whatever it is, it can be encoded, and the result is the same except for reserved bits.
             let again = segments::frame(&parsed);
             let twice = parse(&again).expect("parse");
             prop_assert_eq!(parts(&twice), parts(&parsed));
@@ -181,7 +181,7 @@ proptest! {
     }
 }
 
-/// The CRC of Ethernet as its polynomial defines it.
+/// Computes Ethernet's CRC as its polynomial defines it.
 fn bitwise_crc(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -277,8 +277,8 @@ fn what_does_not_fit_is_not_sent() {
     );
 }
 
-/// The headers of an extended reliable connection (IBTA volume 1, annex A14): its requests name a shared receive queue
-/// in front of all other headers, and its responses do not.
+/// Headers of XRC (IBTA volume 1, annex A14): requests contain the number of a shared receive queue in front of all
+/// other headers, and responses do not.
 #[test]
 fn requests_of_extended_connections_name_a_queue() {
     const BTH: usize = 14 + 20 + 8;
@@ -302,7 +302,7 @@ fn requests_of_extended_connections_name_a_queue() {
     assert_eq!(response.len(), BTH + 12 + 4 + 4);
     assert_eq!(parts(&parse(&response).expect("parse")), parts(&segment));
 
-    // What the opcode means nobody knows, so it is not known either whether it names a queue.
+    // For an unknown opcode, it is also unknown whether the packet contains the number of a queue.
     segment.body = Body::Unknown(0x1f);
     assert_eq!(frame(&segment)[BTH], 0xbf);
     segment.body = Body::Datagram {
@@ -316,7 +316,7 @@ fn requests_of_extended_connections_name_a_queue() {
     );
 }
 
-/// Each class of errors, by a frame that has just that.
+/// Tests each class of errors with a frame that has only this error.
 #[test]
 fn errors_are_named() {
     const IP: usize = 14;
@@ -373,7 +373,7 @@ fn errors_are_named() {
     };
     assert_eq!(with(&twice), FrameError::Vlan);
 
-    // Behind the CRC.
+    // Bytes after the CRC.
     let sealed = |change: &dyn Fn(&mut Vec<u8>)| {
         with(&|f| {
             let end = f.len() - 4;

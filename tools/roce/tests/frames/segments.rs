@@ -15,7 +15,7 @@ use vrnic_engine::{
 use vrnic_roce::MAX_FRAME;
 use vrnic_wire::port::NO_VLAN;
 
-/// A guest's memory that no segment names.
+/// Returns the memory of a guest to which no segment refers.
 pub fn no_memory() -> GuestView {
     Memories::new().add(0)
 }
@@ -52,7 +52,7 @@ fn aeth() -> impl Strategy<Value = Aeth> {
     (syndrome, 0u32..1 << 24).prop_map(|(syndrome, msn)| Aeth { syndrome, msn })
 }
 
-/// Every kind of packet there is.
+/// Generates every kind of packet.
 pub fn body() -> impl Strategy<Value = Body> {
     let tail = prop_oneof![
         Just(SendTail::Plain),
@@ -116,7 +116,7 @@ pub fn body() -> impl Strategy<Value = Body> {
     ]
 }
 
-/// Whether packets of this kind may carry payload.
+/// Returns whether packets of this kind may have payload.
 pub fn has_payload(body: &Body) -> bool {
     matches!(
         body,
@@ -129,7 +129,7 @@ pub fn has_payload(body: &Body) -> bool {
     )
 }
 
-/// One of the services that have packets of this kind.
+/// Returns one of the services that have packets of this kind.
 fn service_of(body: &Body, choice: u8, srqn: u32) -> Service {
     match (body, choice % 3) {
         (Body::Datagram { .. } | Body::CongestionNotification, _) => Service::Reliable,
@@ -163,7 +163,7 @@ fn path() -> impl Strategy<Value = Path> {
                 mapped(&mut source);
                 mapped(&mut destination);
             } else {
-                // Not by chance one that stands for IPv4.
+                // Avoids GIDs that stand for IPv4 addresses.
                 source[0] = 0xfe;
                 destination[0] = 0xfe;
             }
@@ -185,7 +185,7 @@ fn path() -> impl Strategy<Value = Path> {
         })
 }
 
-/// Any segment that fits a frame.
+/// Generates any segment that fits a frame.
 pub fn segment() -> impl Strategy<Value = Segment<'static>> {
     let payload = prop_oneof![vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..=4096)];
     (
@@ -226,7 +226,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
         )
 }
 
-/// The frame of a segment.
+/// Returns the frame of a segment.
 pub fn frame(segment: &Segment) -> Vec<u8> {
     let mut buffer = vec![0; MAX_FRAME];
     let length = vrnic_roce::encode(segment, &no_memory(), &mut buffer).expect("frame");
@@ -234,7 +234,7 @@ pub fn frame(segment: &Segment) -> Vec<u8> {
     buffer
 }
 
-/// Bytes of a payload.
+/// Returns the bytes of a payload.
 pub fn bytes(payload: &Payload) -> Vec<u8> {
     match payload {
         Payload::Empty => Vec::new(),
@@ -247,7 +247,7 @@ pub fn bytes(payload: &Payload) -> Vec<u8> {
 /// Path, kind, payload; destination, P_Key, PSN, the two flags, and the service.
 pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, [bool; 2], Service));
 
-/// Everything of a segment, to be compared.
+/// Returns all parts of a segment, for comparison.
 pub fn parts(segment: &Segment) -> Parts {
     (
         segment.path,

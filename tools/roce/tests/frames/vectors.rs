@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Frames that others sent.
+//! Frames sent by other implementations.
 
 use crate::segments::{bytes, frame, parts};
 use vrnic_engine::segment::Body;
@@ -18,7 +18,7 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Whoever has only a UDP socket is told neither identification nor flags, and finds them.
+/// A receiver with only a UDP socket sees neither identification nor flags, and reconstructs them.
 fn arrives_by_a_socket(captured: &[u8]) {
     let path = parse(captured).expect("parse").path;
     let length = Outline::of(captured).expect("outline").length;
@@ -43,7 +43,7 @@ fn congestion_notification_of_an_adapter() {
     assert_eq!(segment.path.hop_limit, 64);
     assert!(bytes(&segment.payload).is_empty());
     let mut ours = frame(&segment);
-    // We send no IPv4 identification, which packets that are not fragmented need not have.
+    // We send no IPv4 identification, which unfragmented packets need not have.
     ours[18..20].copy_from_slice(&captured[18..20]);
     ours[24..26].copy_from_slice(&captured[24..26]);
     let end = ours.len() - 4;
@@ -54,7 +54,7 @@ fn congestion_notification_of_an_adapter() {
     assert_eq!(parse(&damaged).err(), Some(FrameError::Icrc));
 }
 
-/// One frame of each kind that Soft-RoCE of Linux 7.3 sent between two VMs, captured by QEMU.
+/// One frame of each kind sent by Soft-RoCE of Linux 7.3 between two VMs, captured by QEMU.
 #[test]
 fn frames_of_soft_roce() {
     let file = include_bytes!("rxe.pcap").as_slice();
@@ -68,14 +68,14 @@ fn frames_of_soft_roce() {
         let ours = frame(&segment);
         let again = parse(&ours).expect("parse");
         assert_eq!(parts(&again), parts(&segment));
-        // Apart from the IPv4 identification, the migration bit and what follows from them.
+        // Ignores the IPv4 identification, the migration bit and what follows from them.
         let mut same = ours.clone();
         for at in [18, 19, 24, 25, 43] {
             same[at] = captured[at];
         }
         let mut end = same.len() - 4;
         if opcode_name(&segment) == "Fetch and Add" {
-            // Soft-RoCE sends whatever it finds as value to compare with, which there is none.
+            // Soft-RoCE sends an uninitialised compare value, where there is none to send.
             end -= 8;
         }
         assert_eq!(same[..end], captured[..end]);
