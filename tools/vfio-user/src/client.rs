@@ -26,22 +26,22 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes a connected socket; nothing is negotiated yet.
+    /// Takes a connected socket, without negotiating.
     pub fn new(stream: UnixStream) -> Self {
         Self { stream, id: 0 }
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn stream(&mut self) -> &mut UnixStream {
         &mut self.stream
     }
 
-    /// Gives the socket back.
+    /// Returns the socket, dropping the client.
     pub fn into_stream(self) -> UnixStream {
         self.stream
     }
 
-    /// Negotiates version 0.1 with these capabilities in JSON, and gives the reply.
+    /// Negotiates version 0.1 with these capabilities in JSON; returns the reply.
     pub fn negotiate(&mut self, capabilities: &str) -> Result<Vec<u8>, Errno> {
         let mut body = Version { major: 0, minor: 1 }.as_bytes().to_vec();
         body.extend(capabilities.as_bytes());
@@ -49,7 +49,7 @@ impl Client {
         self.request(command::VERSION, &body, &[])
     }
 
-    /// Sends a message; `no_reply` says that no answer is wanted.
+    /// Sends a message; `no_reply` tells the server not to reply.
     pub fn send(
         &mut self,
         command: u16,
@@ -68,7 +68,7 @@ impl Client {
         Ok(())
     }
 
-    /// Waits for the answer to the last message. `EPROTO` if it is to another.
+    /// Waits for the reply to the last message. Returns `EPROTO` if a reply to another message arrives.
     pub fn reply(&mut self) -> Result<Vec<u8>, Errno> {
         let mut header = [0; Header::LEN];
         self.read_exact(&mut header)?;
@@ -87,7 +87,7 @@ impl Client {
         done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PIPE))
     }
 
-    /// Sends a message and waits for the answer.
+    /// Sends a message and waits for the reply.
     pub fn request(
         &mut self,
         command: u16,
@@ -98,7 +98,7 @@ impl Client {
         self.reply()
     }
 
-    /// Asks what a region is.
+    /// Queries a region.
     pub fn region(&mut self, index: u32) -> Result<RegionInfo, Errno> {
         let request = RegionInfo {
             argsz: size_of::<RegionInfo>() as u32,
@@ -123,19 +123,19 @@ impl Client {
         Ok(reply.split_off(size_of::<RegionAccess>()))
     }
 
-    /// Writes bytes of a region and waits for the answer.
+    /// Writes bytes of a region and waits for the reply.
     pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
         let body = write_body(region, offset, data);
         self.request(command::REGION_WRITE, &body, &[]).map(drop)
     }
 
-    /// A write that is not answered, as QEMU does it where nothing of the device is mapped.
+    /// Writes without a reply, as QEMU does if no part of the device is mapped.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
         let body = write_body(region, offset, data);
         self.send(command::REGION_WRITE, &body, &[], true)
     }
 
-    /// Gives the device `size` bytes of a file as memory at a bus address.
+    /// Maps `size` bytes of a file at a bus address as memory for the device.
     pub fn map(
         &mut self,
         fd: impl AsFd,
@@ -154,7 +154,7 @@ impl Client {
             .map(drop)
     }
 
-    /// Connects the MSI-X vectors from 0 on to as many eventfds, which do not block.
+    /// Connects the MSI-X vectors from 0 on to `count` new non-blocking eventfds.
     pub fn connect_vectors(&mut self, count: u32) -> Result<Vec<OwnedFd>, Errno> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let eventfds: Vec<_> = (0..count)
@@ -173,7 +173,7 @@ impl Client {
     }
 }
 
-/// Body of a write: where, and what.
+/// Returns the body of a write request.
 fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     let access = RegionAccess {
         offset,

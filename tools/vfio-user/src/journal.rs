@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The state of a connection, in memory that outlives the daemon.
 //!
-//! A client that waits for a reply when the daemon dies would wait until it gives up, with its virtual CPUs standing
-//! still; one that gets a reply twice, or half of one, gives up at once. So everything that a successor needs lies in
-//! memory shared with the process that stays, the holder: the bytes that were received and not yet dealt with, and the
-//! reply that is being sent. Nothing is lost and nothing is done twice, at whatever instruction the daemon is killed:
+//! If the daemon dies while a client waits for a reply, the client would wait until it gives up, with its virtual CPUs
+//! standing still. A client that gets a reply twice, or half a reply, gives up at once. So everything that a successor
+//! needs is in memory shared with a process that survives, the holder: the bytes received and not yet processed, and
+//! the reply being sent. Nothing is lost and nothing is done twice, at whatever instruction the daemon is killed:
 //!
-//! * *Received bytes.* They are received straight into the ring, and how many is noted by the kernel within the same
-//!   system call (`noted_io`). Both happen or neither.
-//! * *How many bytes went so far*, in each direction, is the larger one of two sums, base + noted length. Before a
-//!   call the smaller one gets the noted length 0 and then the larger sum as its base. Neither store changes the
-//!   larger one, so the total is right after each, and only the kernel's note raises it.
-//! * *The position* is where the first message begins that is not dealt with. It moves over a whole message, by one
-//!   store, after the reply to it (if it wants one) was sent to the last byte.
-//! * *The reply* is written while nothing refers to it. Then one store says at which position the message begins that
-//!   it answers. From there on the reply is what that message gets, from the byte on that was not sent yet. When the
-//!   position moves, the reply refers to a message of the past, which is as good as none.
+//! * *Received bytes* are received directly into the ring, and the kernel notes their number within the same system
+//!   call (`noted_io`). Both happen or neither.
+//! * *The total number of bytes transferred* in each direction is the larger one of two sums, base + noted length.
+//!   Before a call, the noted length of the smaller sum is set to 0, and then its base to the larger sum. Neither store
+//!   changes the larger sum, so the total is correct after each store, and only the kernel's note raises it.
+//! * *The position* is the start of the first message that has not been processed. A single store moves it over a
+//!   complete message, after the last byte of the reply (if the message wants one) has been sent.
+//! * *The reply* is written while nothing refers to it. Then one store records the position of the message that it
+//!   answers. From then on, the reply belongs to that message, and its unsent bytes are to be sent. When the position
+//!   moves, the reply refers to an old message, and therefore no longer counts.
 //!
-//! So a message that wants a reply is in one of three states: not answered at all (the successor answers), answered by
-//! the reply that is noted (the successor sends what is missing, which may be nothing), or behind the position. A
-//! message that wants none may be executed twice if the successor executes it at all; a device that is gone
-//! does not.
+//! So a message that wants a reply is in one of three states: unanswered (the successor answers it), answered by the
+//! recorded reply (the successor sends the rest of it, which may be nothing), or before the position. A message that
+//! wants no reply may be executed twice if the successor executes such messages at all; a device that is gone does not.
 //!
-//! The page with the notes is locked into memory, so that the kernel's store to it cannot fail for want of memory while
+//! The page with the notes is locked into memory, so that the kernel's store to it cannot fail for lack of memory while
 //! the process dies.
 
 use std::io;
@@ -36,20 +35,20 @@ use super::message::MAX_MESSAGE;
 use super::noted_io::{self, NOTE_LEN, NOTED};
 use crate::mapping::Mapping;
 
-/// Word: where the first message begins that is not dealt with.
+/// Word: start of the first message that has not been processed.
 const POSITION: u64 = 0;
-/// Word: where the message begins that the reply answers.
+/// Word: start of the message that the reply answers.
 const REPLY_TO: u64 = 8;
-/// Word: bytes that were sent before the reply.
+/// Word: number of bytes sent before the reply.
 const REPLY_BEGIN: u64 = 16;
-/// Word: bytes of the reply.
+/// Word: length of the reply.
 const REPLY_LEN: u64 = 24;
-/// Bytes that were received and sent.
+/// Total numbers of bytes received and sent.
 const RECEIVED: Tally = Tally(64);
 const SENT: Tally = Tally(RECEIVED.0 + Tally::LEN);
-/// One page for the above.
+/// Size of the above: one page.
 const NOTES_LEN: u64 = 4096;
-/// Bytes received; that of stream position `p` is at `p % RING_LEN`.
+/// The ring of received bytes. The byte at stream position `p` is at `p % RING_LEN`.
 const RING: u64 = NOTES_LEN;
 const RING_LEN: u64 = 64 << 10;
 /// The reply.
@@ -57,14 +56,14 @@ const REPLY: u64 = RING + RING_LEN;
 const LENGTH: u64 = REPLY + MAX_MESSAGE.next_multiple_of(4096) as u64;
 
 const _: () = assert!(SENT.0 + Tally::LEN <= NOTES_LEN);
-// A message that is not whole leaves room for more of it.
+// So an incomplete message always leaves room in the ring for more of it.
 const _: () = assert!((MAX_MESSAGE as u64) < RING_LEN);
 
-/// Shared memory with the state of one connection. One thread of one process uses it at a time.
+/// Shared memory with the state of one connection. Only one thread of one process uses it at a time.
 pub struct Journal(Mapping);
 
 impl Journal {
-    /// Memory for a new connection, and the descriptor by which another process opens it.
+    /// Creates memory for a new connection, and the descriptor with which another process opens it.
     pub fn new() -> io::Result<(Self, OwnedFd)> {
         let fd = memfd_create(
             "vrnicd-journal",
@@ -77,33 +76,33 @@ impl Journal {
         Ok((journal, fd))
     }
 
-    /// Opens the memory of another process.
+    /// Opens memory created by another process.
     pub fn open(fd: impl AsFd) -> io::Result<Self> {
         let memory = Mapping::new(fd)?;
         if memory.len() != LENGTH || !memory.is_writable() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // Without the permission the page stays in memory all the same unless memory is very short.
+        // If locking is not permitted, the page still stays in memory unless memory is very short.
         let _ = memory.lock(0, NOTES_LEN);
         Ok(Self(memory))
     }
 
-    /// Where the first message begins that is not dealt with.
+    /// Returns the start of the first message that has not been processed.
     pub fn position(&self) -> u64 {
         self.load(POSITION)
     }
 
-    /// Everything before `position`, the end of a message, is dealt with.
+    /// Marks everything before `position`, which is the end of a message, as processed.
     pub fn advance(&self, position: u64) {
         self.store(POSITION, position);
     }
 
-    /// Bytes that were received since the connection began.
+    /// Returns the number of bytes received since the connection began.
     pub fn received(&self) -> u64 {
         RECEIVED.total(self)
     }
 
-    /// Copies bytes of the input out. They were received, and begin at or behind [`position`](Self::position).
+    /// Copies received bytes, starting at `position`, which is at or after [`position`](Self::position).
     pub fn read(&self, position: u64, buffer: &mut [u8]) {
         let [first, second] = ring(position, buffer.len() as u64);
         let (head, tail) = buffer.split_at_mut(first.1 as usize);
@@ -111,8 +110,9 @@ impl Journal {
         let _ = self.0.read(second.0, tail);
     }
 
-    /// Receives as much as there is room for. Gives the descriptors that came along, and whether some of them were
-    /// lost. `EAGAIN` if there is nothing. No more bytes than before at the end of the stream.
+    /// Receives as much as there is room for. Returns the descriptors that came along, and whether some of them were
+    /// lost. Returns `EAGAIN` if there is nothing to receive. At the end of the stream, [`received`](Self::received)
+    /// does not change.
     pub fn receive(&self, socket: BorrowedFd<'_>) -> Result<(Vec<OwnedFd>, bool), Errno> {
         let received = self.received();
         let room = RING_LEN.saturating_sub(received.saturating_sub(self.position()));
@@ -123,8 +123,8 @@ impl Journal {
         outcome
     }
 
-    /// Makes `header` and `body` the reply to the message at the position. `E2BIG` if it is longer than a message can
-    /// be.
+    /// Sets the reply to the message at the position to `header` and `body`. Returns `E2BIG` if it is longer than a
+    /// message may be.
     pub fn set_reply(&self, header: &[u8], body: &[u8]) -> Result<(), Errno> {
         if header.len() + body.len() > MAX_MESSAGE {
             return Err(Errno::TOOBIG);
@@ -137,12 +137,12 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether the message at the position has its reply, sent or not.
+    /// Returns whether the message at the position has its reply, sent or not.
     pub fn has_reply(&self) -> bool {
         self.load(REPLY_TO) == self.position()
     }
 
-    /// Sends what is missing of the reply.
+    /// Sends the rest of the reply.
     pub fn send_reply(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         loop {
             let sent = SENT.total(self).saturating_sub(self.load(REPLY_BEGIN));
@@ -157,7 +157,7 @@ impl Journal {
         }
     }
 
-    /// Sends the first `length` bytes of the reply, as if the socket took no more: for tests of a successor.
+    /// Sends the first `length` bytes of the reply, as if the socket accepted no more, for tests of a successor.
     pub fn send_part_of_reply(&self, socket: BorrowedFd<'_>, length: u64) -> Result<(), Errno> {
         let note = SENT.prepare(self);
         noted_io::send(socket, &self.0, note, REPLY, length)
@@ -177,15 +177,15 @@ impl Journal {
     }
 }
 
-/// The pieces of the ring that hold `length` bytes from stream position `position` on.
+/// Returns the pieces of the ring that contain `length` bytes from stream position `position` on.
 fn ring(position: u64, length: u64) -> [(u64, u64); 2] {
     let start = position % RING_LEN;
     let first = length.min(RING_LEN - start);
     [(RING + start, first), (RING, length - first)]
 }
 
-/// Counts the bytes that went in one direction; see the module's documentation. Two bases, then two structures of the
-/// kernel, at this offset.
+/// Counts the bytes transferred in one direction; see the module's documentation. Consists of two bases followed by two
+/// structures of the kernel, at this offset.
 #[derive(Clone, Copy)]
 struct Tally(u64);
 
@@ -207,12 +207,12 @@ impl Tally {
         journal.load(self.base(index)) + u64::from(noted.unwrap_or(0))
     }
 
-    /// Bytes that went so far.
+    /// Returns the number of bytes transferred so far.
     fn total(self, journal: &Journal) -> u64 {
         self.sum(journal, 0).max(self.sum(journal, 1))
     }
 
-    /// Gets ready for a system call; gives the offset of the structure for it.
+    /// Prepares for a system call; returns the offset of the structure for it.
     fn prepare(self, journal: &Journal) -> u64 {
         let sums = [self.sum(journal, 0), self.sum(journal, 1)];
         let smaller = u64::from(sums[1] < sums[0]);
@@ -225,7 +225,7 @@ impl Tally {
     }
 }
 
-/// In tests: here the daemon may be killed.
+/// Marks a point at which tests kill the daemon.
 fn killed_here() {
     #[cfg(test)]
     tests::killed_here();

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Server side of the vfio-user protocol (`docs/interop/vfio-user.rst` of QEMU): a device that a process of its own
-//! gives to a virtual machine.
+//! Server side of the vfio-user protocol (`docs/interop/vfio-user.rst` of QEMU), with which a separate process provides
+//! a device to a virtual machine.
 //!
 //! * [`message`]: layouts; pure parsing, no I/O.
 //! * [`stream`]: bytes and file descriptors over a UNIX socket.
-//! * [`session`]: one connection: negotiation and dispatch to a [`Device`].
-//! * [`journal`] and `noted_io`: the state of a connection, in memory that outlives the process, for a successor to
-//!   [take over](take_over).
-//! * [`Mapping`]: guest memory, mapped once and whole. [`sigbus`] survives a VMM that takes its pages away.
+//! * [`session`]: one connection: negotiation, and dispatch to a [`Device`].
+//! * [`journal`] and `noted_io`: the state of a connection, in memory that outlives the process, so that a successor
+//!   can [take over](take_over).
+//! * [`Mapping`]: guest memory, mapped once and in full. [`sigbus`] copes with a VMM that removes its pages.
 //! * [`stop`]: ends all sessions.
-//! * [`client`]: the other side, for tests and measurements.
+//! * [`client`]: the client side, for tests and measurements.
 //!
 //! The thread that serves a connection should wait for nothing but the socket: QEMU queues posted writes without a
-//! limit and gives a device up that does not answer for five seconds.
+//! limit and gives up a device that does not answer for five seconds.
 //!
 //! # Example
 //!

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A file of the VMM mapped into this process.
+//! A file of the VMM, mapped into this process.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,12 +11,12 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, 
 
 use crate::sigbus;
 
-/// Type of a ramfs, as `statfs` has it.
+/// Type of a ramfs, as reported by `statfs`.
 const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
-/// Types of file systems whose files are memory and nothing else.
+/// Types of file systems whose files exist only in memory.
 const VOLATILE: [libc::c_long; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
 
-/// Types of file systems whose pages come from a process or from another machine. Who touches such a page waits for as
+/// Types of file systems whose pages come from a process or another machine. An access to such a page may block for as
 /// long as they like.
 const SERVED: [libc::c_long; 6] = [
     libc::FUSE_SUPER_MAGIC,
@@ -41,7 +41,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Identity of the file behind `fd`.
+    /// Returns the identity of the file behind `fd`.
     pub fn of(fd: impl AsFd) -> io::Result<Self> {
         let stat = fstat(fd)?;
         Ok(Self {
@@ -51,20 +51,20 @@ impl FileId {
     }
 }
 
-/// A file mapped whole, shared and, if its descriptor allows, writable.
+/// A file mapped in full, shared and, if its descriptor allows it, writable.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
-    /// Whether the file is on a disk, or on what is like one.
+    /// Whether the file is on a disk or similar storage.
     persistent: bool,
     file: FileId,
     guard: Option<sigbus::Guard>,
 }
 
-// SAFETY: a `Mapping` owns its address range, which no safe reference ever points into; all methods that access it do
-// so with raw pointers that are valid on any thread.
+// SAFETY: a `Mapping` owns its address range, into which no safe reference ever points. All methods access it through
+// raw pointers, which are valid on any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; concurrent accesses are volatile, atomic or `memmove` and tolerate each other.
 unsafe impl Sync for Mapping {}
@@ -73,8 +73,8 @@ impl Mapping {
     /// Maps the whole file behind `fd`.
     ///
     /// # Errors
-    /// It is not a regular file with contents; it is on FUSE or the network, which can keep whoever reads it waiting;
-    /// or the kernel refuses.
+    /// The file is not a regular file with contents; it is on FUSE or a network file system, which can block its
+    /// readers; or the kernel refuses the mapping.
     pub fn new(fd: impl AsFd) -> io::Result<Self> {
         let fd = fd.as_fd();
         let stat = fstat(fd)?;
@@ -96,7 +96,7 @@ impl Mapping {
         } else {
             ProtFlags::READ
         };
-        // SAFETY: the kernel chooses the address, so no memory of ours is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let base = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -119,7 +119,7 @@ impl Mapping {
             },
             guard: None,
         };
-        // A sealed memfd cannot shrink, but huge pages may still run out.
+        // Needed even for a sealed memfd, which cannot shrink, because huge pages may run out.
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len);
         mapping.guard = Some(guard.ok_or(io::ErrorKind::OutOfMemory)?);
         // SAFETY: the range is the one just mapped; DONTDUMP changes no contents.
@@ -127,27 +127,27 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Whether the mapping has no bytes; never true.
+    /// Returns whether the mapping has no bytes, which is never true.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether stores are allowed.
+    /// Returns whether stores are allowed.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether what is written here can be made to survive a loss of power.
+    /// Returns whether writes to this mapping can be made persistent.
     pub fn is_persistent(&self) -> bool {
         self.persistent && self.writable
     }
 
-    /// Makes what was written to `length` bytes at `offset` survive a loss of power. Takes as long as the disk takes.
+    /// Makes writes to `length` bytes at `offset` persistent. Takes as long as the disk does.
     pub fn sync(&self, offset: u64, length: u64) -> io::Result<()> {
         if !self.is_persistent() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -157,7 +157,7 @@ impl Mapping {
         let from =
             (length.checked_add(offset - start)).and_then(|bytes| self.pointer(start, bytes));
         let from = from.ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the range lies in the mapping and begins with a page; nothing but the disk changes.
+        // SAFETY: the range is in the mapping and begins at a page; the contents of memory do not change.
         unsafe {
             msync(
                 from.cast(),
@@ -165,34 +165,34 @@ impl Mapping {
                 MsyncFlags::SYNC,
             )
         }?;
-        // Zeros may have taken the place of the file, which is no file that was written.
+        // The mapping may have been replaced by zeros, which were not written to the file.
         if self.is_lost() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         Ok(())
     }
 
-    /// The file that is mapped.
+    /// Returns the identity of the mapped file.
     pub fn file(&self) -> FileId {
         self.file
     }
 
-    /// Whether a page of the file was not there: nothing can be accessed any more.
+    /// Returns whether a page of the file did not exist, after which nothing can be accessed any more.
     pub fn is_lost(&self) -> bool {
         self.guard.as_ref().is_some_and(sigbus::Guard::is_lost)
     }
 
-    /// Keeps `length` bytes at `offset` in memory while the mapping lives.
+    /// Locks `length` bytes at `offset` into memory while the mapping lives.
     pub fn lock(&self, offset: u64, length: u64) -> io::Result<()> {
         let from = self
             .pointer(offset, length)
             .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the range lies in the mapping; locking changes no contents.
+        // SAFETY: the range is in the mapping; locking does not change its contents.
         Ok(unsafe { mlock(from.cast(), length as usize) }?)
     }
 
-    /// Pointer to `length` bytes at `offset`, or `None` if they are not all inside or the file is lost. Valid while
-    /// `self` lives.
+    /// Returns a pointer to `length` bytes at `offset`, or `None` if they are not all inside the mapping or the file is
+    /// lost. The pointer is valid while `self` lives.
     pub fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
         let end = offset.checked_add(length)?;
         if end > self.len() || self.is_lost() {
@@ -208,7 +208,7 @@ impl Mapping {
             .flatten()
     }
 
-    /// Copies bytes out, reading each byte of guest memory exactly once.
+    /// Copies bytes from the mapping. Reads each byte of guest memory exactly once.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Option<()> {
         let mut from = self.pointer(offset, buffer.len() as u64)?.cast_const();
         let (head, words, tail) = {
@@ -247,7 +247,7 @@ impl Mapping {
         Some(())
     }
 
-    /// Copies bytes in.
+    /// Copies bytes to the mapping.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Option<()> {
         let to = self.writable_pointer(offset, bytes.len() as u64)?;
         // SAFETY: the destination was checked; source and destination cannot overlap because no Rust slice points into
@@ -256,16 +256,17 @@ impl Mapping {
         Some(())
     }
 
-    /// Copies bytes out that nobody checks.
+    /// Copies bytes from the mapping whose contents are never interpreted, so that tearing does not matter.
     pub fn read_payload(&self, offset: u64, buffer: &mut [u8]) -> Option<()> {
         let from = self.pointer(offset, buffer.len() as u64)?;
         // SAFETY: the source was checked; source and destination cannot overlap because no Rust slice points into a
-        // mapping. What the guest writes meanwhile may be there in part, which is its own loss.
+        // mapping. If the guest writes concurrently, the copy may contain a part of that, which affects only the
+        // guest's own data.
         unsafe { ptr::copy_nonoverlapping(from.cast_const(), buffer.as_mut_ptr(), buffer.len()) };
         Some(())
     }
 
-    /// Copies `length` bytes from `from` at `from_offset` to `self` at `offset`; the two may overlap.
+    /// Copies `length` bytes at `from_offset` in `from` to `offset` in `self`; the ranges may overlap.
     pub fn copy_from(
         &self,
         offset: u64,
@@ -280,17 +281,18 @@ impl Mapping {
         Some(())
     }
 
-    /// Runs `access` on the 32-bit word at `offset`, if it is aligned, inside, and writable.
+    /// Runs `access` on the 32-bit word at `offset`, if that is aligned, inside the mapping, and writable.
     pub fn with_u32<R>(&self, offset: u64, access: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
         #[allow(clippy::cast_ptr_alignment, reason = "checked before it is used")]
         let word = self.writable_pointer(offset, 4)?.cast::<u32>();
-        // SAFETY: inside the mapping, aligned as checked, alive for the call; all other accesses in this process to a
-        // word that is used as an atomic are atomic or volatile, and the guest's are outside the language.
+        // SAFETY: inside the mapping, aligned as checked, and alive during the call. All other accesses by this process
+        // to a word that is used as an atomic are atomic or volatile; accesses by the guest are outside of the Rust
+        // abstract machine.
         word.is_aligned()
             .then(|| access(unsafe { AtomicU32::from_ptr(word) }))
     }
 
-    /// Runs `access` on the 64-bit word at `offset`, if it is aligned, inside, and writable.
+    /// Runs `access` on the 64-bit word at `offset`, if that is aligned, inside the mapping, and writable.
     pub fn with_u64<R>(&self, offset: u64, access: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
         #[allow(clippy::cast_ptr_alignment, reason = "checked before it is used")]
         let word = self.writable_pointer(offset, 8)?.cast::<u64>();
@@ -299,7 +301,7 @@ impl Mapping {
             .then(|| access(unsafe { AtomicU64::from_ptr(word) }))
     }
 
-    /// Stores a byte after everything that was stored before.
+    /// Stores a byte after all earlier stores.
     pub fn store_u8_release(&self, offset: u64, value: u8) -> Option<()> {
         let to = self.writable_pointer(offset, 1)?;
         fence(Ordering::Release);
@@ -311,10 +313,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The guard first: the range may belong to somebody else the moment it is unmapped.
+        // The guard must go first: once the range is unmapped, another mapping may use it.
         self.guard = None;
-        // SAFETY: the range is ours alone, and nobody can hold a pointer into it: pointers do not outlive the borrow of
-        // `self` that produced them.
+        // SAFETY: the range belongs to `self` alone, and no pointer into it is left: pointers do not outlive the borrow
+        // of `self` that produced them.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -414,7 +416,7 @@ pub(crate) mod tests {
         assert!(Mapping::new(std::fs::File::open("/dev/zero").unwrap()).is_err());
     }
 
-    /// Mappings of the kernel's that lie in ours.
+    /// Returns the number of kernel mappings within ours.
     fn pieces(mapping: &Mapping) -> usize {
         let start = mapping.base.as_ptr() as usize;
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -436,7 +438,7 @@ pub(crate) mod tests {
         mapping.read(4096, &mut byte).unwrap();
         assert_eq!(byte, [0], "whoever finds out reads zeros");
         assert!(mapping.is_lost());
-        // Nobody else gets at it, so that it costs no memory, and one mapping, whatever is accessed.
+        // A lost file is no longer accessible, so further accesses cost no memory and no additional mappings.
         for page in (0..64).step_by(2) {
             assert!(mapping.read(page << 12, &mut byte).is_none());
             assert!(mapping.write(page << 12, &[9]).is_none());
@@ -455,7 +457,7 @@ pub(crate) mod tests {
         let free =
             std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
         mapping.write(0, &[1]).unwrap();
-        // An administrator may have set some aside, and then there is one.
+        // If an administrator has reserved huge pages, the access succeeds.
         assert_eq!(mapping.is_lost(), free.unwrap().trim() == "0");
     }
 

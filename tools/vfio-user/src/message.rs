@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Messages: 16 bytes of header, then a body that the command names. All integers are in host byte order.
+//! Messages: a header of 16 bytes, then a body whose layout depends on the command. All integers are in host byte
+//! order.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Most bytes of data in one region access.
+/// Largest amount of data in one region access, in bytes.
 pub const MAX_DATA: usize = 32 << 10;
-/// Most bytes of one message; a longer one ends the connection.
+/// Largest size of a message in bytes; a longer one ends the connection.
 pub const MAX_MESSAGE: usize = MAX_DATA + 64;
-/// Most file descriptors in one message; QEMU refuses a server that claims more.
+/// Largest number of file descriptors in a message; QEMU refuses a server that announces more.
 pub const MAX_FDS: usize = 16;
 
 /// Commands a client can send.
 pub mod command {
     /// Negotiation; always the first message.
     pub const VERSION: u16 = 1;
-    /// Guest memory appears.
+    /// Map guest memory.
     pub const DMA_MAP: u16 = 2;
-    /// Guest memory disappears.
+    /// Unmap guest memory.
     pub const DMA_UNMAP: u16 = 3;
     /// Number of regions and interrupt types.
     pub const DEVICE_GET_INFO: u16 = 4;
@@ -54,7 +55,7 @@ pub struct Header {
     pub id: u16,
     /// One of [`command`].
     pub command: u16,
-    /// Bytes of the message with this header.
+    /// Size of the message in bytes, including this header.
     pub size: u32,
     /// Type, "no reply" and "error".
     pub flags: u32,
@@ -63,10 +64,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Bytes of a header.
+    /// Size of a header in bytes.
     pub const LEN: usize = size_of::<Header>();
 
-    /// A command with a body of `body` bytes.
+    /// Returns the header of a command with a body of `body` bytes.
     pub fn request(id: u16, command: u16, body: usize, no_reply: bool) -> Self {
         let flags = if no_reply {
             flag::NO_REPLY
@@ -82,17 +83,17 @@ impl Header {
         }
     }
 
-    /// Whether this is a command rather than a reply.
+    /// Returns whether this is a command rather than a reply.
     pub fn is_command(&self) -> bool {
         self.flags & flag::TYPE_MASK == flag::TYPE_COMMAND
     }
 
-    /// Whether the sender wants an answer.
+    /// Returns whether the sender wants a reply.
     pub fn wants_reply(&self) -> bool {
         self.flags & flag::NO_REPLY == 0
     }
 
-    /// Header of the successful reply with a body of `body` bytes.
+    /// Returns the header of a successful reply with a body of `body` bytes.
     #[must_use]
     pub fn reply(&self, body: usize) -> Self {
         Self {
@@ -103,7 +104,7 @@ impl Header {
         }
     }
 
-    /// The error reply, which has no body.
+    /// Returns the header of an error reply, which has no body.
     #[must_use]
     pub fn failure(&self, errno: Errno) -> Self {
         let error = errno.raw_os_error().unsigned_abs();
@@ -115,7 +116,7 @@ impl Header {
         }
     }
 
-    /// Outcome that a reply carries.
+    /// Returns the outcome that a reply reports.
     pub fn result(&self) -> Result<(), Errno> {
         if self.flags & flag::ERROR == 0 {
             Ok(())
@@ -136,7 +137,7 @@ macro_rules! layouts {
 }
 
 layouts! {
-    /// Beginning of VERSION and of its reply; capabilities in JSON follow, ended by a zero byte.
+    /// Beginning of VERSION and of its reply; followed by capabilities in JSON, terminated by a zero byte.
     Version {
         /// Major version.
         major: u16,
@@ -145,31 +146,31 @@ layouts! {
     }
     /// DMA_MAP.
     DmaMap {
-        /// Bytes of this structure.
+        /// Size of this structure in bytes.
         argsz: u32,
         /// [`dma_flags`].
         flags: u32,
-        /// Offset in the file whose descriptor comes along.
+        /// Offset in the file whose descriptor comes with the message.
         offset: u64,
         /// Bus address.
         address: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     }
     /// DMA_UNMAP and its reply.
     DmaUnmap {
-        /// Bytes of this structure.
+        /// Size of this structure in bytes.
         argsz: u32,
         /// [`dma_flags`].
         flags: u32,
         /// Bus address.
         address: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     }
     /// DEVICE_GET_INFO and its reply.
     DeviceInfo {
-        /// Bytes of this structure.
+        /// Size of this structure in bytes.
         argsz: u32,
         /// `VFIO_DEVICE_FLAGS_*`.
         flags: u32,
@@ -180,37 +181,37 @@ layouts! {
     }
     /// DEVICE_GET_REGION_INFO and its reply.
     RegionInfo {
-        /// Bytes of this structure.
+        /// Size of this structure in bytes.
         argsz: u32,
         /// `VFIO_REGION_INFO_FLAG_*`.
         flags: u32,
-        /// Which region.
+        /// Index of the region.
         index: u32,
         /// Offset of capabilities; none.
         cap_offset: u32,
-        /// Bytes of the region.
+        /// Size of the region in bytes.
         size: u64,
         /// Offset for mmap; unused.
         offset: u64,
     }
     /// DEVICE_GET_IRQ_INFO and its reply.
     IrqInfo {
-        /// Bytes of this structure.
+        /// Size of this structure in bytes.
         argsz: u32,
         /// `VFIO_IRQ_INFO_*`.
         flags: u32,
-        /// Which interrupt type.
+        /// Index of the interrupt type.
         index: u32,
         /// Number of vectors.
         count: u32,
     }
-    /// DEVICE_SET_IRQS; data follows as the flags say.
+    /// DEVICE_SET_IRQS; data follows, depending on the flags.
     IrqSet {
-        /// Bytes of this structure and the data.
+        /// Size of this structure and the data in bytes.
         argsz: u32,
         /// `VFIO_IRQ_SET_*`.
         flags: u32,
-        /// Which interrupt type.
+        /// Index of the interrupt type.
         index: u32,
         /// First vector.
         start: u32,
@@ -221,16 +222,16 @@ layouts! {
     RegionAccess {
         /// Offset in the region.
         offset: u64,
-        /// Which region.
+        /// Index of the region.
         region: u32,
-        /// Bytes.
+        /// Number of bytes.
         count: u32,
     }
     /// One element of REGION_WRITE_MULTI.
     SmallWrite {
-        /// Where.
+        /// Destination and length.
         access: RegionAccess,
-        /// What; the first `count` bytes.
+        /// Data, of which the first `count` bytes count.
         data: [u8; 8],
     }
 }
@@ -245,14 +246,14 @@ pub mod dma_flags {
     pub const ALL: u32 = 2;
 }
 
-/// A command, parsed. Contents are not judged beyond their layout.
+/// A parsed command. Only its layout has been checked.
 #[derive(Debug, PartialEq)]
 pub enum Request<'a> {
     /// Negotiation: version and the client's capabilities in JSON.
     Version(Version, &'a str),
-    /// Guest memory appears.
+    /// Map guest memory.
     DmaMap(DmaMap),
-    /// Guest memory disappears.
+    /// Unmap guest memory.
     DmaUnmap(DmaUnmap),
     /// Number of regions and interrupt types.
     DeviceInfo,
@@ -260,19 +261,19 @@ pub enum Request<'a> {
     RegionInfo(RegionInfo),
     /// Number of vectors of an interrupt type.
     IrqInfo(IrqInfo),
-    /// Connect or trigger interrupts; the data that follows.
+    /// Connect or trigger interrupts; with the data that follows.
     SetIrqs(IrqSet, &'a [u8]),
     /// Read from a region.
     RegionRead(RegionAccess),
     /// Write to a region.
     RegionWrite(RegionAccess, &'a [u8]),
-    /// Several writes, each at most 8 bytes.
+    /// Several writes of at most 8 bytes each.
     WriteMulti(&'a [SmallWriteBytes]),
     /// Reset the device.
     Reset,
 }
 
-/// A [`SmallWrite`] as it lies, unaligned, in a message.
+/// A [`SmallWrite`] in a message, unaligned.
 #[derive(
     Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, PartialEq,
 )]
@@ -280,14 +281,14 @@ pub enum Request<'a> {
 pub struct SmallWriteBytes([u8; size_of::<SmallWrite>()]);
 
 impl SmallWriteBytes {
-    /// The write.
+    /// Returns the write.
     pub fn parse(&self) -> SmallWrite {
         zerocopy::transmute!(self.0)
     }
 }
 
-/// Parses the body of a command. `EINVAL` if it does not have the layout that the command needs, `EOPNOTSUPP` if the
-/// command is unknown.
+/// Parses the body of a command. Returns `EINVAL` if the body does not have the command's layout, and `EOPNOTSUPP` if
+/// the command is unknown.
 pub fn parse(command: u16, body: &[u8]) -> Result<Request<'_>, Errno> {
     fn whole<T: zerocopy::FromBytes>(body: &[u8]) -> Result<T, Errno> {
         T::read_from_bytes(body).map_err(|_| Errno::INVAL)

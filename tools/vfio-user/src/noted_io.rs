@@ -3,7 +3,7 @@
 //!
 //! `recvmmsg(2)` and `sendmmsg(2)` store the number of bytes of each message in the caller's `struct mmsghdr` before
 //! they return. If that structure is in memory that another process maps too, the number is there as soon as the bytes
-//! were taken or given. The caller cannot be killed between the two.
+//! have been received or sent. The caller cannot be killed between the two.
 
 use std::io;
 use std::mem::offset_of;
@@ -16,16 +16,17 @@ use rustix::io::Errno;
 use super::message::MAX_FDS;
 use crate::mapping::Mapping;
 
-/// Bytes of shared memory that a call needs, aligned to 8.
+/// Size of the shared memory that a call needs, in bytes; aligned to 8.
 pub const NOTE_LEN: u64 = size_of::<mmsghdr>() as u64;
-/// Where in those bytes the kernel stores the length of what was moved, 32 bits.
+/// Offset at which the kernel stores the transferred length there, as a 32-bit number.
 pub const NOTED: u64 = offset_of!(mmsghdr, msg_len) as u64;
 
-/// Bytes of control messages with [`MAX_FDS`] descriptors, in words.
+/// Size of control messages with [`MAX_FDS`] descriptors, in words.
 const CONTROL_WORDS: usize = 3 + MAX_FDS * size_of::<i32>() / 8;
 
-/// Receives into `pieces` of `memory`, each an offset and a length; the length is noted at `note`. Gives the
-/// descriptors that came along, and whether some were lost because there were too many. `EAGAIN` if there is nothing.
+/// Receives into `pieces` of `memory`, each an offset and a length; the kernel notes the received length at `note`.
+/// Returns the descriptors that came along, and whether some were lost because there were too many. Returns `EAGAIN` if
+/// there is nothing to receive.
 pub fn receive(
     socket: BorrowedFd<'_>,
     memory: &Mapping,
@@ -43,25 +44,25 @@ pub fn receive(
     let at = place(memory, note, header)?;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     retry(|| {
-        // SAFETY: `at` is a whole `mmsghdr` in memory that stays mapped during the call; its vectors name memory of the
-        // same mapping and its control buffer is `control`, both of the length stated.
+        // SAFETY: `at` is a complete `mmsghdr` in memory that stays mapped during the call. Its vectors point into the
+        // same mapping and its control buffer is `control`, both with the lengths stated.
         unsafe { libc::recvmmsg(socket.as_raw_fd(), at, 1, flags, ptr::null_mut()) }
     })?;
-    // SAFETY: `at` points to an initialised `msghdr`, which nobody writes to now.
+    // SAFETY: `at` points to an initialised `msghdr`, to which nothing writes now.
     let header = unsafe { ptr::read(&raw const (*at).msg_hdr) };
     let mut fds = Vec::new();
     // SAFETY: the kernel left `header` with a valid list of control messages in `control`, which is alive.
     let mut message: *const cmsghdr = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
     while !message.is_null() {
-        // SAFETY: as above, so `message` is a control message inside `control`.
+        // SAFETY: as above, so `message` points to a control message inside `control`.
         let this = unsafe { ptr::read(message) };
         if (this.cmsg_level, this.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: the data of the message begins here.
+            // SAFETY: this only computes the start of the message's data and a length.
             let (data, head) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0)) };
             let bytes = this.cmsg_len.saturating_sub(head as usize);
             for index in 0..bytes / size_of::<i32>() {
                 let mut number = [0; size_of::<i32>()];
-                // SAFETY: the kernel installed so many descriptors for this process alone and wrote their numbers here;
+                // SAFETY: the kernel installed this many descriptors for this process and wrote their numbers here;
                 // each is taken once.
                 fds.push(unsafe {
                     let from = data.add(index * number.len());
@@ -76,8 +77,8 @@ pub fn receive(
     Ok((fds, header.msg_flags & libc::MSG_CTRUNC != 0))
 }
 
-/// Sends `length` bytes at `offset` of `memory`, or a part of them if the socket takes no more; how many is noted at
-/// `note`. Waits for room.
+/// Sends `length` bytes at `offset` of `memory`, or a part of them if the socket accepts no more; the kernel notes the
+/// sent length at `note`. Waits for room.
 pub fn send(
     socket: BorrowedFd<'_>,
     memory: &Mapping,
@@ -92,12 +93,12 @@ pub fn send(
     header.msg_iovlen = vectors.len();
     let at = place(memory, note, header)?;
     retry(|| {
-        // SAFETY: as in `receive`; the kernel only reads what the vectors name.
+        // SAFETY: as in `receive`; the kernel only reads what the vectors point to.
         unsafe { libc::sendmmsg(socket.as_raw_fd(), at, 1, libc::MSG_NOSIGNAL) }
     })
 }
 
-/// The vectors of `pieces` of `memory`. `EFAULT` if a piece leaves it.
+/// Returns the vectors for `pieces` of `memory`. Returns `EFAULT` if a piece is not entirely in it.
 fn vectors<const N: usize>(
     memory: &Mapping,
     pieces: &[(u64, u64); N],
@@ -113,7 +114,7 @@ fn vectors<const N: usize>(
     Ok(vectors)
 }
 
-/// Puts `header` where the kernel shall note a length, and leaves what is noted there as it is.
+/// Writes `header` to the structure at `note` without changing the length noted there.
 fn place(memory: &Mapping, note: u64, header: msghdr) -> Result<*mut mmsghdr, Errno> {
     #[allow(clippy::cast_ptr_alignment, reason = "checked before it is used")]
     let at = memory

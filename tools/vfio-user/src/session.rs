@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! One connection of a VMM: negotiation, then commands until it goes away.
+//! One connection of a VMM: negotiation, then commands until the VMM disconnects.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,29 +13,29 @@ use super::message::{
 };
 use super::stream::{MessageStream, StreamError};
 
-/// Version of the protocol spoken here.
+/// Version of the protocol implemented here.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
-/// Ranges of guest memory that a VMM may map at a time.
+/// Largest number of ranges of guest memory that a VMM may map at a time.
 pub const MAX_DMA_MAPS: usize = 65535;
 
-/// A vfio device, as the protocol sees it. Methods return at once; an errno goes back to the client.
+/// A vfio device as the protocol sees it. Methods must return at once; an errno is sent to the client.
 pub trait Device {
-    /// `VFIO_DEVICE_FLAGS_*`, number of regions, number of interrupt types.
+    /// Returns `VFIO_DEVICE_FLAGS_*`, the number of regions, and the number of interrupt types.
     fn info(&self) -> (u32, u32, u32);
-    /// `VFIO_REGION_INFO_FLAG_*` and size of a region.
+    /// Returns `VFIO_REGION_INFO_FLAG_*` and the size of a region.
     fn region(&self, index: u32) -> Result<(u32, u64), Errno>;
-    /// `VFIO_IRQ_INFO_*` and number of vectors of an interrupt type.
+    /// Returns `VFIO_IRQ_INFO_*` and the number of vectors of an interrupt type.
     fn irq(&self, index: u32) -> Result<(u32, u32), Errno>;
-    /// Connects, disconnects or triggers interrupts; `data` as the flags say.
+    /// Connects, disconnects or triggers interrupts; the meaning of `data` depends on the flags.
     fn set_irqs(&mut self, set: &IrqSet, data: &[u8], fds: Vec<OwnedFd>) -> Result<(), Errno>;
-    /// Reads; the range was checked against the region's size.
+    /// Reads from a region; the range has been checked against the region's size.
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno>;
-    /// Writes; the range was checked against the region's size.
+    /// Writes to a region; the range has been checked against the region's size.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
-    /// Guest memory appears. Without a descriptor the device cannot reach it.
+    /// Maps guest memory. Without a descriptor, the device cannot access it.
     fn dma_map(&mut self, map: &DmaMap, fd: Option<OwnedFd>) -> Result<(), Errno>;
-    /// Guest memory disappears.
+    /// Unmaps guest memory.
     fn dma_unmap(&mut self, unmap: &DmaUnmap) -> Result<(), Errno>;
     /// Resets the device.
     fn reset(&mut self) -> Result<(), Errno>;
@@ -44,11 +44,11 @@ pub trait Device {
 /// Why a session ended.
 #[derive(Debug)]
 pub enum Disconnect {
-    /// The VMM went away.
+    /// The VMM disconnected.
     Closed,
-    /// The daemon stops.
+    /// The daemon is stopping.
     Stopped,
-    /// The VMM broke the protocol beyond repair.
+    /// The VMM violated the protocol, so that the connection cannot be continued.
     Protocol(&'static str),
     /// The socket failed.
     Io(std::io::Error),
@@ -70,7 +70,7 @@ pub fn serve(stream: MessageStream, device: &mut dyn Device) -> Disconnect {
     run(stream, device, false)
 }
 
-/// Serves `device` on a connection that another process negotiated, until it ends.
+/// Serves `device` on a connection that another process has negotiated, until the connection ends.
 pub fn take_over(stream: MessageStream, device: &mut dyn Device) -> Disconnect {
     run(stream, device, true)
 }
@@ -250,7 +250,7 @@ fn execute(
     Ok(())
 }
 
-/// Refuses an access that is empty, too long, or not inside its region.
+/// Rejects an access that is empty, too long, or not inside its region.
 fn check(device: &dyn Device, access: &RegionAccess) -> Result<(), Errno> {
     let (_, size) = device.region(access.region)?;
     let end = access
@@ -263,7 +263,7 @@ fn check(device: &dyn Device, access: &RegionAccess) -> Result<(), Errno> {
     Ok(())
 }
 
-/// For log messages: the number of a descriptor.
+/// Returns the number of a descriptor, for log messages.
 #[must_use]
 pub fn fd_number(fd: Option<&OwnedFd>) -> i32 {
     fd.map_or(-1, AsRawFd::as_raw_fd)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Survives a VMM that takes the pages of a file of guest memory away.
+//! Copes with a VMM that removes pages from a file of guest memory.
 //!
-//! An access beyond the end of a file that shrank, or to a huge page when there are no more, raises SIGBUS. That would
-//! end all devices because of one VMM. If the address belongs to a guarded mapping, the handler here replaces the whole
-//! mapping with private zeros and marks it as lost. The current access goes on, and no other follows. So even a large
-//! file then costs no memory, and no further mappings, of which the kernel grants a process few. That VM's device finds
-//! its memory gone, and the others notice nothing. Any other SIGBUS ends the process as usual.
+//! An access beyond the end of a file that has shrunk, or to a huge page when none are left, raises SIGBUS. By default,
+//! one VMM could end all devices that way. If the address belongs to a guarded mapping, the handler here replaces the
+//! whole mapping with private zeros and marks it as lost. The current access completes, and no others follow. So even a
+//! large file then costs no memory and no additional mappings, of which the kernel allows a process only a limited
+//! number. The device of that VM finds its memory gone; other devices are unaffected. Any other SIGBUS ends the process
+//! as usual.
 
 use std::io;
 use std::ops::Range;
@@ -16,18 +17,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use libc::{c_int, c_void, siginfo_t};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// Ranges that can be guarded at a time: more than the kernel lets a process map unless it is told to.
+/// Largest number of ranges guarded at a time: more than the number of mappings that the kernel allows a process by
+/// default.
 const SLOTS: usize = 1 << 16;
 
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
-    /// Zeros have taken the place of the file.
+    /// Whether the file has been replaced by zeros.
     lost: AtomicBool,
 }
 
 impl Slot {
-    /// The guarded range; empty if there is none, or if it changes just now, which one that is accessed does not.
+    /// Returns the guarded range. It is empty if there is none or if the slot is changing at the moment, which cannot
+    /// happen to a range that is being accessed.
     fn range(&self) -> Range<usize> {
         let start = self.start.load(Ordering::SeqCst);
         let end = self.end.load(Ordering::SeqCst);
@@ -46,16 +49,16 @@ static RANGES: [Slot; SLOTS] = [const {
         lost: AtomicBool::new(false),
     }
 }; SLOTS];
-/// The error of installing the handler, if it failed.
+/// The error from installing the handler, if that failed.
 static INSTALLED: OnceLock<Option<i32>> = OnceLock::new();
 
-/// Keeps an address range guarded while it lives.
+/// Keeps an address range guarded as long as it lives.
 #[derive(Debug)]
 pub struct Guard(usize);
 
 impl Guard {
-    /// Guards `len` bytes from `start`, which must be a mapping that outlives the guard. `None` if too many are guarded
-    /// already.
+    /// Guards `len` bytes from `start`, which must be a mapping that outlives the guard. Returns `None` if too many
+    /// ranges are guarded already.
     pub(super) fn new(start: usize, len: usize) -> Option<Self> {
         let index = RANGES.iter().position(|slot| {
             slot.start.load(Ordering::Relaxed) == 0
@@ -70,7 +73,7 @@ impl Guard {
         Some(Self(index))
     }
 
-    /// Whether zeros have taken the place of the range.
+    /// Returns whether the range has been replaced by zeros.
     pub(super) fn is_lost(&self) -> bool {
         RANGES[self.0].lost.load(Ordering::Relaxed)
     }
@@ -86,8 +89,8 @@ impl Drop for Guard {
 
 /// Installs the handler, once per process.
 ///
-/// It takes the place of the one before and does not call it: that of Rust's runtime, which knows stacks only, would
-/// take any other SIGBUS for the last one and uninstall whatever is installed.
+/// Replaces the previous handler and does not call it. That of Rust's runtime only knows stacks: for any other SIGBUS
+/// it would restore the default action, removing whatever handler is installed.
 pub fn install() -> io::Result<()> {
     let errno = *INSTALLED.get_or_init(|| {
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = handle;
@@ -95,8 +98,8 @@ pub fn install() -> io::Result<()> {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // SAFETY: `handle` has the signature that SA_SIGINFO asks for. It reads atomics and makes a few system calls;
-        // it takes no lock, allocates nothing and leaves errno alone.
+        // SAFETY: `handle` has the signature that SA_SIGINFO requires. It reads atomics and makes a few system calls;
+        // it takes no lock, allocates nothing and does not change errno.
         match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } {
             0 => None,
             _ => io::Error::last_os_error().raw_os_error(),
@@ -106,15 +109,16 @@ pub fn install() -> io::Result<()> {
 }
 
 extern "C" fn handle(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel hands a valid `siginfo_t` over. For a SIGBUS that a process sent, what stands for the address
-    // is other data, which is compared and never dereferenced.
+    // SAFETY: the kernel passes a valid `siginfo_t`. If a process sent the SIGBUS, the address field contains other
+    // data, but it is only compared and never dereferenced.
     let (address, sent) = unsafe { ((*info).si_addr() as usize, (*info).si_code <= 0) };
     let replaced = RANGES.iter().any(|slot| {
         let range = slot.range();
         range.contains(&address) && replace(slot, &range)
     });
     if !replaced {
-        // SAFETY: both are functions that a handler may call. The access at fault is made again, and ends the process.
+        // SAFETY: a signal handler may call both functions. The faulting access is repeated after the return and ends
+        // the process.
         unsafe {
             libc::signal(libc::SIGBUS, libc::SIG_DFL);
             if sent {
@@ -124,10 +128,10 @@ extern "C" fn handle(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     }
 }
 
-/// Puts zeros in place of a guarded range. Whether it worked.
+/// Replaces a guarded range with zeros. Returns whether that worked.
 fn replace(slot: &Slot, range: &Range<usize>) -> bool {
-    // SAFETY: the range is a guarded mapping, which lives because it is being accessed; it stays mapped, and what its
-    // contents are was never up to this process.
+    // SAFETY: the range is a guarded mapping, which lives because it is being accessed. It stays mapped, and this
+    // process could never rely on its contents.
     let zeros = unsafe {
         mmap_anonymous(
             ptr::without_provenance_mut(range.start),

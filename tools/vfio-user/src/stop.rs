@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Tells all threads that the daemon ends.
+//! Tells all threads that the daemon is stopping.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 pub struct Stop(OwnedFd);
 
 impl Stop {
-    /// Not stopped.
+    /// Creates a flag that is not set.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -18,13 +18,14 @@ impl Stop {
         )?))
     }
 
-    /// Sets the flag for ever.
+    /// Sets the flag permanently.
     pub fn stop(&self) {
-        // Never read, so it stays readable. The only possible error is a full counter, which is readable too.
+        // The eventfd is never read, so it stays readable. The only possible error is a full counter, which is readable
+        // too.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Waits until `fd` is readable (or at its end). False if the daemon stops.
+    /// Waits until `fd` is readable or at its end. Returns false if the daemon is stopping.
     pub fn wait_readable(&self, fd: BorrowedFd<'_>) -> bool {
         loop {
             let mut fds = [

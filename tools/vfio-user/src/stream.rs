@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Messages over a UNIX stream socket.
 //!
-//! Reads as much as the socket holds in one system call and takes messages out of that, so that a flood of doorbells
-//! costs far less than a call each. Descriptors belong to the message that holds the last byte of the call that
-//! brought them: the kernel never returns bytes from behind a descriptor in the same call, and clients send a
-//! message's descriptors with its first bytes.
+//! Reads as much as the socket holds with one system call and extracts messages from that, so a flood of doorbells
+//! costs far less than one call each. A descriptor belongs to the message that contains the last byte of the call that
+//! returned it: the kernel never returns bytes from after a descriptor in the same call, and clients send a message's
+//! descriptors with its first bytes.
 //!
-//! The bytes, and how far they are dealt with, are in a [`Journal`], so that another process can go on.
+//! The bytes, and how far they have been processed, are in a [`Journal`], so that another process can continue.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -26,14 +26,14 @@ use super::journal::Journal;
 use super::message::{Header, MAX_FDS, MAX_MESSAGE};
 use crate::stop::Stop;
 
-/// Why a stream cannot go on.
+/// Why a stream cannot be continued.
 #[derive(Debug)]
 pub enum StreamError {
     /// The peer closed the connection.
     Closed,
-    /// The daemon stops.
+    /// The daemon is stopping.
     Stopped,
-    /// The peer broke the protocol so badly that the boundaries of messages are lost.
+    /// The peer violated the protocol in such a way that message boundaries are lost.
     Desynchronised(&'static str),
     /// The socket failed.
     Io(io::Error),
@@ -52,20 +52,20 @@ impl From<Errno> for StreamError {
 pub struct MessageStream {
     socket: UnixStream,
     journal: Journal,
-    /// Where the message begins that was handed out last, or the next one.
+    /// Start of the current message, which was returned last, or of the next one.
     position: u64,
-    /// Bytes of the message that was handed out last.
+    /// Length of the current message.
     current: u64,
-    /// Bytes received so far.
+    /// Number of bytes received so far.
     received: u64,
-    /// Descriptors with the stream position just behind the bytes they came with.
+    /// Descriptors, each with the stream position directly after the bytes it came with.
     descriptors: VecDeque<(u64, OwnedFd)>,
     stop: Arc<Stop>,
 }
 
 impl MessageStream {
-    /// Takes over a connected, blocking socket whose state is in `journal`. Waiting for messages ends when `stop` says
-    /// so.
+    /// Creates a stream from a connected, blocking socket whose state is in `journal`. Waiting for messages ends when
+    /// `stop` is signalled.
     pub fn new(socket: UnixStream, stop: Arc<Stop>, journal: Journal) -> Self {
         Self {
             position: journal.position(),
@@ -78,7 +78,7 @@ impl MessageStream {
         }
     }
 
-    /// Takes a stream up where another process left it: completes a reply that was begun.
+    /// Continues a stream where another process left it, completing a partly sent reply.
     pub fn resume(
         socket: UnixStream,
         stop: Arc<Stop>,
@@ -92,12 +92,12 @@ impl MessageStream {
         Ok(stream)
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The message handed out before is dealt with. Waits for the next one; its body replaces `body`, its descriptors
+    /// Marks the current message as processed and waits for the next one, which replaces the contents of `body` and
     /// `fds`.
     pub fn receive(
         &mut self,
@@ -131,13 +131,13 @@ impl MessageStream {
         Ok(header)
     }
 
-    /// Sends the reply to the message that was handed out last.
+    /// Sends the reply to the current message.
     pub fn send(&mut self, header: &Header, body: &[u8]) -> Result<(), StreamError> {
         self.journal.set_reply(header.as_bytes(), body)?;
         Ok(self.journal.send_reply(self.socket.as_fd())?)
     }
 
-    /// The header of the message at the position.
+    /// Returns the header of the message at the position.
     fn header(&mut self) -> Result<Header, StreamError> {
         self.need(Header::LEN)?;
         let mut header = Header::new_zeroed();
@@ -145,7 +145,7 @@ impl MessageStream {
         Ok(header)
     }
 
-    /// Reads until at least `length` bytes behind the position are there.
+    /// Receives until at least `length` bytes after the position are available.
     fn need(&mut self, length: usize) -> Result<(), StreamError> {
         while self.received - self.position < length as u64 {
             self.fill()?;
@@ -173,7 +173,7 @@ impl MessageStream {
         if lost {
             return Err(StreamError::Desynchronised(TOO_MANY_FDS));
         }
-        // The message that holds the last byte ends there or later.
+        // The message that contains the last byte ends there or later.
         self.descriptors
             .extend(fds.into_iter().map(|fd| (received, fd)));
         if self.descriptors.len() > 4 * MAX_FDS {
@@ -185,7 +185,7 @@ impl MessageStream {
 
 const TOO_MANY_FDS: &str = "more file descriptors than allowed in one message";
 
-/// Sends bytes with descriptors; returns how many bytes went out.
+/// Sends bytes with descriptors; returns the number of bytes sent.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -202,7 +202,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Res
     })
 }
 
-/// Receives bytes with descriptors; `None` if there are none yet.
+/// Receives bytes with descriptors; returns `None` if there are none yet.
 pub fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -266,7 +266,7 @@ mod tests {
         )
         .unwrap();
         send(peer.as_fd(), &message(3, &[]), &[]).unwrap();
-        // Header with the descriptor first, body later.
+        // The header with the descriptor first, the body later.
         let late = message(4, &[4; 8]);
         send(peer.as_fd(), &late[..16], &[null.as_fd()]).unwrap();
         send(peer.as_fd(), &late[16..], &[]).unwrap();

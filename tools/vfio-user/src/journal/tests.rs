@@ -17,7 +17,7 @@ use crate::stop::Stop;
 use crate::stream::MessageStream;
 use crate::{Device, Disconnect, serve, take_over};
 
-/// A device that reads as all ones and agrees to everything else.
+/// A device that reads as all ones and accepts everything else.
 struct Gone;
 
 impl Device for Gone {
@@ -60,18 +60,18 @@ impl Device for Gone {
 }
 
 thread_local! {
-    /// Steps that this thread still takes before it is killed.
+    /// Number of steps that this thread takes before it is killed.
     static STEPS: Cell<u32> = const { Cell::new(u32::MAX) };
 }
 
-/// What unwinds a thread that is killed.
+/// Payload of the panic that unwinds a killed thread.
 struct Killed;
 
 pub(super) fn killed_here() {
     STEPS.with(|steps| match steps.get() {
         u32::MAX => {}
         0 => {
-            // Once: whatever runs while the thread unwinds is no step.
+            // Only once: code that runs during unwinding takes no steps.
             steps.set(u32::MAX);
             resume_unwind(Box::new(Killed));
         }
@@ -79,7 +79,7 @@ pub(super) fn killed_here() {
     });
 }
 
-/// Does `work` as a daemon that is killed after so many steps. `None` if it was.
+/// Runs `work` as a daemon that is killed after `steps` steps. Returns `None` if it was killed.
 fn killed_after<R>(steps: u32, work: impl FnOnce() -> R) -> Option<R> {
     STEPS.set(steps);
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -119,7 +119,7 @@ fn bytes_of(id: u16, message: &Sent) -> Vec<u8> {
     [header.as_bytes(), &body].concat()
 }
 
-/// The ids that are to be answered, in order.
+/// Returns the ids of messages that want a reply, in order.
 fn wanted(messages: &[Sent]) -> Vec<u16> {
     (0u16..)
         .zip(messages)
@@ -128,7 +128,7 @@ fn wanted(messages: &[Sent]) -> Vec<u16> {
         .collect()
 }
 
-/// The ids of the replies in `bytes`, each checked to be whole.
+/// Returns the ids of the replies in `bytes`, and checks that each is complete.
 fn answered(mut bytes: &[u8], messages: &[Sent]) -> Vec<u16> {
     let mut ids = Vec::new();
     while !bytes.is_empty() {
@@ -149,8 +149,8 @@ fn answered(mut bytes: &[u8], messages: &[Sent]) -> Vec<u16> {
     ids
 }
 
-/// A VMM sends `messages` in pieces of `piece` bytes; a daemon serves it and is killed after `steps` steps; a successor
-/// goes on. Gives whether the daemon was killed at all.
+/// A VMM sends `messages` in pieces of `piece` bytes, a daemon serves it and is killed after `steps` steps, and a
+/// successor continues. Returns whether the daemon was killed at all.
 fn survives(messages: &[Sent], piece: usize, steps: u32) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let successors = ours.try_clone().unwrap();
@@ -191,8 +191,8 @@ fn survives(messages: &[Sent], piece: usize, steps: u32) -> bool {
     killed
 }
 
-/// Kills at every step until some in a row are behind the end, which is not always at the same step: it depends on how
-/// many bytes the socket holds when it is read. Gives how many steps there were.
+/// Kills at every step until some in a row lie beyond the end. The end is not always at the same step, because it
+/// depends on how many bytes the socket holds when it is read. Returns the number of steps.
 fn survives_every_step(messages: &[Sent], piece: usize) -> u32 {
     let (mut steps, mut behind) = (0, 0);
     while behind < 10 {
@@ -227,7 +227,7 @@ fn every_request_is_answered_once_wherever_the_daemon_is_killed() {
 #[test]
 fn replies_and_requests_longer_than_the_socket_takes_are_no_exception() {
     let most = MAX_DATA as u32;
-    // More than the ring, and more replies than fit the socket.
+    // More than the ring holds, and more replies than fit the socket.
     let messages: Vec<_> = (0..12)
         .map(|index| match index % 3 {
             0 => Sent::Write(most - index),
@@ -278,7 +278,7 @@ fn the_totals_are_right_between_any_two_steps() {
                 journal.advance(total);
                 break;
             }
-            // What was not taken is still in the socket, so that the next round finds more.
+            // Bytes that were not received are still in the socket, so the next round finds more.
             let taken = observer.received() - total;
             assert!(taken == 0 || taken == round, "{taken} of {round}");
             if taken == 0 {
@@ -299,7 +299,7 @@ fn a_page_of_another_size_is_no_journal() {
 
 #[test]
 fn a_successor_negotiates_no_more() {
-    // The first message of a connection that was never served: the VMM starts without a device, but with an answer.
+    // The first message of a connection that was never served: the VMM starts without the device, but gets a reply.
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let journal = Journal::new().unwrap().0;
     let request = Header::request(1, command::VERSION, 0, false);
