@@ -94,7 +94,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     }
 }
 
-/// The number of the one capture that runs.
+/// Returns the number of the running capture, of which there must be exactly one.
 fn only(captures: &[Capture]) -> Result<u64> {
     let mut running = captures.iter().filter(|capture| capture.ended.is_none());
     match (running.next(), running.next()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Faults: armed, listed, cleared, explained.
+//! Arms, lists, clears and explains faults.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -63,7 +63,7 @@ pub enum Command {
     },
 }
 
-/// Where faults are.
+/// Selects the devices and ports whose faults are meant.
 #[derive(Args)]
 pub struct Where {
     /// Only this device, or this port of the switch: `port:NAME`.
@@ -72,7 +72,7 @@ pub struct Where {
 }
 
 impl Where {
-    /// The names of the devices and ports.
+    /// Returns the names of the devices and ports.
     fn names(&self, client: &mut Client) -> Result<Vec<String>> {
         if let Some(name) = &self.device {
             return Ok(vec![name.clone()]);
@@ -83,7 +83,7 @@ impl Where {
         Ok(devices.chain(ports).collect())
     }
 
-    /// Prints what `ask` gives for each of them.
+    /// Prints the results of `ask` for each of them.
     fn list<T: Row + Serialize>(
         &self,
         client: &mut Client,
@@ -95,7 +95,7 @@ impl Where {
     }
 }
 
-/// What `explain` knows of a kind.
+/// What `explain` tells about a kind of fault.
 #[derive(Serialize)]
 struct Known {
     name: &'static str,
@@ -110,7 +110,7 @@ struct Known {
     keys: Vec<Word>,
 }
 
-/// A word of descriptions.
+/// A word of fault descriptions.
 #[derive(Serialize)]
 struct Word {
     key: &'static str,
@@ -140,7 +140,7 @@ impl Known {
 }
 
 impl Known {
-    /// Where it can be, in words.
+    /// Describes where the fault can be armed.
     fn place(&self) -> &'static str {
         if self.ports {
             "A device, or a port of the switch."
@@ -200,7 +200,7 @@ impl Row for Firing {
     }
 }
 
-/// Runs all but [`Command::Explain`].
+/// Runs all commands except [`Command::Explain`].
 pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     match command {
         Command::Add { device, fault } => {
@@ -225,7 +225,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     }
 }
 
-/// What became of a scenario.
+/// The result of a scenario.
 #[derive(Serialize)]
 struct Played<'a> {
     scenario: &'a Path,
@@ -236,7 +236,7 @@ struct Played<'a> {
 
 /// Plays scenarios one after the other.
 fn play(client: &mut Client, files: &[PathBuf], json: bool) -> Result<()> {
-    // All of them are read before the first begins.
+    // Reads all of them before the first one starts.
     let scenarios = files.iter().map(|file| Scenario::read(file));
     let scenarios: Vec<Scenario> = scenarios.collect::<Result<_>>()?;
     let mut out = std::io::stdout();
@@ -272,7 +272,7 @@ fn play(client: &mut Client, files: &[PathBuf], json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A phase, as people read it.
+/// Describes the outcome of a phase.
 fn in_words(outcome: &PhaseOutcome) -> String {
     let verdict = if outcome.is_good() { "ok" } else { "FAILED" };
     let mut text = format!(
@@ -305,7 +305,7 @@ pub fn write_manual(directory: &Path) -> Result<()> {
     std::fs::write(&path, manual()).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The page vrnic-faults(7).
+/// Returns the page vrnic-faults(7).
 fn manual() -> String {
     let mut page = Roff::new();
     page.control("TH", ["vrnic-faults", "7"]);
@@ -381,7 +381,7 @@ fn tell(json: bool, text: &str, value: &serde_json::Value) -> Result<()> {
     Ok(())
 }
 
-/// Says what there is to know of a kind of faults, or lists all.
+/// Explains one kind of fault, or lists all kinds.
 pub fn explain(name: Option<&str>, json: bool) -> Result<()> {
     let all = GROUPS
         .iter()

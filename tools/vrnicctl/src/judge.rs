@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnicctl judge`: how another RNIC behaves when packets are lost, repeated, refused or marked.
+//! `vrnicctl judge`: reports how another RNIC behaves when packets are lost, repeated, refused or marked.
 //!
-//! vrnic is the other end of its connections: it makes the faults and captures what passes.
+//! vrnic is the other end of that RNIC's connections: it causes the faults and captures the packets.
 
 mod conduct;
 mod packet;
@@ -23,7 +23,7 @@ use vrnicd::control::client::Client;
 use conduct::{Finding, Judgement};
 use packet::Trace;
 
-/// How long packets may still pass when the programs have ended.
+/// How long packets may still arrive after the program has ended.
 const SETTLE: Duration = Duration::from_millis(200);
 
 #[derive(Subcommand)]
@@ -60,7 +60,7 @@ pub enum Command {
         /// The peer's local ACK timeout field: 4.096 µs times 2 to the N.
         #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u8).range(1..32))]
         ack_timeout: Option<u8>,
-        /// Below each line, list the packets that show it, with this many others before and behind each.
+        /// Below each line, list the packets that show it, and this many other packets before and after each.
         #[arg(long, value_name = "N")]
         packets: Option<usize>,
         /// pcapng files.
@@ -71,14 +71,14 @@ pub enum Command {
     Experiments,
 }
 
-/// Traffic, and what goes wrong with it.
+/// An experiment: traffic, and a fault that disturbs it.
 #[derive(Serialize)]
 struct Experiment {
     name: &'static str,
-    /// Who sends the requests.
+    /// The side that sends the requests.
     requester: &'static str,
     operation: &'static str,
-    /// Description of a fault on our device.
+    /// Description of a fault on the local device.
     fault: Option<&'static str>,
     about: &'static str,
 }
@@ -102,7 +102,7 @@ const fn experiment(
     }
 }
 
-/// All experiments. A fault of packets that come in strikes what the peer sends.
+/// All experiments. A fault on incoming packets strikes what the peer sends.
 const EXPERIMENTS: &[Experiment] = &[
     experiment(
         "peer-writes",
@@ -260,28 +260,28 @@ const EXPERIMENTS: &[Experiment] = &[
     ),
 ];
 
-/// What an experiment, or a capture, showed.
+/// The result of an experiment or a capture.
 #[derive(Serialize)]
 struct Outcome {
     /// Name of the experiment, or of the file.
     name: String,
-    /// What it is about.
+    /// Description of the experiment.
     #[serde(skip_serializing_if = "Option::is_none")]
     about: Option<&'static str>,
-    /// The fault that was armed.
+    /// The fault, if one was armed.
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<&'static str>,
-    /// How often it fired.
+    /// How many times it fired.
     #[serde(skip_serializing_if = "Option::is_none")]
     fired: Option<u64>,
-    /// How the program ended, if it failed.
+    /// Why the program failed, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     failed: Option<String>,
     capture: PathBuf,
     findings: Vec<Finding>,
 }
 
-/// Lists the experiments, which needs no daemon. None if `command` is another one.
+/// Runs a command that needs no daemon. Returns `None` if `command` needs one.
 pub fn without_daemon(command: &Command, json: bool) -> Option<Result<()>> {
     match command {
         Command::Experiments => Some(list(json)),
@@ -295,7 +295,7 @@ pub fn without_daemon(command: &Command, json: bool) -> Option<Result<()>> {
     }
 }
 
-/// Runs what needs a daemon.
+/// Runs a command that needs a daemon.
 pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     let Command::Run {
         device,
@@ -334,7 +334,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     show(&outcomes, json, None)
 }
 
-/// Runs the program under a fault, and captures what passes.
+/// Runs the program under a fault and captures the packets.
 fn perform(
     client: &mut Client,
     device: &str,
@@ -356,7 +356,7 @@ fn perform(
             .add_fault(device, fault)
             .with_context(|| fault.to_owned())
     });
-    // What was begun is ended, whatever happens.
+    // Whatever the result, the fault and the capture are ended below.
     let status = match &armed {
         Some(Err(_)) => None,
         _ => Some(
@@ -403,7 +403,7 @@ fn perform(
     })
 }
 
-/// Judges what was captured before.
+/// Judges existing captures.
 fn captures(
     peer: IpAddr,
     ack_timeout: Option<u8>,
@@ -440,7 +440,8 @@ fn list(json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Prints outcomes; `listed` with the packets of that peer that show them, and so many around each.
+/// Prints outcomes. With `listed`, also prints the packets of that peer that show each finding, with that many packets
+/// around each.
 fn show(outcomes: &[Outcome], json: bool, listed: Option<(IpAddr, usize)>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if json {

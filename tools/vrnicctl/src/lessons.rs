@@ -21,7 +21,7 @@ pub struct Options {
     vrnicd: Option<PathBuf>,
 }
 
-/// The vrnicd that was built or installed together with this program.
+/// Returns the path of the vrnicd that was built or installed together with this program.
 fn vrnicd() -> PathBuf {
     let beside = std::env::current_exe().map(|own| own.with_file_name("vrnicd"));
     beside

@@ -96,13 +96,13 @@ enum Command {
     Limit {
         /// The device. Without it, list all.
         device: Option<String>,
-        /// Gigabits of payload a second, those of read responses included: 0.001 to 10000.
+        /// Limit on the payload, including read responses, in gigabits per second: 0.001 to 10000.
         #[arg(long, value_name = "GBPS", requires = "device")]
         tx_gbps: Option<f64>,
-        /// Requests a second.
+        /// Limit on requests per second.
         #[arg(long, value_name = "N", requires = "device")]
         max_iops: Option<u64>,
-        /// Take the limits away that are not given.
+        /// Remove the limits that are not given.
         #[arg(long, requires = "device")]
         none: bool,
     },
@@ -147,8 +147,8 @@ enum Command {
     /// Show everything live in a browser: devices, connections, objects, failures. Prints the address to open, and
     /// serves it until interrupted.
     Web(web::Options),
-    /// Learn RDMA in a browser: six experiments with real RNICs, beside what they do on each step. Starts a vrnicd and
-    /// two programs of its own; needs no VM. Prints the address to open, and serves it until interrupted.
+    /// Learn RDMA in a browser: six experiments with real RNICs, and what the RNICs do at each step. Starts a vrnicd
+    /// and two programs of its own; needs no VM. Prints the address to open, and serves it until interrupted.
     Lessons(lessons::Options),
     /// Show or change vrnicd's log filter, such as `debug` or `info,vrnic_vfio_user=trace`.
     Log {
@@ -176,7 +176,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Something of a device.
+/// An item that belongs to a device.
 #[derive(Serialize)]
 struct Of<T> {
     device: String,
@@ -187,7 +187,7 @@ struct Of<T> {
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "vrnicctl: {error:#}");
@@ -334,7 +334,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// The devices, or the one that is named.
+/// Returns all devices, or the named one.
 fn chosen(client: &mut Client, name: Option<&str>) -> Result<Vec<Device>> {
     let mut devices = client.devices()?;
     if let Some(name) = name {
@@ -346,7 +346,7 @@ fn chosen(client: &mut Client, name: Option<&str>) -> Result<Vec<Device>> {
     Ok(devices)
 }
 
-/// What `ask` gives for each chosen device.
+/// Returns the results of `ask` for each chosen device.
 fn list_with<T>(
     client: &mut Client,
     choice: &Choice,
@@ -356,7 +356,7 @@ fn list_with<T>(
     list_of(client, devices.map(|device| device.name), ask)
 }
 
-/// What `ask` gives for each of these names.
+/// Returns the results of `ask` for each of these names.
 fn list_of<T>(
     client: &mut Client,
     names: impl IntoIterator<Item = String>,
@@ -373,7 +373,7 @@ fn list_of<T>(
     Ok(all)
 }
 
-/// Prints what `ask` gives for each chosen device.
+/// Prints the results of `ask` for each chosen device.
 fn list<T: Row + Serialize>(
     client: &mut Client,
     choice: &Choice,

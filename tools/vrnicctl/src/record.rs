@@ -90,7 +90,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     }
 }
 
-/// The device that is named, or the only one.
+/// Returns the named device, or the only one.
 fn chosen(client: &mut Client, device: Option<&str>) -> Result<String> {
     match device {
         Some(device) => Ok(device.to_owned()),
@@ -98,7 +98,7 @@ fn chosen(client: &mut Client, device: Option<&str>) -> Result<String> {
     }
 }
 
-/// The one device that it can be.
+/// Returns the only one of `names`.
 fn only(mut names: impl Iterator<Item = String>) -> Result<String> {
     match (names.next(), names.next()) {
         (Some(one), None) => Ok(one),

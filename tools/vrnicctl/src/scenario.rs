@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Scenarios: files that arm faults phase by phase, wait for what follows, and say what has to be true then.
+//! Scenarios: files that arm faults phase by phase, wait for the consequences, and state what must be true then.
 //!
 //! [`play`] plays them.
 
@@ -14,62 +14,62 @@ use serde::{Deserialize, Deserializer};
 use vrnic_engine::fault::spec::Spec;
 use vrnicd::control::protocol::PORT;
 
-/// Seconds that a phase waits unless the file says otherwise.
+/// Default time limit for the waiting of a phase.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A scenario.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it shows, in a sentence.
+    /// One sentence about what it shows.
     pub about: String,
-    /// Device of all that names none.
+    /// Default device for everything that names none.
     pub device: Option<String>,
     /// Longest time that a phase waits.
     #[serde(default = "patience", deserialize_with = "seconds")]
     timeout: Duration,
-    /// One after the other.
+    /// The phases, in order.
     #[serde(rename = "phase")]
     pub phases: Vec<Phase>,
 }
 
-/// A part of a scenario: something is done, then waited for, then judged.
+/// A part of a scenario: actions, conditions to wait for, and conditions to check.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// What happens, in a few words.
+    /// Short description of what happens.
     pub name: String,
-    /// Clear the faults that the scenario armed so far.
+    /// Whether to clear the faults that the scenario has armed so far.
     #[serde(default)]
     pub clear: bool,
-    /// Take links down or up.
+    /// Links to take down or bring up.
     #[serde(default)]
     pub link: Vec<Link>,
-    /// Arm these faults.
+    /// Faults to arm.
     #[serde(default)]
     pub arm: Vec<Arm>,
-    /// Wait until all of this is true.
+    /// Conditions to wait for, all of which must become true.
     #[serde(default)]
     pub wait: Vec<Condition>,
     /// Longest time to wait.
     #[serde(default, deserialize_with = "some_seconds")]
     timeout: Option<Duration>,
-    /// All of this has to be true at the end of the phase.
+    /// Conditions that must all be true at the end of the phase.
     #[serde(default)]
     pub expect: Vec<Condition>,
 }
 
-/// A link to take down or up.
+/// A link to take down or bring up.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Whose.
+    /// The device.
     device: Option<String>,
     /// The new state.
     pub state: LinkState,
 }
 
-/// What a link can be.
+/// State of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
@@ -83,47 +83,47 @@ pub enum LinkState {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arm {
-    /// Its description, as `vrnicctl fault add` takes it.
+    /// Description of the fault, as for `vrnicctl fault add`.
     pub fault: String,
-    /// Where.
+    /// The device, or a port of the switch.
     device: Option<String>,
 }
 
-/// Something that is true or not. One of the first seven fields is there; the bounds are for what can be counted.
+/// A condition. Exactly one of the first seven fields is set. The bounds apply to those that count something.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Condition {
-    /// How often faults of this name fired, of those that the scenario armed on the device.
+    /// Number of times that faults of this name fired, of those that the scenario armed on the device.
     fired: Option<String>,
-    /// How much this counter of the device grew since the phase began.
+    /// Increase of this counter of the device since the phase began.
     counter: Option<String>,
-    /// How many failures with these words `vrnicctl explain` has since the phase began.
+    /// Number of failures since the phase began whose text in `vrnicctl explain` contains these words.
     explained: Option<String>,
-    /// How many queue pairs but QP1 are in this state.
+    /// Number of queue pairs in this state, except QP1.
     qps: Option<String>,
-    /// What the port is: `active` or `down`.
+    /// State of the port: `active` or `down`.
     port: Option<String>,
-    /// What the device is: `up`, `down` or `failed`.
+    /// State of the device: `up`, `down` or `failed`.
     state: Option<String>,
-    /// Whether the phase has lasted so many seconds.
+    /// Number of seconds that the phase must have lasted.
     #[serde(default, deserialize_with = "some_seconds")]
     seconds: Option<Duration>,
-    /// Which device.
+    /// The device.
     device: Option<String>,
-    /// 1 unless `at_most` is there.
+    /// Lower bound; 1 unless `at_most` is given.
     at_least: Option<u64>,
-    /// No bound unless it is there.
+    /// Upper bound; none unless given.
     at_most: Option<u64>,
 }
 
-/// What a condition is about.
+/// The subject of a condition.
 #[derive(Clone, Copy, Debug)]
 pub enum About<'a> {
-    /// Faults of that name that fired.
+    /// Faults with that name that fired.
     Fired(&'a str),
-    /// Growth of a counter.
+    /// Increase of a counter.
     Counter(&'a str),
-    /// Failures explained with these words.
+    /// Failures whose text contains these words.
     Explained(&'a str),
     /// Queue pairs in a state.
     QueuePairs(&'a str),
@@ -202,7 +202,7 @@ impl Scenario {
             .context("name a device here or in the scenario")
     }
 
-    /// Device of a condition; none if it needs none.
+    /// Returns the device of a condition; an empty name if the condition needs none.
     pub fn device_of<'a>(&'a self, condition: &'a Condition) -> Result<&'a str> {
         match condition.about()? {
             About::Lasted(_) => Ok(""),
@@ -210,22 +210,22 @@ impl Scenario {
         }
     }
 
-    /// Device on which a fault is armed.
+    /// Returns the device on which a fault is armed.
     pub fn device_to_arm<'a>(&'a self, arm: &'a Arm) -> Result<&'a str> {
         self.device_or(arm.device.as_ref())
     }
 
-    /// Device whose link changes.
+    /// Returns the device whose link changes.
     pub fn device_to_link<'a>(&'a self, link: &'a Link) -> Result<&'a str> {
         self.device_or(link.device.as_ref())
     }
 
-    /// Longest time that a phase waits.
+    /// Returns the longest time that a phase waits.
     pub fn timeout_of(&self, phase: &Phase) -> Duration {
         phase.timeout.unwrap_or(self.timeout)
     }
 
-    /// All devices that it names. A port of the switch is none.
+    /// Returns the names of all devices in the scenario, without ports of the switch.
     pub fn devices(&self) -> Result<Vec<&str>> {
         let mut all = Vec::new();
         for phase in &self.phases {
@@ -247,7 +247,7 @@ impl Scenario {
 }
 
 impl Condition {
-    /// What it is about. An error if that is not exactly one thing, or one that takes no bounds has some.
+    /// Returns the subject. Fails if there is not exactly one, or if there are bounds on something that is not counted.
     pub fn about(&self) -> Result<About<'_>> {
         let counted = [
             self.fired.as_deref().map(About::Fired),
@@ -281,14 +281,14 @@ impl Condition {
         self.at_least.unwrap_or(unsaid)
     }
 
-    /// Whether so many are right.
+    /// Returns whether `count` is within the bounds.
     pub fn allows(&self, count: u64) -> bool {
         count >= self.least() && self.at_most.is_none_or(|most| count <= most)
     }
 }
 
 impl fmt::Display for Condition {
-    /// As people would say it.
+    /// Writes the condition in words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, name) = match self.about() {
             Err(_) => return f.write_str("nothing"),
@@ -324,7 +324,7 @@ mod tests {
             let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
             let entries = std::fs::read_dir(directory).unwrap();
             let files = entries.map(|entry| entry.unwrap().path());
-            // The last is of `vrnic-lab up`.
+            // The last one is for `vrnic-lab up`.
             let is_scenario = |file: &PathBuf| file.is_file() && !file.ends_with("lab.toml");
             let files: Vec<_> = files.filter(is_scenario).collect();
             for file in &files {

@@ -14,12 +14,12 @@ use vrnicd::control::protocol::{
 
 use crate::Of;
 
-/// A kind of thing that a table shows.
+/// A kind of item that is shown as a row of a table.
 pub trait Row {
-    /// Heads of its columns.
+    /// Headers of the columns.
     const HEADS: &'static [&'static str];
 
-    /// Its cells.
+    /// Returns the cells of the row.
     fn cells(&self) -> Vec<String>;
 }
 
@@ -75,7 +75,7 @@ pub fn print<T: Serialize + Row>(rows: &[T], json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A table of rows; heads alone if there are none.
+/// Renders a table; only its header if there are no rows.
 pub fn render<T: Row>(rows: &[T]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(T::HEADS);
@@ -86,7 +86,7 @@ pub fn render<T: Row>(rows: &[T]) -> String {
     table.trim_fmt()
 }
 
-/// What went wrong on a device, in a sentence.
+/// Describes in one sentence what went wrong on a device.
 pub fn sentence(device: &str, what: &Explanation) -> String {
     let (seconds, rest) = (
         what.nanoseconds / 1_000_000_000,
@@ -99,12 +99,12 @@ pub fn sentence(device: &str, what: &Explanation) -> String {
     )
 }
 
-/// A number, or a dash if there is none.
+/// Formats a number; a dash if there is none.
 fn number(number: Option<u32>) -> String {
     number.map_or_else(|| "-".into(), |number| number.to_string())
 }
 
-/// A number that may be unknown.
+/// Formats a number; a question mark if it is unknown.
 fn known(number: Option<impl ToString>) -> String {
     number.map_or_else(|| "?".into(), |number| number.to_string())
 }

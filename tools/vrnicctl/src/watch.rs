@@ -14,14 +14,14 @@ use vrnicd::control::protocol::{Device, Explanation, Qp, SwitchPort};
 use crate::table::{render, sentence};
 use crate::{Of, chosen};
 
-/// Queue pairs of a device that are shown.
+/// Largest number of queue pairs shown per device.
 const QPS_SHOWN: usize = 20;
-/// Explanations of a device that are shown.
+/// Largest number of explanations shown per device.
 const EXPLANATIONS_SHOWN: usize = 10;
-/// Queue pairs of a device up to which all of them are asked for at each look.
+/// If a device has more queue pairs than this, they are not queried at each look.
 const QPS_ASKED: u32 = 4096;
 
-/// What one look at a device sees.
+/// The state of a device at one look.
 #[derive(Serialize)]
 struct Look {
     #[serde(flatten)]
@@ -34,7 +34,7 @@ struct Look {
     explanations: Vec<Explanation>,
 }
 
-/// What one look at a port of the switch sees.
+/// The state of a switch port at one look.
 #[derive(Serialize)]
 struct PortLook {
     #[serde(flatten)]
@@ -43,7 +43,7 @@ struct PortLook {
     rates: BTreeMap<String, f64>,
 }
 
-/// What one look sees.
+/// Everything seen at one look.
 #[derive(Serialize)]
 struct View {
     devices: Vec<Look>,
@@ -64,14 +64,14 @@ impl Counted {
         }
     }
 
-    /// Changes per second since `last`, of those counters that changed.
+    /// Returns the changes per second since `last` of those counters that changed.
     fn rates(&self, last: Option<&Self>) -> BTreeMap<String, f64> {
         let Some(last) = last else {
             return BTreeMap::new();
         };
         let seconds = (self.at - last.at).as_secs_f64().max(1e-3);
         let changed = self.values.iter().filter_map(|(name, value)| {
-            // After a reset of the device they count from 0.
+            // After a reset of the device, counters start from 0.
             let change = value.saturating_sub(last.values.get(name).copied().unwrap_or(0));
             #[allow(clippy::cast_precision_loss, reason = "for people")]
             (change > 0).then(|| (name.clone(), change as f64 / seconds))
@@ -80,14 +80,14 @@ impl Counted {
     }
 }
 
-/// What the look before saw of a device.
+/// What was seen of a device at the previous look.
 struct Before {
     counted: Counted,
     /// Number of the next explanation.
     next: u64,
 }
 
-/// Looks every `interval`, `count` times or until interrupted.
+/// Shows the view every `interval`, `count` times or until interrupted.
 pub fn run(
     client: &mut Client,
     device: Option<&str>,
@@ -164,7 +164,7 @@ fn show(view: &View, json: bool) -> Result<()> {
         return Ok(out.flush()?);
     }
     if out.is_terminal() {
-        // Home, and clear.
+        // Moves the cursor home and clears the screen.
         write!(out, "\x1b[H\x1b[2J")?;
     }
     for look in &view.devices {

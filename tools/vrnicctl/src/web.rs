@@ -9,11 +9,11 @@ use anyhow::Result;
 use clap::Args;
 use vrnic_web::Server;
 
-/// Where a page is served.
+/// The address at which a page is served.
 #[derive(Args)]
 pub struct Listen {
-    /// Address and port to listen at; port 0 means a free one. Whoever has the printed address can use the page, so
-    /// think twice before you choose an address that other machines reach: nothing is encrypted.
+    /// Address and port to listen at; port 0 means a free one. Anyone with the printed address can use the page, and
+    /// nothing is encrypted, so be careful with an address that other machines can reach.
     #[arg(
         long,
         short,

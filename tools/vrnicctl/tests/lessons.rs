@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnicctl lessons` as people run it: an address, a lab behind it, and nothing left at the end. The tests of
-//! `tools/web` hold the lessons.
+//! Runs `vrnicctl lessons` as users do: it prints an address, has a lab behind that, and leaves nothing behind at the
+//! end. The lessons themselves are tested in `tools/web`.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Processes whose parent is that one.
+/// Returns the child processes of `parent`.
 fn children(parent: u32) -> Vec<String> {
     let list = format!("/proc/{parent}/task/{parent}/children");
     let list = std::fs::read_to_string(list).unwrap_or_default();
@@ -51,7 +51,7 @@ fn the_lab_begins_and_ends_with_the_command() {
         .unwrap();
     assert!(ended.success());
     assert!(command.wait().unwrap().success());
-    // Whoever waits for a process takes it away; until then it is a zombie, and that is not there either.
+    // A process that has ended is a zombie until its parent waits for it. Then its `exe` does not exist either.
     let deadline = Instant::now() + Duration::from_secs(20);
     while Path::new(&format!("/proc/{}/exe", lab[0])).exists() {
         assert!(Instant::now() < deadline, "vrnicd goes on");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What the packets of a connection say about how the peer behaves. Clauses are those of IBTA volume 1.
+//! Deduces from the packets of a connection how the peer behaves. Clauses are those of IBTA volume 1.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,40 +11,40 @@ use vrnic_engine::{ack_timeout, rnr_timeout};
 
 use super::packet::{Half, Packet, Requester, Trace};
 
-/// Packets that a finding names at most.
+/// Largest number of packets that a finding lists.
 const EVIDENCE: usize = 8;
-/// The ACK timer may run up to this many times as long as it was set to (9.7.6.1.3).
+/// The ACK timer may take up to this many times its configured time (9.7.6.1.3).
 const TIMER_SLACK: u32 = 4;
 
-/// Packets before and after the first CNP that make a rate worth telling.
+/// Number of packets before and after the first CNP from which on a rate is meaningful.
 const RATE_PACKETS: usize = 200;
-/// Packets that follow one another sooner belong together: no timer expires between them.
+/// Packets closer together than this form a burst: no timer expires between them.
 const BURST: Duration = Duration::from_millis(1);
 
-/// What kind of finding it is.
+/// Kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judgement {
     /// The standard forbids it.
     Violation,
-    /// The standard allows it, but shipping hardware does something else, or it costs time.
+    /// The standard allows it, but existing hardware behaves differently, or it costs time.
     Remark,
-    /// How it is.
+    /// A neutral observation.
     Observed,
 }
 
-/// Something about the peer.
+/// A finding about the peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Violation, remark or observation.
     pub judgement: Judgement,
-    /// The part of the transport that it is about.
+    /// The part of the transport concerned.
     pub topic: &'static str,
-    /// What the peer does.
+    /// Description of the peer's behaviour.
     pub text: String,
-    /// Clause of the standard, if one is about it.
+    /// Clause of the standard, if one applies.
     pub clause: &'static str,
-    /// Numbers of packets in the capture that show it.
+    /// Numbers of the packets in the capture that show it.
     pub packets: Vec<usize>,
 }
 
@@ -71,7 +71,7 @@ impl Findings {
     }
 }
 
-/// Judges what a capture has of the peer, whose local ACK timeout field is `timeout`, if that is known.
+/// Judges the peer's packets in a capture. `timeout` is the peer's local ACK timeout field, if known.
 pub fn judge(trace: &Trace, timeout: Option<u8>) -> Vec<Finding> {
     let mut findings = Findings::default();
     if let Some(first) = trace.malformed.first() {
@@ -104,7 +104,7 @@ pub fn judge(trace: &Trace, timeout: Option<u8>) -> Vec<Finding> {
     findings.0
 }
 
-/// What a response acknowledges or refuses.
+/// Returns the AETH of a response, if it has one.
 fn aeth(packet: &Packet) -> Option<Aeth> {
     match &packet.body {
         Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(*aeth),
@@ -117,34 +117,34 @@ fn syndrome(packet: &Packet) -> Option<Syndrome> {
     aeth(packet).map(|aeth| aeth.syndrome)
 }
 
-/// Why a requester sent something again.
+/// Why a requester sent packets again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     Sequence,
     Rnr(u8),
     Timer,
-    /// A response came that is not the one that was due, so that a response is missing.
+    /// A response arrived that was not the one expected next, so a response is missing.
     MissingResponse,
 }
 
-/// A time when the requester went back.
+/// An occasion on which the requester went back.
 struct Episode<'a> {
     cause: Cause,
-    /// How long after its cause, or after the last sign of progress.
+    /// Time since the cause, or since the last sign of progress.
     delay: Duration,
-    /// Packets sent again before new ones, or before it went back once more.
+    /// Number of packets sent again before new ones, or before the requester went back once more.
     again: u32,
-    /// Packets that were outstanding, from the first one sent again.
+    /// Number of packets outstanding, counted from the first one sent again.
     outstanding: u32,
     first: &'a Packet,
 }
 
-/// The times when the requester went back to packets that it had sent before. What it sends within `burst` after its
-/// last packet, and without an answer in between, belongs together.
+/// Returns the occasions on which the requester went back to packets that it had sent before. Packets that it sends
+/// within `burst` after the previous one, and without a response in between, belong to the same occasion.
 fn episodes(half: &Half, burst: Duration) -> Vec<Episode<'_>> {
     let mut all: Vec<Episode<'_>> = Vec::new();
     let mut responses = half.responses.iter().peekable();
-    // The last response, and when packets or answers last moved on.
+    // The latest response, and when requests or responses last made progress.
     let mut last: Option<&Packet> = None;
     let mut furthest: Option<&Packet> = None;
     let mut moved = Duration::ZERO;
@@ -177,7 +177,7 @@ fn episodes(half: &Half, burst: Duration) -> Vec<Episode<'_>> {
         };
         if request.psn.distance_from(end) >= 0 {
             fresh = Some(behind);
-            // Only the first packet after a pause starts the timer anew.
+            // Only the first packet after a pause restarts the timer.
             if acknowledged.is_some_and(|psn| psn.add(1) == request.psn) {
                 moved = request.time;
             }
@@ -195,7 +195,7 @@ fn episodes(half: &Half, burst: Duration) -> Vec<Episode<'_>> {
                         (Cause::Sequence, nak.time)
                     }
                     Some((Some(Syndrome::RnrNak { timer }), nak)) => (Cause::Rnr(timer), nak.time),
-                    // Later responses than the one that it asks for have come.
+                    // Responses that come after the one requested have already arrived.
                     _ => match skipped {
                         Some(response) => (Cause::MissingResponse, response.time),
                         None => (Cause::Timer, moved),
@@ -208,7 +208,7 @@ fn episodes(half: &Half, burst: Duration) -> Vec<Episode<'_>> {
                     outstanding: end.packets_since(request.psn),
                     first: request,
                 });
-                // What caused it is used up; a timer starts again.
+                // The cause has been dealt with, and the timer restarts.
                 last = None;
                 moved = request.time;
             }
@@ -218,7 +218,7 @@ fn episodes(half: &Half, burst: Duration) -> Vec<Episode<'_>> {
     all
 }
 
-/// How the peer sends again: what, and how soon.
+/// Examines what the peer sends again, and how soon.
 fn retransmissions(half: &Half, timeout: Option<u8>, findings: &mut Findings) {
     const TOPIC: &str = "retransmission";
     let burst = timeout
@@ -311,7 +311,7 @@ fn retransmissions(half: &Half, timeout: Option<u8>, findings: &mut Findings) {
     }
 }
 
-/// Whether the packets of the peer's messages are as they should be.
+/// Checks the packets of the peer's messages.
 fn messages(half: &Half, findings: &mut Findings) {
     const TOPIC: &str = "messages";
     let mut short = Vec::new();
@@ -358,7 +358,7 @@ fn messages(half: &Half, findings: &mut Findings) {
     findings.add(Judgement::Observed, "window", "", [], text);
 }
 
-/// Most packets of the requester that no response has acknowledged.
+/// Returns the largest number of unacknowledged packets that the requester had outstanding.
 fn most_outstanding(half: &Half) -> u32 {
     let mut responses = half.responses.iter().peekable();
     let mut acknowledged: Option<Psn> = None;
@@ -380,7 +380,7 @@ fn most_outstanding(half: &Half) -> u32 {
     most
 }
 
-/// How often the peer asks for an acknowledgement.
+/// Examines how often the peer requests acknowledgements.
 fn acknowledgement_requests(half: &Half, findings: &mut Findings) {
     let counted = |request: &&Packet| !request.body.has_response();
     let packets = half.requests.iter().filter(counted).count();
@@ -414,7 +414,7 @@ fn acknowledgement_requests(half: &Half, findings: &mut Findings) {
     findings.add(Judgement::Observed, "ACK requests", "9.7.5.1", asking, text);
 }
 
-/// How often and how soon the peer acknowledges.
+/// Examines how often and how soon the peer acknowledges.
 fn acknowledgements(half: &Half, findings: &mut Findings) {
     const TOPIC: &str = "ACKs";
     let acks: Vec<_> = half
@@ -449,7 +449,7 @@ fn acknowledgements(half: &Half, findings: &mut Findings) {
         findings.add(Judgement::Observed, TOPIC, "9.7.5.1", numbers, text);
     }
 
-    // A request that asks is answered, unless one before it was lost or refused.
+    // A request that asks for an acknowledgement gets one, unless an earlier request was lost or refused.
     let (mut waits, mut unanswered) = (Vec::new(), Vec::new());
     for request in half.requests.iter().filter(|request| request.ack_request) {
         let last = half.last_psn(request);
@@ -478,7 +478,7 @@ fn acknowledgements(half: &Half, findings: &mut Findings) {
         findings.add(Judgement::Remark, TOPIC, "9.7.5.1", unanswered, text);
     }
 
-    // Responses are to something between the first request and the furthest one that was sent by then.
+    // Every response must be to a PSN between the first request and the furthest one sent so far.
     let mut requests = half.requests.iter().peekable();
     let mut sent: Option<(Psn, Psn)> = None;
     let mut stray = Vec::new();
@@ -505,7 +505,7 @@ fn acknowledgements(half: &Half, findings: &mut Findings) {
     }
 }
 
-/// What the peer does when packets before one are missing.
+/// Examines what the peer does when packets are missing.
 fn gaps(half: &Half, findings: &mut Findings) {
     const TOPIC: &str = "lost requests";
     let (mut told, mut repeated, mut silent, mut wrong) =
@@ -524,7 +524,7 @@ fn gaps(half: &Half, findings: &mut Findings) {
             }
             continue;
         }
-        // Packets from `next` on are missing. They come again later, or never.
+        // Packets from `next` on are missing. They are sent again later, or never.
         let later = &half.requests[index..];
         let filled = later.iter().find(|one| {
             one.psn.distance_from(next) <= 0 && half.last_psn(one).distance_from(next) >= 0
@@ -536,7 +536,7 @@ fn gaps(half: &Half, findings: &mut Findings) {
             .filter(|one| one.time >= request.time)
             .filter(|one| syndrome(one) == Some(Syndrome::Nak(NakCode::SequenceError)))
             .collect();
-        // What came only late fills the gap before the NAK is here.
+        // If the packets were merely late, they fill the gap before the NAK arrives.
         match naks.iter().find(|one| one.time <= until || one.psn == next) {
             None => silent.push(request.number),
             Some(nak) => {
@@ -549,8 +549,8 @@ fn gaps(half: &Half, findings: &mut Findings) {
             }
         }
         if let Some(filled) = filled {
-            // The first ACK of the packet that was missing acknowledges more than was sent by then if the peer kept
-            // what came too early.
+            // If the peer kept the packets that came early, its first ACK after the missing packet acknowledges more
+            // than had been sent again by then.
             let ack = half.responses.iter().find(|one| {
                 one.time > filled.time
                     && matches!(syndrome(one), Some(Syndrome::Ack { .. }))
@@ -615,14 +615,14 @@ fn gaps(half: &Half, findings: &mut Findings) {
     }
 }
 
-/// How the peer takes a request that it has executed.
+/// Examines how the peer treats a request that it has already executed.
 fn duplicates(half: &Half, findings: &mut Findings) {
     const TOPIC: &str = "duplicate requests";
     let mut seen: BTreeMap<u32, Duration> = BTreeMap::new();
     let (mut answered, mut silent) = (Vec::new(), Vec::new());
     for request in &half.requests {
         let before = seen.insert(request.psn.raw(), request.time);
-        // Only what was answered is known to have been executed.
+        // Only requests that were answered are known to have been executed.
         let Some(executed) = before.and_then(|before| {
             half.responses.iter().find(|one| {
                 one.time >= before
@@ -686,7 +686,7 @@ fn duplicates(half: &Half, findings: &mut Findings) {
     }
 }
 
-/// Whether the message sequence numbers of the peer grow as messages are completed.
+/// Checks that the message sequence numbers of the peer grow as messages complete.
 fn message_numbers(half: &Half, findings: &mut Findings) {
     let mut highest: Option<(Psn, Psn)> = None;
     let mut wrong = Vec::new();
@@ -710,7 +710,7 @@ fn message_numbers(half: &Half, findings: &mut Findings) {
     }
 }
 
-/// What the peer makes of marked packets.
+/// Examines how the peer responds to packets marked as congested.
 fn congestion_notifications(trace: &Trace, findings: &mut Findings) {
     const TOPIC: &str = "congestion";
     let (mut marked, mut sent) = (Vec::new(), Vec::new());
@@ -764,7 +764,7 @@ fn congestion_notifications(trace: &Trace, findings: &mut Findings) {
     );
 }
 
-/// Whether the peer slows down when it is told of congestion.
+/// Examines whether the peer slows down when it is notified of congestion.
 fn reaction_to_congestion(half: &Half, findings: &mut Findings) {
     let Some(first) = half.notified.first() else {
         return;
@@ -797,7 +797,7 @@ fn reaction_to_congestion(half: &Half, findings: &mut Findings) {
     );
 }
 
-/// A number of things.
+/// Returns a count with the right singular or plural.
 fn count(number: usize, thing: &str) -> String {
     match number {
         1 => format!("one {thing}"),
@@ -805,7 +805,7 @@ fn count(number: usize, thing: &str) -> String {
     }
 }
 
-/// How often something happened.
+/// Returns how many times something happened, in words.
 fn often(number: usize) -> String {
     match number {
         1 => "once".to_owned(),
@@ -813,7 +813,7 @@ fn often(number: usize) -> String {
     }
 }
 
-/// The shortest and the longest of some times.
+/// Returns the range from the shortest to the longest time.
 fn range(times: impl Iterator<Item = Duration> + Clone) -> String {
     match (times.clone().min(), times.max()) {
         (Some(low), Some(high)) if low == high => format!("{low:.2?}"),

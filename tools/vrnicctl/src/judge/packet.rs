@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a capture has of connections with one peer.
+//! Extracts the connections with one peer from a capture.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,17 +19,17 @@ use vrnic_roce::{FrameError, opcode_name, parse};
 /// A packet of a reliable connection.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// Number in its file, from 1, as Wireshark shows it.
+    /// Number in its file, counted from 1 as in Wireshark.
     pub number: usize,
-    /// When it passed, since an arbitrary moment.
+    /// Time at which it passed, relative to an arbitrary moment.
     pub time: Duration,
-    /// Queue pair that it is for.
+    /// Destination queue pair.
     pub qpn: u32,
-    /// Sequence number.
+    /// PSN.
     pub psn: Psn,
-    /// What it is.
+    /// Kind, with the contents of the extended headers.
     pub body: Body,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub payload: u32,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
@@ -38,7 +38,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether it ends a message.
+    /// Returns whether it is the last packet of a message.
     pub fn ends_message(&self) -> bool {
         match &self.body {
             Body::Send { position, .. } | Body::Write { position, .. } => position.ends(),
@@ -46,7 +46,7 @@ impl Packet {
         }
     }
 
-    /// PSNs that it takes up; those of a read are known from the size of its responses.
+    /// Returns how many PSNs it takes up. For a read, that is the number of its responses.
     fn packets(&self, mtu: u32) -> u32 {
         match &self.body {
             Body::ReadRequest(reth) => reth.length.div_ceil(mtu.max(1)).max(1),
@@ -55,43 +55,43 @@ impl Packet {
     }
 }
 
-/// Who sends the requests of one half of a connection.
+/// The side that sends the requests of one half of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Requester {
     /// The peer that is judged.
     Peer,
-    /// We.
+    /// The local device.
     Here,
 }
 
-/// Requests in one direction, and what was answered to them, in the order of time.
+/// Requests in one direction and the responses to them, in order of time.
 #[derive(Debug)]
 pub struct Half {
-    /// Who sends the requests.
+    /// The side that sends the requests.
     pub requester: Requester,
     /// Requests.
     pub requests: Vec<Packet>,
     /// ACKs, NAKs and responses.
     pub responses: Vec<Packet>,
-    /// Congestion notifications that the requester got.
+    /// Congestion notifications that the requester received.
     pub notified: Vec<Packet>,
-    /// Most bytes in a packet.
+    /// Largest payload of a packet in bytes.
     pub mtu: u32,
 }
 
 impl Half {
-    /// The PSN behind that request.
+    /// Returns the PSN after that request.
     pub fn psn_behind(&self, request: &Packet) -> Psn {
         request.psn.add(request.packets(self.mtu))
     }
 
-    /// The PSN of the last packet of that request and its responses.
+    /// Returns the PSN of the last packet of that request and its responses.
     pub fn last_psn(&self, request: &Packet) -> Psn {
         self.psn_behind(request).previous()
     }
 }
 
-/// A frame of the peer that nobody should have sent.
+/// An invalid frame of the peer.
 #[derive(Debug)]
 pub struct Malformed {
     /// Number in its file.
@@ -100,12 +100,12 @@ pub struct Malformed {
     pub error: FrameError,
 }
 
-/// What a capture has of a peer.
+/// The packets of a peer in a capture.
 #[derive(Debug, Default)]
 pub struct Trace {
     /// Halves of connections.
     pub halves: Vec<Half>,
-    /// Frames of the peer that are wrong.
+    /// Invalid frames of the peer.
     pub malformed: Vec<Malformed>,
 }
 
@@ -117,13 +117,13 @@ struct Frame {
 }
 
 impl Frame {
-    /// Whether a fault kept it back, so that it did not pass.
+    /// Returns whether a fault kept the frame back, so that it did not pass.
     fn is_kept_back(&self) -> bool {
         self.comment.ends_with(": kept back")
     }
 }
 
-/// All frames of a file.
+/// Returns all frames of a file.
 fn frames(path: &Path) -> Result<Vec<Frame>> {
     let whole = || format!("cannot read {}", path.display());
     let file = File::open(path).with_context(whole)?;
@@ -145,11 +145,11 @@ fn frames(path: &Path) -> Result<Vec<Frame>> {
     Ok(frames)
 }
 
-/// The RoCE packets of a capture as text, one in a line: number, time since the first, which way it went, what it is,
-/// and the fault that struck it. Only those that are no further than `around` from one of `numbers`.
+/// Lists the RoCE packets of a capture as text, one per line: number, time since the first, direction, kind, and the
+/// fault that struck it. Leaves out packets further than `around` from all of `numbers`.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn listing(path: &Path, peer: IpAddr, numbers: &[usize], around: usize) -> Result<String> {
     let peer = gid(peer);
     let frames = frames(path)?;
@@ -199,17 +199,17 @@ pub fn listing(path: &Path, peer: IpAddr, numbers: &[usize], around: usize) -> R
     Ok(text)
 }
 
-/// Packets by direction, requester last, and by the queue pair that they are for.
+/// Packets, grouped by direction (requester last) and destination queue pair.
 type Streams = BTreeMap<(Requester, u32), Vec<Packet>>;
 
 impl Trace {
     /// Reads a capture of what a device sent and received.
     ///
     /// # Errors
-    /// It cannot be read, or has no packet of a reliable connection with that peer.
+    /// The file cannot be read, or has no packet of a reliable connection with that peer.
     pub fn read(path: &Path, peer: IpAddr) -> Result<Self> {
         let frames = frames(path)?;
-        // What a fault kept back did not pass, but it has a number.
+        // A frame that a fault kept back did not pass, but it counts for the numbers of frames.
         let passed = frames.iter().map(|frame| {
             let kept = frame.is_kept_back();
             (frame.time, if kept { &[][..] } else { &frame.data[..] })
@@ -224,7 +224,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Sorts frames.
+    /// Sorts frames by connection.
     pub fn of_frames<'a>(frames: impl Iterator<Item = (Duration, &'a [u8])>, peer: IpAddr) -> Self {
         let peer = gid(peer);
         let mut malformed = Vec::new();
@@ -279,8 +279,8 @@ impl Trace {
     }
 }
 
-/// Finds the answers to each stream of requests. Frames do not tell which queue pair sent them, but the answers have
-/// the PSNs of the requests.
+/// Finds the responses to each stream of requests. Frames do not contain the number of the queue pair that sent them,
+/// but the responses have the PSNs of the requests.
 fn pair(requests: Streams, mut responses: Streams, mut notified: Streams) -> Vec<Half> {
     let mut halves = Vec::new();
     for ((requester, _), requests) in requests {
@@ -304,7 +304,7 @@ fn pair(requests: Streams, mut responses: Streams, mut notified: Streams) -> Vec
         let hits = |stream: &[Packet]| {
             let mtu = mtu(stream).max(half.mtu);
             let answers = |response: &&Packet| {
-                // Before the first one comes the last: PSNs wrap around.
+                // PSNs wrap around, so the last request comes before the first one.
                 let before = starts.range(..=response.psn.raw()).next_back();
                 before
                     .or(starts.last_key_value())
@@ -330,7 +330,8 @@ fn pair(requests: Streams, mut responses: Streams, mut notified: Streams) -> Vec
     halves
 }
 
-/// Most bytes of payload in packets that are followed by others of their message, or of any at all.
+/// Returns the largest payload of packets that are followed by others of their message, or of all packets if there are
+/// none.
 fn mtu(packets: &[Packet]) -> u32 {
     let full = |packet: &&Packet| {
         matches!(
@@ -346,7 +347,7 @@ fn mtu(packets: &[Packet]) -> u32 {
         .max(1)
 }
 
-/// The GID of an address.
+/// Returns the GID of an IP address.
 fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -354,7 +355,7 @@ fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Who sent a frame that is wrong, as far as it tells.
+/// Returns the source of an invalid frame, if that can be read.
 fn source(frame: &[u8]) -> Option<[u8; 16]> {
     let tagged = frame.get(12..14)? == [0x81, 0];
     let start = if tagged { 18 } else { 14 };
@@ -389,7 +390,7 @@ mod tests {
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    /// A send of ours with that PSN.
+    /// Returns a send of ours with that PSN.
     fn frame(psn: u32) -> Vec<u8> {
         let segment = Segment {
             path: Way {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Plays a scenario, and leaves no fault behind.
+//! Plays a scenario and leaves no fault behind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use vrnicd::control::protocol::{Device, Fault};
 
 use super::{About, Condition, LinkState, Phase, Scenario};
 
-/// Time between two looks at what is waited for.
+/// Interval between checks of the conditions.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What a scenario is played with.
+/// What a scenario acts on.
 pub trait Stage {
-    /// Arms a fault and gives its number.
+    /// Arms a fault and returns its number.
     fn arm(&mut self, device: &str, fault: &str) -> Result<u64>;
     /// Clears a fault.
     fn clear(&mut self, device: &str, id: u64) -> Result<()>;
-    /// Faults that are armed or were.
+    /// Returns the faults, including those that are no longer armed.
     fn faults(&mut self, device: &str) -> Result<Vec<Fault>>;
-    /// Takes a link up or down.
+    /// Brings a link up or takes it down.
     fn set_link(&mut self, device: &str, up: bool) -> Result<()>;
-    /// The device with its counters.
+    /// Returns the device with its counters.
     fn device(&mut self, device: &str) -> Result<Device>;
-    /// Queue pairs in a state, without QP1, which the kernel has.
+    /// Returns the number of queue pairs in a state, without QP1, which belongs to the kernel.
     fn queue_pairs(&mut self, device: &str, state: &str) -> Result<u64>;
-    /// Numbers and sentences of failures from number `from` on.
+    /// Returns numbers and descriptions of failures from number `from` on.
     fn explained(&mut self, device: &str, from: u64) -> Result<Vec<(u64, String)>>;
-    /// Time since some moment.
+    /// Returns the time since an arbitrary moment.
     fn now(&self) -> Duration;
-    /// Lets time pass. An error if somebody wants an end.
+    /// Waits a moment. Fails if the user has interrupted the scenario.
     fn pause(&mut self) -> Result<()>;
 }
 
-/// A daemon as the stage.
+/// A stage that acts on a daemon.
 pub struct Daemon<'a> {
     client: &'a mut Client,
     began: Instant,
@@ -47,11 +47,12 @@ pub struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// The daemon of that client. From now on SIGINT and SIGTERM end the scenario, not the process.
+    /// Creates a stage for the daemon of that client. From now on, SIGINT and SIGTERM end the scenario, not the
+    /// process.
     pub fn new(client: &'a mut Client) -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // A second one does end the process.
+            // A second signal does end the process.
             signal_hook::flag::register_conditional_default(signal, interrupted.clone())?;
             signal_hook::flag::register(signal, interrupted.clone())?;
         }
@@ -115,69 +116,69 @@ impl Stage for Daemon<'_> {
     }
 }
 
-/// What became of a condition.
+/// The result of a condition.
 #[derive(Debug, Serialize)]
 pub struct Finding {
     /// The condition, in words.
     pub condition: String,
-    /// Device that it was about.
+    /// The device concerned.
     pub device: String,
-    /// What was found.
+    /// The actual value or state.
     pub found: String,
-    /// Whether it was true.
+    /// Whether the condition is true.
     pub holds: bool,
 }
 
-/// What became of a phase.
+/// The result of a phase.
 #[derive(Debug, Serialize)]
 pub struct PhaseOutcome {
     /// Name of the phase.
     pub phase: String,
-    /// Seconds that it lasted.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Numbers of the faults that it armed, with device and description.
+    /// The faults that it armed: number, device and description.
     pub armed: Vec<(u64, String, String)>,
-    /// What it waited for, and what it expected.
+    /// Results of the conditions that it waited for and of those that it expected.
     pub findings: Vec<Finding>,
 }
 
 impl PhaseOutcome {
-    /// Whether all was as it had to be.
+    /// Returns whether all conditions are true.
     pub fn is_good(&self) -> bool {
         self.findings.iter().all(|finding| finding.holds)
     }
 }
 
-/// What a device was when the phase began.
+/// State of a device when the phase began.
 struct Before {
     counters: BTreeMap<String, u64>,
     next_explanation: u64,
 }
 
-/// A fault that the scenario armed.
+/// A fault armed by the scenario.
 struct Armed<'a> {
     device: &'a str,
     id: u64,
-    /// Its name.
+    /// Name of the fault.
     kind: &'a str,
-    /// How often it fired when that was last looked at.
+    /// How many times it had fired when last checked.
     fired: u64,
     cleared: bool,
 }
 
-/// A scenario that is being played.
+/// A scenario in progress.
 struct Run<'a, S> {
     scenario: &'a Scenario,
     stage: &'a mut S,
     before: BTreeMap<&'a str, Before>,
-    /// Faults that the scenario armed.
+    /// Faults armed by the scenario.
     armed: Vec<Armed<'a>>,
-    /// Devices whose links the scenario took down.
+    /// Devices whose links the scenario has taken down.
     down: Vec<&'a str>,
 }
 
-/// Plays a scenario and tells `report` of each phase. Whether all of them were as they had to be. Faults that it armed
-/// are cleared at the end, and links that it took down are up, whatever happens.
+/// Plays a scenario and calls `report` with the outcome of each phase. Returns whether all phases went as expected.
+/// Whatever happens, the faults that it armed are cleared at the end, and the links that it took down are brought up.
 pub fn play<S: Stage>(
     scenario: &Scenario,
     stage: &mut S,
@@ -259,7 +260,7 @@ impl<'a, S: Stage> Run<'a, S> {
         })
     }
 
-    /// Remembers what the devices are before a phase.
+    /// Records the state of the devices before a phase.
     fn remember(&mut self) -> Result<()> {
         for name in self.scenario.devices()? {
             let device = self.stage.device(name)?;
@@ -292,7 +293,7 @@ impl<'a, S: Stage> Run<'a, S> {
         findings.collect()
     }
 
-    /// What is found of a condition, and whether that is right.
+    /// Returns the actual value of a condition, in words, and whether the condition is true.
     fn find(&mut self, condition: &'a Condition, began: Duration) -> Result<(String, bool)> {
         let name = self.scenario.device_of(condition)?;
         let count = match condition.about()? {
@@ -324,7 +325,7 @@ impl<'a, S: Stage> Run<'a, S> {
                 let now = now
                     .get(counter)
                     .with_context(|| format!("device {name} has no counter {counter:?}"))?;
-                // After a reset of the device they count from 0.
+                // After a reset of the device, counters start from 0.
                 now.checked_sub(before.copied().unwrap_or(0))
                     .unwrap_or(*now)
             }
@@ -341,7 +342,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok((count.to_string(), condition.allows(count)))
     }
 
-    /// Looks how often the faults of a device fired that are not cleared.
+    /// Updates how many times the faults of a device that are not cleared have fired.
     fn count_firings(&mut self, device: &str) -> Result<()> {
         let faults = self.stage.faults(device)?;
         for armed in &mut self.armed {
@@ -353,7 +354,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// Clears the faults that the scenario armed.
+    /// Clears the faults armed by the scenario.
     fn clear(&mut self) -> Result<()> {
         for index in 0..self.armed.len() {
             if self.armed[index].cleared {
@@ -369,11 +370,11 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// Clears all faults and takes all links up, as far as that can be done.
+    /// Clears all faults and brings up all links, as far as possible.
     fn tidy_up(&mut self) -> Result<()> {
         let mut outcome = self.clear();
         for armed in self.armed.iter().filter(|armed| !armed.cleared) {
-            // The first failure was told.
+            // The first failure has already been reported.
             let _ = self.stage.clear(armed.device, armed.id);
         }
         for device in self.down.drain(..) {
@@ -383,7 +384,7 @@ impl<'a, S: Stage> Run<'a, S> {
     }
 }
 
-/// Counters of a device by name.
+/// Returns the counters of a device by name.
 fn counters(device: &Device) -> BTreeMap<String, u64> {
     let port = device.port.as_ref();
     port.map(|port| port.counters.iter().cloned().collect())

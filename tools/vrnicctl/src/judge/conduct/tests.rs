@@ -12,13 +12,13 @@ use super::*;
 
 const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// Queue pairs.
+/// Numbers of the queue pairs.
 const OURS: u32 = 0x11;
 const THEIRS: u32 = 0x22;
-/// The sequence number that everything starts with: it wraps around.
+/// The PSN at which all traffic starts; it wraps around soon.
 const START: Psn = Psn::new(0xff_fffd);
 
-/// Frames, and when they passed in µs.
+/// Frames, each with the time in µs at which it passed.
 #[derive(Default)]
 struct Wire(Vec<(u64, Vec<u8>)>);
 
@@ -87,7 +87,7 @@ impl Wire {
     }
 }
 
-/// A packet of a write of three.
+/// Returns a packet of a write that consists of three packets.
 fn write(index: u32) -> Body {
     Body::Write {
         position: Position::of(index % 3, 3),
@@ -137,7 +137,7 @@ fn is_clean(findings: &[Finding]) {
     assert_eq!(texts(findings, Judgement::Remark), [""; 0]);
 }
 
-/// Six packets of the peer, the second is lost on its way to us, and the NAK comes to the peer.
+/// The peer sends six packets, the second of which is lost on its way to us, and gets a NAK.
 fn peer_lost_one() -> Wire {
     let mut wire = Wire::default();
     for index in 0..6 {
@@ -224,10 +224,10 @@ fn a_peer_that_asks_again_for_a_response() {
     };
     let mut wire = Wire::default();
     wire.put(0, Requester::Peer, 0, read(3072), 0);
-    // The one in the middle is lost.
+    // The middle response is lost.
     wire.put(5, Requester::Here, 0, response(Position::First), 1024);
     wire.put(7, Requester::Here, 2, response(Position::Last), 1024);
-    // Something new is asked for first.
+    // A new request comes first.
     wire.put(9, Requester::Peer, 3, read(1024), 0);
     wire.put(10, Requester::Peer, 1, read(2048), 0);
     let findings = wire.judge(Some(14));
@@ -303,7 +303,7 @@ fn a_peer_waits_as_long_as_an_rnr_nak_says() {
     );
 }
 
-/// We lose the second of six packets, and the peer says so.
+/// We send six packets, of which the second is lost, and the peer sends a NAK.
 fn we_lost_one(naks: u32) -> Wire {
     let mut wire = Wire::default();
     for index in [0, 2, 3, 4, 5] {
@@ -476,7 +476,7 @@ fn a_peer_that_slows_down_when_it_is_told_of_congestion() {
         Judgement::Observed,
         "after the first CNP, of 1 in all, it sends at 50 % of its rate before",
     );
-    // Too little to tell.
+    // Too few packets for a judgement.
     let few = told(30, 2);
     assert!(
         !texts(&few, Judgement::Observed)

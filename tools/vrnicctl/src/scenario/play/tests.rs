@@ -3,20 +3,20 @@
 use super::*;
 use vrnicd::control::protocol::{Port, RateLimit};
 
-/// A device `a` on which something happens at each look.
+/// A device `a` whose state changes at each look.
 #[derive(Default)]
 struct Theatre {
     now: Duration,
     faults: Vec<Fault>,
     next: u64,
-    /// What was done, in order.
+    /// The actions, in order.
     done: Vec<String>,
     link_up: bool,
     timeouts: u64,
     explained: Vec<(u64, String)>,
-    /// How often armed faults fire at each pause.
+    /// How many times armed faults fire at each pause.
     fires: u64,
-    /// The moment somebody wants an end.
+    /// When the user interrupts the scenario.
     ends: Option<Duration>,
 }
 
@@ -121,7 +121,7 @@ fn theatre() -> Theatre {
     }
 }
 
-/// Whether all was good, or why it ended, and the outcomes.
+/// Returns whether all went well, or why the scenario ended, and the outcomes.
 fn run(stage: &mut Theatre, phases: &str) -> (Result<bool>, Vec<PhaseOutcome>) {
     let text = format!("about = \"x\"\ndevice = \"a\"\ntimeout = 2\n{phases}");
     let scenario = Scenario::parse(&text).unwrap();
