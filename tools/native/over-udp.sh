@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Measures RoCE over UDP between two network namespaces, which stand for two hosts, beside iperf3 on the same pair of
-# network devices. Needs no privilege where users may make namespaces.
+# Measures RoCE over UDP between two network namespaces, which stand for two hosts, and iperf3 on the same pair of
+# network devices for comparison. Needs no privilege where users may create namespaces.
 # Usage: bash tools/native/over-udp.sh [ARGUMENTS OF vrnic-native over-udp...]
 set -eu
 if [ -z "${VRNIC_INSIDE:-}" ]; then
 	VRNIC_INSIDE=1 exec unshare --user --map-root-user --net -- bash "$0" "$@"
 fi
-# Room for packets of 4096 bytes, which the guests ask for.
+# Room for the packets of 4096 bytes that the guests request.
 mtu=9000
 programs=$(cd "$(dirname "$0")/../target/release" && pwd)
 directory=$(mktemp -d)
@@ -35,7 +35,7 @@ if ! command -v iperf3 >/dev/null; then
 	echo "iperf3 is not installed: nothing to compare with"
 	exit
 fi
-# As much as a packet of RoCE has behind its UDP header, many in a message if this iperf3 can.
+# Datagrams as long as those of a RoCE packet. If this iperf3 supports it, several are sent as one message.
 length=4112
 many=$(iperf3 --help 2>&1 | grep -o -- --gsro || :)
 there iperf3 -s -1 >/dev/null &

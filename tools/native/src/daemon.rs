@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A vrnicd of our own, with a device for each guest.
+//! A separate vrnicd, with a device for each guest.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How messages travel.
+/// The fabric that carries messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     /// Copied from guest to guest.
@@ -25,10 +25,10 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// Those that need nothing else.
+    /// The fabrics that need nothing else.
     pub const ALL: [Self; 2] = [Self::Local, Self::Roce];
 
-    /// As the configuration has it.
+    /// Returns the name used in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -38,25 +38,25 @@ impl Fabric {
     }
 }
 
-/// How long vrnicd may take to begin.
+/// How long vrnicd may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Name of the control socket.
 const CONTROL: &str = "control";
 
-/// A running vrnicd, which ends with the value.
+/// A running vrnicd, which ends when the value is dropped.
 pub struct Daemon {
     process: Child,
     directory: TempDir,
 }
 
-/// MAC address of a device.
+/// Returns the MAC address of a device.
 pub fn mac(device: usize) -> [u8; 6] {
     [0x52, 0x54, 0, 0, (device >> 8) as u8, device as u8]
 }
 
 impl Daemon {
-    /// Starts `program` with `devices` devices on a fabric, whose names are their numbers.
+    /// Starts `program` with `devices` devices on a fabric. Their names are their numbers.
     pub fn start(program: &Path, fabric: Fabric, devices: usize) -> Result<Self> {
         let devices: Vec<_> = (0..devices)
             .map(|device| (device.to_string(), ""))
@@ -64,8 +64,8 @@ impl Daemon {
         Self::configured(program, fabric, &devices, "")
     }
 
-    /// Starts `program` with these devices, each a name and what else its part of the configuration says, and with
-    /// what else the configuration is to say for all.
+    /// Starts `program` with these devices, each a name and further lines of its section of the configuration, and with
+    /// further global lines.
     pub fn configured(
         program: &Path,
         fabric: Fabric,
@@ -95,8 +95,8 @@ impl Daemon {
         Ok(Self { process, directory })
     }
 
-    /// Starts `program` with a device whose packets go over this host's network, between `local` and `peer`; `more` is
-    /// what else the configuration is to say about that port.
+    /// Starts `program` with a device whose packets go over this host's network, between `local` and `peer`; `more` are
+    /// further lines for the port.
     pub fn over_udp(program: &Path, local: IpAddr, peer: IpAddr, more: &str) -> Result<Self> {
         let port = format!(
             "[[switch.port]]\nname = \"udp\"\n\
@@ -125,17 +125,17 @@ impl Daemon {
         }
     }
 
-    /// Its process.
+    /// Returns the PID of the daemon.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Its control socket, which is there when its devices are.
+    /// Returns the path of the control socket, which exists once the devices do.
     pub fn control(&self) -> PathBuf {
         self.directory.path().join(CONTROL)
     }
 
-    /// What it logged.
+    /// Returns the log of the daemon.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }

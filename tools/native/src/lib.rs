@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Drives devices of a running vrnicd as a VM does, without a VM: one process is the VMM (vfio-user, a memfd as
-//! RAM), the guest's kernel (virtqueues, commands) and its programs (rings, doorbells, completions).
+//! Drives devices of a running vrnicd as a VM does, but without a VM. One process acts as the VMM (vfio-user, a memfd
+//! as RAM), the guest's kernel (virtqueues, commands) and its programs (rings, doorbells, completions).
 //!
-//! The rings are libvrnic's own code, and the device is the real one, in a process of its own. So what is measured here
-//! is the device, on processors that emulate nothing.
+//! The rings are libvrnic's own code, and the device is the real one, in its own process. So measurements are those of
+//! the device, on CPUs that emulate nothing.
 //!
-//! One thread plays all guests. It polls, vrnicd's worker polls, and two cores suffice.
+//! One thread plays all guests. It polls, and vrnicd's worker polls, so two cores are enough.
 
 #![deny(unsafe_code)]
 #![allow(

@@ -11,27 +11,27 @@ use crate::daemon::{Daemon, Fabric, mac};
 use crate::queues::{Cq, Mr, Qp};
 use crate::vm::{Vm, gid_of};
 
-/// RAM of a guest, of which few pages are used.
+/// Size of a guest's RAM, of which only few pages are used.
 const RAM: usize = 8 << 30;
 
-/// A guest, and what its programs have.
+/// A guest and the objects of its programs.
 pub struct End {
     /// The guest.
     pub vm: Vm,
-    /// How its peer reaches it.
+    /// Address at which its peer reaches it.
     pub address: GidEntry,
-    /// Queue pairs; the ones with the same index are connected.
+    /// Queue pairs, each connected to the peer's with the same index.
     pub qps: Vec<Qp>,
-    /// Completions of the sends of all of them.
+    /// Completion queue for the sends of all queue pairs.
     pub sends: Cq,
-    /// Completions of the receives.
+    /// Completion queue for their receives.
     pub receives: Cq,
-    /// Memory.
+    /// Memory region.
     pub mr: Mr,
 }
 
 impl End {
-    /// A guest with a region, and completion queues with at least so many entries.
+    /// Creates a guest with a region, and completion queues with at least `completions` entries.
     fn new(daemon: &mut Daemon, device: usize, bytes: usize, completions: u32) -> Result<Self> {
         Self::of(
             Vm::start(daemon.connect(device)?, device, RAM)?,
@@ -40,8 +40,8 @@ impl End {
         )
     }
 
-    /// The guest of the only device of a daemon that is [over UDP](Daemon::over_udp) at `host`. For its peer it has an
-    /// Ethernet address that no switch knows, as if it were behind a router.
+    /// Creates the guest of the only device of a daemon that is [over UDP](Daemon::over_udp) at `host`. For its peer,
+    /// it has an Ethernet address that no switch knows, as if it were behind a router.
     pub fn at(daemon: &mut Daemon, host: IpAddr, bytes: usize, completions: u32) -> Result<Self> {
         let gid = gid_of(host, mac(0));
         let end = Self::of(
@@ -81,7 +81,7 @@ pub fn start(
     ])
 }
 
-/// A vrnicd with two guests.
+/// Starts a vrnicd with two guests.
 pub fn alone(
     program: &Path,
     fabric: Fabric,
@@ -93,7 +93,7 @@ pub fn alone(
     Ok((daemon, ends))
 }
 
-/// Connects `count` more queue pairs of the two, with so many entries.
+/// Connects `count` more queue pairs of the two guests, with `entries` entries each.
 pub fn connect([a, b]: &mut [End; 2], count: usize, entries: u32) -> Result<()> {
     for _ in 0..count {
         let mut first = Qp::new(&mut a.vm, entries, &mut a.sends, &mut a.receives)?;
@@ -106,7 +106,7 @@ pub fn connect([a, b]: &mut [End; 2], count: usize, entries: u32) -> Result<()> 
     Ok(())
 }
 
-/// Destroys all queue pairs of the two; their completions must be polled before.
+/// Destroys all queue pairs of the two guests. Their completions must have been polled.
 pub fn disconnect(ends: &mut [End; 2]) -> Result<()> {
     for end in ends {
         for qp in end.qps.drain(..) {

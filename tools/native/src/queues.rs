@@ -27,13 +27,13 @@ use crate::ram::Area;
 use crate::vm::Vm;
 
 const HEADER: usize = size_of::<RingHeader>();
-/// Inline bytes of a request.
+/// Inline data of a request in bytes.
 const INLINE: u32 = 64;
-/// Reads and atomics that a connection may have outstanding, in each direction.
+/// Number of reads and atomics that a connection may have outstanding, in each direction.
 const READS: u8 = 16;
-/// 67 ms: nothing is lost, and other programs may have the processors.
+/// 67 ms: nothing gets lost, and other programs may be using the CPUs.
 const ACK_TIMEOUT: u8 = 14;
-/// The same, for ever.
+/// Retries RNR NAKs forever.
 const RNR_FOR_EVER: u8 = 7;
 /// How long a completion may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,19 +47,19 @@ pub struct Mr {
     pub key: u32,
 }
 
-/// Everything that a region allows its owner and peers.
+/// All rights that a region can give its owner and peers.
 const EVERYTHING: u32 =
     access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
 impl Mr {
-    /// Registers `area` for everything.
+    /// Registers `area` with all rights.
     pub fn register(vm: &mut Vm, area: Area) -> Result<Self> {
         let pages = vm.pages(&area)?;
         Self::with(vm, area, pages, 0)
     }
 
-    /// Registers `area` for everything, and gives the device no page of it before it asks:
-    /// [`Vm::take_page_fault`] and [`Vm::map_pages`] are for that.
+    /// Registers `area` with all rights, but gives the device none of its pages before it asks for them with a page
+    /// fault; see [`Vm::take_page_fault`] and [`Vm::map_pages`].
     pub fn on_demand(vm: &mut Vm, area: Area) -> Result<Self> {
         let pages = PageList {
             first_chunk: 0.into(),
@@ -81,13 +81,13 @@ impl Mr {
         Ok(Self { area, key })
     }
 
-    /// Registers new memory.
+    /// Allocates memory and registers it.
     pub fn new(vm: &mut Vm, length: usize) -> Result<Self> {
         let area = vm.allocate(length)?;
         Self::register(vm, area)
     }
 
-    /// Deregisters it.
+    /// Deregisters the region.
     pub fn deregister(self, vm: &mut Vm) -> Result<()> {
         vm.execute(&DeregisterMr {
             pd: vm.pd().into(),
@@ -96,7 +96,7 @@ impl Mr {
         Ok(())
     }
 
-    /// A piece of it, for this side.
+    /// Returns a part of the region as a local scatter/gather element.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         Sge {
             address: (self.area.address + offset as u64).into(),
@@ -105,7 +105,7 @@ impl Mr {
         }
     }
 
-    /// Where a piece of it begins, for the peer.
+    /// Returns a part of the region as a target for the peer.
     pub fn target(&self, offset: usize) -> Target<'static> {
         Target::Memory {
             address: self.area.address + offset as u64,
@@ -113,7 +113,7 @@ impl Mr {
         }
     }
 
-    /// Eight bytes of it, for an atomic operation of the peer.
+    /// Returns eight bytes of the region as the target of an atomic operation of the peer.
     pub fn atomic(&self, offset: usize, compare_add: u64, swap: u64) -> Target<'static> {
         Target::Atomic {
             address: self.area.address + offset as u64,
@@ -132,7 +132,7 @@ pub struct Cq {
 }
 
 impl Cq {
-    /// Room for at least `entries` completions; events come by `vector`.
+    /// Creates a queue with room for at least `entries` completions; its events arrive on `vector`.
     pub fn new(vm: &mut Vm, entries: u32, vector: u16) -> Result<Self> {
         let entries = entries.next_power_of_two();
         let area = vm.allocate(HEADER + (entries * CQE_STRIDE) as usize)?;
@@ -156,7 +156,7 @@ impl Cq {
         })
     }
 
-    /// The next completion, if there is one.
+    /// Polls the next completion, if there is one.
     #[inline]
     pub fn poll(&mut self) -> Option<Cqe> {
         let cqe = self.queue.pop();
@@ -166,7 +166,7 @@ impl Cq {
         cqe
     }
 
-    /// Takes up to `most` completions, which must be successes.
+    /// Polls up to `most` completions, which must be successful.
     #[inline]
     pub fn drain(&mut self, most: u32, mut what: impl FnMut(&Cqe)) -> Result<()> {
         for _ in 0..most {
@@ -180,7 +180,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Polls until there is a completion, whatever it tells.
+    /// Polls until there is a completion, successful or not.
     pub fn wait_any(&mut self) -> Result<Cqe> {
         let mut patience = Patience::new();
         loop {
@@ -191,7 +191,7 @@ impl Cq {
         }
     }
 
-    /// Destroys it, when no queue pair uses it any more.
+    /// Destroys the queue. No queue pair may be using it.
     pub fn destroy(self, vm: &mut Vm) -> Result<()> {
         vm.execute(&DestroyCq {
             cqn: self.cqn.into(),
@@ -200,7 +200,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Polls until there is a completion, which must be a success.
+    /// Polls until there is a completion, which must be successful.
     #[inline]
     pub fn wait(&mut self) -> Result<Cqe> {
         let mut patience = Patience::new();
@@ -213,12 +213,12 @@ impl Cq {
         }
     }
 
-    /// Asks for an event.
+    /// Requests an event.
     pub fn arm(&mut self) {
         self.queue.request_event(false);
     }
 
-    /// Waits for the event that was asked for, without polling.
+    /// Waits for the requested event, without polling.
     pub fn wait_event(&mut self, vm: &mut Vm) -> Result<()> {
         let cqn = vm.completion_event(self.vector)?;
         ensure!(cqn == self.cqn, "an event of CQ {cqn}, not {}", self.cqn);
@@ -227,7 +227,7 @@ impl Cq {
     }
 }
 
-/// Refuses completions that tell of an error.
+/// Returns an error for a completion with an error.
 #[inline]
 fn success(cqe: &Cqe) -> Result<()> {
     if cqe.status != Status::Success.raw() {
@@ -241,14 +241,14 @@ fn success(cqe: &Cqe) -> Result<()> {
     Ok(())
 }
 
-/// Polls for something, but not for ever.
+/// Limits how long a program polls.
 pub struct Patience {
     looks: u32,
     started: Option<Instant>,
 }
 
 impl Patience {
-    /// Nothing was looked at so far.
+    /// Starts without any polls.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -257,7 +257,7 @@ impl Patience {
         }
     }
 
-    /// Looked in vain once more; an error if that is enough. Reads no clock in the beginning.
+    /// Counts an unsuccessful poll; fails if it has been too long. Reads no clock at first.
     #[inline]
     pub fn look(&mut self) -> Result<()> {
         self.looks += 1;
@@ -283,7 +283,7 @@ pub struct Srq {
 }
 
 impl Srq {
-    /// Room for `entries` receives with an element each.
+    /// Creates a queue with room for `entries` receives with one element each.
     pub fn new(vm: &mut Vm, entries: u32) -> Result<Self> {
         let stride = receive_stride(1);
         let ring = Ring {
@@ -307,7 +307,7 @@ impl Srq {
         })
     }
 
-    /// Its number.
+    /// Returns the number of the queue.
     pub fn srqn(&self) -> u32 {
         self.srqn
     }
@@ -320,7 +320,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Asks for an event when fewer than `limit` receives are left.
+    /// Requests an event for when fewer than `limit` receives are left.
     pub fn set_limit(&self, vm: &mut Vm, limit: u32) -> Result<()> {
         vm.execute(&ModifySrq {
             srqn: self.srqn.into(),
@@ -329,7 +329,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Destroys it, when no queue pair uses it any more.
+    /// Destroys the queue. No queue pair may be using it.
     pub fn destroy(self, vm: &mut Vm) -> Result<()> {
         vm.execute(&DestroySrq {
             srqn: self.srqn.into(),
@@ -339,23 +339,23 @@ impl Srq {
     }
 }
 
-/// How a connection is made.
+/// Attributes of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Most payload of a packet.
+    /// Path MTU.
     pub mtu: Mtu,
-    /// Code of the time after which the peer may try again if no receive is posted.
+    /// Code of the time after which the peer may retry if no receive is posted.
     pub min_rnr_timer: u8,
-    /// Code of the time after which a packet without an answer is lost.
+    /// Code of the time after which a packet without a response counts as lost.
     pub timeout: u8,
-    /// Tries again if there is no answer.
+    /// Number of retries after such a timeout.
     pub retry_count: u8,
-    /// Tries again if the peer has no receive; 7 is for ever.
+    /// Number of retries if the peer has no receive; 7 means forever.
     pub rnr_retry: u8,
 }
 
 impl Default for Terms {
-    /// For programs that do their best to keep the device busy.
+    /// Returns the attributes for programs that keep the device as busy as possible.
     fn default() -> Self {
         Self {
             mtu: Mtu::Mtu4096,
@@ -367,11 +367,11 @@ impl Default for Terms {
     }
 }
 
-/// A queue pair: of the type RC, or for datagrams.
+/// A queue pair, either RC or for datagrams.
 pub struct Qp {
     send: SendQueue,
     receive: ReceiveQueue,
-    /// Where its receives come from, if not from its own queue.
+    /// The shared receive queue, if it does not use its own receive queue.
     shared: Option<SharedReceives>,
     qpn: u32,
     slot: u32,
@@ -379,12 +379,12 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// One of the type RC with room for `entries` requests and as many receives, with an element each.
+    /// Creates an RC queue pair with room for `entries` requests and as many receives, with one element each.
     pub fn new(vm: &mut Vm, entries: u32, send_cq: &mut Cq, receive_cq: &mut Cq) -> Result<Self> {
         Self::with_srq(vm, entries, send_cq, receive_cq, None)
     }
 
-    /// The same, but it takes its receives from `srq`, if there is one.
+    /// Like [`new`](Self::new), but takes receives from `srq` if there is one.
     pub fn with_srq(
         vm: &mut Vm,
         entries: u32,
@@ -401,7 +401,7 @@ impl Qp {
         )
     }
 
-    /// One for datagrams, of such a type, that is ready to send and takes datagrams with that `Q_Key`.
+    /// Creates a queue pair of a datagram type. It is ready to send, and accepts datagrams with this `Q_Key`.
     pub fn datagrams(
         qp_type: QpType,
         vm: &mut Vm,
@@ -509,22 +509,22 @@ impl Qp {
         })
     }
 
-    /// Its number.
+    /// Returns the number of the queue pair.
     pub fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    /// Its doorbell slot.
+    /// Returns its doorbell slot.
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// Connects it with a queue pair of another guest, or of the same.
+    /// Connects it to a queue pair of another guest, or of the same guest.
     pub fn connect(&mut self, vm: &mut Vm, peer: u32, gid: &GidEntry) -> Result<()> {
         self.connect_on(vm, peer, gid, &Terms::default())
     }
 
-    /// The same, on these terms.
+    /// Like [`connect`](Self::connect), with these attributes.
     pub fn connect_on(
         &mut self,
         vm: &mut Vm,
@@ -583,7 +583,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Writes a request to the ring, which the device gets with [`ring`](Self::ring). False if the ring is full.
+    /// Writes a request to the ring; [`ring`](Self::ring) passes it to the device. Returns false if the ring is full.
     #[inline]
     pub fn push(&mut self, request: &Request<'_>, element: Sge) -> Result<bool> {
         match self.send.push(request, [element].into_iter()) {
@@ -593,7 +593,7 @@ impl Qp {
         }
     }
 
-    /// Gives the device what was pushed.
+    /// Passes the pushed requests to the device.
     #[inline]
     pub fn ring(&mut self, vm: &mut Vm) -> Result<()> {
         if self.send.publish() {
@@ -609,21 +609,21 @@ impl Qp {
         self.ring(vm)
     }
 
-    /// Posts a request that names no memory of this side.
+    /// Posts a request without local memory.
     pub fn post_bare(&mut self, vm: &mut Vm, request: &Request<'_>) -> Result<()> {
         let pushed = self.send.push(request, std::iter::empty());
         pushed.map_err(|refused| anyhow::anyhow!("the request is refused: {refused:?}"))?;
         self.ring(vm)
     }
 
-    /// Writes a receive to the ring, which the device gets with [`offer`](Self::offer).
+    /// Writes a receive to the ring; [`offer`](Self::offer) passes it to the device.
     #[inline]
     pub fn push_receive(&mut self, wr_id: u64, element: Sge) -> Result<()> {
         let pushed = self.receive.push(wr_id, [element].into_iter());
         pushed.map_err(|refused| anyhow::anyhow!("the receive is refused: {refused:?}"))
     }
 
-    /// Gives the device the receives that were pushed.
+    /// Passes the pushed receives to the device.
     #[inline]
     pub fn offer(&mut self, vm: &mut Vm) -> Result<()> {
         if self.receive.publish() {
@@ -632,7 +632,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Destroys it; its completions must be polled before.
+    /// Destroys the queue pair. Its completions must have been polled.
     pub fn destroy(self, vm: &mut Vm, send_cq: &mut Cq, receive_cq: &mut Cq) -> Result<()> {
         vm.execute(&DestroyQp {
             qpn: self.qpn.into(),
@@ -647,7 +647,7 @@ impl Qp {
     }
 }
 
-/// A request with a completion.
+/// Returns a request with a completion.
 pub fn request(opcode: SendOpcode, wr_id: u64, target: Target<'_>) -> Request<'_> {
     Request {
         opcode,

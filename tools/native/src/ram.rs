@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! RAM of a guest: a file that the device maps too.
+//! RAM of a guest: a file that the device maps as well.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,15 +8,15 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vrnic::memory::{Mapping, Shared};
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// RAM, at the bus addresses from 0 on. What is allocated is never given back.
+/// RAM, with bus addresses from 0 on. Allocated memory is never freed.
 pub struct Ram {
     file: OwnedFd,
     memory: Shared,
     length: usize,
-    /// Everything before is in use.
+    /// Everything below this offset is in use.
     end: usize,
 }
 
@@ -25,19 +25,19 @@ pub struct Ram {
 pub struct Area {
     /// Bus address of the first byte.
     pub address: u64,
-    /// Bytes, as they were asked for.
+    /// Length in bytes, as requested.
     pub length: usize,
-    /// The same bytes, for the guest.
+    /// The same bytes as the guest accesses them.
     pub memory: Shared,
 }
 
 impl Ram {
-    /// RAM of `length` bytes. It takes as much of the host's memory as is used of it.
+    /// Creates RAM of `length` bytes. It only uses as much of the host's memory as the guest touches.
     pub fn new(length: usize) -> Result<Self> {
         let file = memfd_create("ram", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, length as u64)?;
         let mapping = Mapping::memory(file.as_raw_fd(), 0, length).context("no address space")?;
-        // SAFETY: It came from `memory`, and is never dropped, so whatever is made of it may be used for ever.
+        // SAFETY: The mapping came from `memory` and is never dropped, so everything made from it may be used forever.
         let memory = unsafe { mapping.shared() };
         std::mem::forget(mapping);
         Ok(Self {
@@ -48,17 +48,17 @@ impl Ram {
         })
     }
 
-    /// The file, for the VMM to give to the device.
+    /// Returns the file, which the VMM passes to the device.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// Bytes of RAM.
+    /// Returns the size of the RAM in bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Pages for at least `length` bytes, which nobody used before.
+    /// Allocates unused pages for at least `length` bytes.
     pub fn allocate(&mut self, length: usize) -> Result<Area> {
         let start = self.end;
         let pages = length.max(1).next_multiple_of(PAGE);
@@ -73,7 +73,7 @@ impl Ram {
 }
 
 impl Area {
-    /// Fills a part with bytes that depend on `seed` and on their distance from its beginning.
+    /// Fills a part with bytes that depend on `seed` and on their distance from the start of the part.
     pub fn fill(&self, seed: u8, part: Range<usize>) {
         let bytes: Vec<u8> = (0..part.len()).map(|at| pattern(seed, at)).collect();
         self.memory.write_bytes(part.start, &bytes);
@@ -84,19 +84,20 @@ impl Area {
         self.memory.write_bytes(part.start, &vec![0; part.len()]);
     }
 
-    /// The first of the bytes from `start` on that is not what [`fill`](Self::fill) wrote to `length` bytes.
+    /// Returns the offset, relative to `start`, of the first byte that differs from what [`fill`](Self::fill) wrote to
+    /// `length` bytes.
     pub fn difference(&self, seed: u8, start: usize, length: usize) -> Option<usize> {
         (0..length).find(|&at| self.byte(start + at) != pattern(seed, at))
     }
 
-    /// The byte at an offset.
+    /// Returns the byte at an offset.
     pub fn byte(&self, at: usize) -> u8 {
         self.memory
             .byte(at)
             .load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// The number at an offset, a multiple of 8.
+    /// Returns the 64-bit number at an offset, which is a multiple of 8.
     pub fn long(&self, at: usize) -> u64 {
         u64::from_le(
             self.memory
@@ -105,7 +106,7 @@ impl Area {
         )
     }
 
-    /// Stores a number at an offset, a multiple of 8.
+    /// Stores a 64-bit number at an offset, which is a multiple of 8.
     pub fn set_long(&self, at: usize, value: u64) {
         self.memory
             .long(at)
@@ -113,7 +114,7 @@ impl Area {
     }
 }
 
-/// Never 0, which is what memory is before.
+/// Returns a byte of the pattern. It is never 0, the initial value of memory.
 fn pattern(seed: u8, at: usize) -> u8 {
     ((usize::from(seed) * 89 + at * 7 + at / 251) % 251) as u8 + 1
 }

@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 
 use crate::bench::{Figure, Report};
 
-/// A figure in one line.
+/// Formats a figure as one line.
 #[must_use]
 pub fn line(figure: &Figure) -> String {
     cells(figure).join("  ")
 }
 
-/// All figures, and what they are compared with.
+/// Formats all figures and what they are compared with.
 #[must_use]
 pub fn tables(report: &Report) -> String {
     let heading = [
@@ -75,7 +75,7 @@ fn cells(figure: &Figure) -> [String; 11] {
     ]
 }
 
-/// The lowest and the highest of several shares.
+/// Formats the lowest and the highest of several ratios.
 fn spread(turns: &[f64]) -> String {
     match turns {
         [low, .., high] => format!(" ({:.1} to {:.1})", low * 100.0, high * 100.0),
@@ -83,7 +83,7 @@ fn spread(turns: &[f64]) -> String {
     }
 }
 
-/// A time.
+/// Formats a time.
 fn time(nanoseconds: f64) -> String {
     if nanoseconds < 10_000.0 {
         format!("{nanoseconds:.0} ns")
@@ -92,7 +92,7 @@ fn time(nanoseconds: f64) -> String {
     }
 }
 
-/// A number with a decimal prefix.
+/// Formats a number with a decimal prefix.
 fn scaled(value: f64) -> String {
     match value {
         value if value >= 1e9 => format!("{:.2} G", value / 1e9),
@@ -107,7 +107,7 @@ fn to_f64(bytes: usize) -> f64 {
     bytes as f64
 }
 
-/// Lays rows out in columns; the first row is the heading.
+/// Aligns rows in columns; the first row is the heading.
 fn align<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let lengths = rows.iter().map(|row| row[column].chars().count());

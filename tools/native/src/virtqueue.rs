@@ -7,19 +7,19 @@ use anyhow::Result;
 
 use crate::ram::{Area, Ram};
 
-/// Entries.
+/// Number of entries.
 pub const SIZE: u16 = 64;
 const AVAILABLE: usize = 16 * SIZE as usize;
 const USED: usize = 4096;
 
-/// The device writes to the buffer.
+/// Descriptor flag: the device writes to the buffer.
 pub const WRITE: u16 = 2;
-/// Another descriptor follows.
+/// Descriptor flag: another descriptor follows.
 pub const NEXT: u16 = 1;
-/// In the flags of either ring: the other side need not be told.
+/// Flag of either ring: the other side need not be notified.
 const QUIET: u32 = 1;
 
-/// A virtqueue in two pages.
+/// A virtqueue that occupies two pages.
 pub struct Virtqueue {
     area: Area,
     offered: u16,
@@ -28,7 +28,7 @@ pub struct Virtqueue {
 }
 
 impl Virtqueue {
-    /// An empty queue; `quiet` says that nobody waits for its interrupts.
+    /// Creates an empty queue. `quiet` turns off its interrupts.
     pub fn new(ram: &mut Ram, quiet: bool) -> Result<Self> {
         Ok(Self {
             area: ram.allocate(2 * USED)?,
@@ -38,12 +38,12 @@ impl Virtqueue {
         })
     }
 
-    /// Bus addresses of the descriptors, of the available ring and of the used ring.
+    /// Returns the bus addresses of the descriptors, the available ring and the used ring.
     pub fn addresses(&self) -> [u64; 3] {
         [0, AVAILABLE, USED].map(|offset| self.area.address + offset as u64)
     }
 
-    /// Fills a descriptor in.
+    /// Fills in a descriptor.
     pub fn describe(&self, index: u16, address: u64, length: u32, flags: u16, next: u16) {
         let low = u64::from(length) | u64::from(flags) << 32 | u64::from(next) << 48;
         self.area
@@ -51,14 +51,14 @@ impl Virtqueue {
             .write(16 * usize::from(index), &[address.to_le(), low.to_le()]);
     }
 
-    /// Gives the chain that begins at a descriptor to the device; whether it wants to be told.
+    /// Makes the chain that begins at descriptor `head` available. Returns whether the device wants to be notified.
     pub fn offer(&mut self, head: u16) -> bool {
         let slot = usize::from(self.offered % SIZE);
         self.area
             .memory
             .write_bytes(AVAILABLE + 4 + 2 * slot, &head.to_le_bytes());
         self.offered = self.offered.wrapping_add(1);
-        // Flags and index are one word. Release: the chain was written before.
+        // Flags and index form one word. Release: the chain was written before.
         let word = u32::from(self.offered) << 16 | if self.quiet { QUIET } else { 0 };
         self.area
             .memory
@@ -72,7 +72,7 @@ impl Virtqueue {
         u32::from_le(self.area.memory.word(USED).load(Ordering::Acquire))
     }
 
-    /// The next chain that the device is done with: its first descriptor, and the bytes written.
+    /// Returns the next chain that the device has used: its first descriptor, and the number of bytes written.
     pub fn take(&mut self) -> Option<(u16, u32)> {
         if (self.used_word() >> 16) as u16 == self.seen {
             return None;

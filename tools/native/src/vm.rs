@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A guest: its VMM, its driver, and the one context and protection domain that its programs share.
+//! A guest: its VMM, its driver, and the context and protection domain that its programs share.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -50,13 +50,14 @@ const DRIVER: u8 = 2;
 const DRIVER_OK: u8 = 4;
 const FEATURES_OK: u8 = 8;
 
-/// Slots of the context: queue pairs that can exist.
+/// Slots of the context, which limit the number of queue pairs.
 const SLOTS: u32 = 8192;
-/// Chunks of the page lists of commands, which are free again when a command is done: enough for 255 MiB.
+/// Number of chunks for the page lists of a command, enough for 255 MiB. They are free again when the command
+/// completes.
 const CHUNKS: usize = 128;
-/// Bytes of a buffer for an event.
+/// Size of the buffer for an event in bytes.
 const EVENT: u32 = 16;
-/// How long the device may take for an answer.
+/// How long the device may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Access to the device.
@@ -71,7 +72,7 @@ struct Device {
 pub struct Vm {
     device: Device,
     ram: Ram,
-    /// The queue of each event kind, async events first, with its buffers.
+    /// The queue of each kind of events, asynchronous events first, and its buffers.
     events: Vec<(Virtqueue, Area)>,
     vectors: Vec<OwnedFd>,
     chunks: Area,
@@ -102,7 +103,7 @@ impl Device {
         Ok(self.client.read(VIRTIO_BAR.into(), layout::STATUS, 1)?[0])
     }
 
-    /// Accepts everything that the device offers, and gives that.
+    /// Accepts all features that the device offers, and returns them.
     fn negotiate(&mut self) -> Result<u64> {
         let mut features = 0;
         self.set_status(ACKNOWLEDGE | DRIVER)?;
@@ -127,7 +128,7 @@ impl Device {
         Ok(features)
     }
 
-    /// Sets a queue up at these addresses, with the interrupt vector behind the one of the configuration.
+    /// Sets up a queue at these addresses. Its interrupt vector is `index + 1`, after that of configuration changes.
     fn enable(&mut self, index: u16, addresses: [u64; 3]) -> Result<(), Errno> {
         self.write(register::QUEUE_SELECT, index.to_le_bytes())?;
         self.write(register::QUEUE_SIZE, SIZE.to_le_bytes())?;
@@ -190,12 +191,12 @@ impl Device {
 }
 
 impl Vm {
-    /// Starts a guest with so many bytes of RAM on a device, the number of which its addresses are made from.
+    /// Starts a guest with `ram` bytes of RAM on a device; its addresses are derived from `number`.
     pub fn start(stream: UnixStream, number: usize, ram: usize) -> Result<Self> {
         Self::start_as(stream, gid(number), ram)
     }
 
-    /// The same with these addresses.
+    /// Like [`start`](Self::start), with the address `gid`.
     pub fn start_as(stream: UnixStream, gid: GidEntry, ram: usize) -> Result<Self> {
         let mut ram = Ram::new(ram)?;
         let mut device = Device {
@@ -250,7 +251,7 @@ impl Vm {
         let chunks = ram.allocate(CHUNKS * CHUNK_SIZE)?;
         let area = ram.allocate(notify::area_length(SLOTS))?;
         let created = device.execute(&CreateContext {
-            // The guest of an HCA is its kernel too, which alone has queue pair 0.
+            // The guest of an HCA acts as its kernel as well, because only the kernel has queue pair 0.
             kind: if infiniband {
                 ContextKind::Kernel
             } else {
@@ -285,32 +286,32 @@ impl Vm {
         self.device.execute(command)
     }
 
-    /// RAM that nobody used before.
+    /// Allocates unused RAM.
     pub fn allocate(&mut self, length: usize) -> Result<Area> {
         self.ram.allocate(length)
     }
 
-    /// A page list for the next command.
+    /// Returns a page list for the next command.
     pub fn pages(&mut self, area: &Area) -> Result<PageList> {
         list_pages(&self.chunks, area)
     }
 
-    /// Its GID, and the MAC address that belongs to it.
+    /// Returns the GID and its MAC address.
     pub fn gid(&self) -> GidEntry {
         self.gid
     }
 
-    /// Number of the context.
+    /// Returns the number of the context.
     pub fn context(&self) -> u32 {
         self.context
     }
 
-    /// Number of the protection domain.
+    /// Returns the number of the protection domain.
     pub fn pd(&self) -> u32 {
         self.pd
     }
 
-    /// Tells the device that there is work: as libvrnic does it, and if it wants a doorbell, as QEMU passes one on.
+    /// Tells the device that there is work, as libvrnic does. If the device wants a doorbell, sends it as QEMU would.
     #[inline]
     pub fn ring(&mut self, slot: u32, bits: &SlotBits) -> Result<()> {
         if self.doorbell.ring(slot, bits) == Rung::AskKernel {
@@ -319,7 +320,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Writes to the doorbell page, whether or not the device wants it.
+    /// Writes to the doorbell page, whether or not the device wants that.
     #[cold]
     pub fn write_doorbell(&mut self, slot: u32) -> Result<()> {
         self.rung += 1;
@@ -330,12 +331,12 @@ impl Vm {
             .post(DOORBELL_BAR.into(), self.doorbell_page, &bytes)?)
     }
 
-    /// Writes to the doorbell page so far.
+    /// Returns the number of writes to the doorbell page so far.
     pub fn rung(&self) -> u64 {
         self.rung
     }
 
-    /// Waits for the next event of a completion vector: the number of the completion queue.
+    /// Waits for the next event of a completion vector; returns the number of the completion queue.
     pub fn completion_event(&mut self, vector: u16) -> Result<u32> {
         let index = FIRST_COMPLETION_QUEUE + vector;
         let interrupt = &self.vectors[usize::from(index) + 1];
@@ -367,7 +368,7 @@ impl Vm {
 }
 
 impl Vm {
-    /// The next asynchronous event, if one comes in that time.
+    /// Returns the next asynchronous event, if one arrives within `patience`.
     pub fn async_event(&mut self, patience: Duration) -> Result<Option<AsyncEvent>> {
         let deadline = Instant::now() + patience;
         let (queue, buffers) = &mut self.events[0];
@@ -392,8 +393,8 @@ impl Vm {
         Ok(Some(event))
     }
 
-    /// Takes what the device waits for of a region [on demand](crate::queues::Mr::on_demand), as the driver does when
-    /// it gets the event of a page fault. There are no pages in it if the device waits for none.
+    /// Takes a page fault of a region [on demand](crate::queues::Mr::on_demand), as the driver does when it gets the
+    /// event. The result contains no pages if the device is waiting for none.
     pub fn take_page_fault(&mut self, key: u32) -> Result<PageFault> {
         let pd = self.pd.into();
         self.execute(&TakePageFault {
@@ -402,7 +403,7 @@ impl Vm {
         })
     }
 
-    /// Gives the device pages of a region on demand, which is all of `area`.
+    /// Gives the device pages of a region on demand, which consists of all of `area`.
     pub fn map_pages(&mut self, area: &Area, key: u32, pages: Range<u32>) -> Result<()> {
         ensure!(pages.len() <= TABLE_PAGES, "too many pages");
         let table = self.chunks;
@@ -422,7 +423,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Takes pages back: when this returns, the device does not access them.
+    /// Takes pages back. When this returns, the device no longer accesses them.
     pub fn unmap_pages(&mut self, key: u32, pages: Range<u32>) -> Result<()> {
         let pd = self.pd.into();
         self.execute(&UnmapPages {
@@ -435,13 +436,13 @@ impl Vm {
     }
 }
 
-/// The GID of a guest.
+/// Returns the GID of a guest.
 fn gid(number: usize) -> GidEntry {
     let address = [10, 77, (number >> 8) as u8, number as u8 + 1];
     gid_of(address.into(), daemon::mac(number))
 }
 
-/// The GID of an IP address, and the MAC address to it.
+/// Returns the GID of an IP address, with the MAC address that belongs to it.
 pub fn gid_of(address: IpAddr, mac: [u8; 6]) -> GidEntry {
     let mut gid = [0; 16];
     match address {

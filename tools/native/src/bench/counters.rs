@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Events of the processor in vrnicd for each message, as `perf stat` counts them.
+//! CPU events in vrnicd per message, as counted by `perf stat`.
 
 use std::process::{Command, Stdio};
 
@@ -11,21 +11,21 @@ use crate::daemon::Fabric;
 use crate::pair::{self, End};
 
 const EVENTS: &str = "instructions:u,cycles:u,cache-misses:u";
-/// Queue pairs of which each has messages.
+/// Number of queue pairs, all of which have messages.
 const QPS: usize = 32;
 
-/// An event, for one kind of load.
+/// The count of an event for one kind of load.
 #[derive(Clone, Debug, Serialize)]
 pub struct PerMessage {
     /// The load.
     pub load: String,
-    /// The event.
+    /// Events per message; `None` if perf cannot count this event here.
     pub event: String,
     /// How many for each message; `None` if perf cannot count it here.
     pub count: Option<f64>,
 }
 
-/// Counts during a second of small writes, and during one of writes of 64 KiB.
+/// Counts during one second of small writes, and during one second of 64 KiB writes.
 #[allow(
     clippy::cast_precision_loss,
     reason = "a second has not so many messages"
@@ -43,7 +43,7 @@ pub fn all(ends: &mut [End; 2], pid: u32, fabric: Fabric) -> Result<Vec<PerMessa
             .stderr(Stdio::piped())
             .spawn();
         let text = match perf {
-            // Without perf nothing is counted, which is told like an event that is not.
+            // Without perf, all events are reported as not counted.
             Err(_) => (String::new(), 0),
             Ok(mut perf) => {
                 let messages = load.until(ends, || !matches!(perf.try_wait(), Ok(None)))?;
@@ -66,7 +66,7 @@ pub fn all(ends: &mut [End; 2], pid: u32, fabric: Fabric) -> Result<Vec<PerMessa
     Ok(counted)
 }
 
-/// The count of an event in the output of `perf stat -x ,`.
+/// Returns the count of an event in the output of `perf stat -x ,`.
 fn count(text: &str, event: &str) -> Option<f64> {
     let line = text
         .lines()

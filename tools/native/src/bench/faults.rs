@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What faults cost that do not fire: small messages while none is armed, while one is armed for another queue pair,
-//! and while one is armed for this one, of whose packets it waits for more than there will be.
+//! The cost of faults that do not fire. Measures small messages while no fault is armed, while one is armed for another
+//! queue pair, and while one is armed for this queue pair but waits for more packets than there will be.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::pair::{self, End};
 
 /// Names of the devices.
 const DEVICES: [&str; 2] = ["0", "1"];
-/// A queue pair that there is not.
+/// Number of a queue pair that does not exist.
 const NOBODY: u32 = 0xff_ff00;
-/// Round trips of a turn.
+/// Number of round trips in a turn.
 const ROUND_TRIPS: usize = 2000;
-/// Turns, each of a time without a fault and one with each: other programs may use the processors more in one turn than
-/// in the next.
+/// Number of turns. In each, everything is measured once without a fault and once with each fault, because the CPU
+/// usage of other programs may change from one turn to the next.
 const TURNS: usize = 5;
 
-/// What was measured while faults were armed in one way: in each turn the windows, and the median of the round trips.
+/// Measurements while faults were armed in one way: for each turn, the windows and the median of the round trips.
 #[derive(Default)]
 struct Way {
-    /// Messages in a second.
+    /// Messages per second.
     rates: Vec<Vec<f64>>,
     /// Nanoseconds.
     times: Vec<f64>,
@@ -33,7 +33,7 @@ struct Way {
     samples: Vec<u32>,
 }
 
-/// Measures writes over one queue pair of a vrnicd of its own, in which faults may be armed.
+/// Measures writes over one queue pair of a separate vrnicd in which faults may be armed.
 pub fn all(
     program: &Path,
     fabric: Fabric,
@@ -76,7 +76,7 @@ pub fn all(
                 .map(|(one, usual)| one / usual)
                 .collect();
             turns.sort_by(f64::total_cmp);
-            // The one without faults is what the others are compared with.
+            // The measurement without faults is what the others are compared with.
             if qpns.is_some() { turns } else { Vec::new() }
         };
         let figure = |bytes| Figure {
@@ -118,12 +118,12 @@ impl Way {
     }
 }
 
-/// The median of each.
+/// Returns the median of each turn.
 fn medians(turns: &[Vec<f64>]) -> Vec<f64> {
     turns.iter().map(|windows| median(windows)).collect()
 }
 
-/// The least.
+/// Returns the smallest value.
 fn lowest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::MAX, f64::min)
 }

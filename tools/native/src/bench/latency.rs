@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! How long one message takes.
+//! Latency of single messages.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use super::{Figure, Operation, WORD, percentile, sample};
 use crate::pair::End;
 use crate::queues::{Patience, request};
 
-/// Samples of a window.
+/// Number of samples in a window.
 const WINDOW: usize = 2000;
-/// Where the pong arrives, lines away from the ping.
+/// Offset at which the pong arrives, several cache lines after the ping.
 const PONG: usize = 1024;
-/// Longer than the worker polls.
+/// Longer than the worker's polling time.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Measures everything on the one queue pair of the two. Round trips are compared with that of a cache line.
+/// Measures everything with the one queue pair of the two guests. Round trips are compared with that of a cache line.
 pub fn all(
     ends: &mut [End; 2],
     time: Duration,
@@ -59,11 +59,11 @@ pub fn all(
     Ok(())
 }
 
-/// Of the windows that fit into `time`, the one with the least median.
+/// Returns the window with the smallest median among the windows that fit into `time`.
 fn quietest(time: Duration, mut window: impl FnMut() -> Result<Vec<u32>>) -> Result<Vec<u32>> {
     let end = Instant::now() + time;
     let mut best = (f64::MAX, Vec::new());
-    // The first warms up.
+    // The first window warms up.
     window()?;
     loop {
         let mut samples = window()?;
@@ -77,7 +77,8 @@ fn quietest(time: Duration, mut window: impl FnMut() -> Result<Vec<u32>>) -> Res
     }
 }
 
-/// One guest writes 8 bytes to the other, which answers with 8 bytes when it sees them in its memory.
+/// Measures round trips: one guest writes 8 bytes to the other, which writes 8 bytes back as soon as it sees them in
+/// its memory.
 pub fn round_trips([a, b]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     let mut samples = Vec::with_capacity(count);
     let first = b.mr.area.long(PONG);
@@ -104,7 +105,7 @@ pub fn round_trips([a, b]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     Ok(samples)
 }
 
-/// From the post to the completion at the same side.
+/// Measures the time from posting a request to its completion on the same side.
 fn completions([a, b]: &mut [End; 2], operation: Operation, count: usize) -> Result<Vec<u32>> {
     let mut samples = Vec::with_capacity(count);
     for round in 0..count as u64 {
@@ -119,7 +120,7 @@ fn completions([a, b]: &mut [End; 2], operation: Operation, count: usize) -> Res
     Ok(samples)
 }
 
-/// From the post of a send to the completion of the receive at the other side.
+/// Measures the time from posting a send to the completion of the receive on the other side.
 fn deliveries([a, b]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     let mut samples = Vec::with_capacity(count);
     for round in 0..count as u64 {
@@ -134,7 +135,7 @@ fn deliveries([a, b]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     Ok(samples)
 }
 
-/// As [`completions`], but the program sleeps until the event of the completion queue.
+/// Like [`completions`], but the program sleeps until the event of the completion queue.
 fn events([a, b]: &mut [End; 2], operation: Operation, count: usize) -> Result<Vec<u32>> {
     let mut samples = Vec::with_capacity(count);
     for round in 0..count as u64 {
@@ -151,7 +152,7 @@ fn events([a, b]: &mut [End; 2], operation: Operation, count: usize) -> Result<V
     Ok(samples)
 }
 
-/// As [`completions`] of a write, after pauses in which the device fell asleep: it wants a doorbell then.
+/// Like [`completions`] for a write, but after pauses in which the device fell asleep, so that it needs a doorbell.
 fn after_pauses([a, b]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     let mut samples = Vec::with_capacity(count);
     for round in 0..2 * count as u64 {
@@ -170,7 +171,7 @@ fn after_pauses([a, b]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     bail!("the device was awake after most pauses")
 }
 
-/// What the sender of a doorbell pays, here the VMM: a message to the socket.
+/// Measures the cost of a doorbell for its sender, here the VMM: a message to the socket.
 fn doorbells([a, _]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     let slot = a.qps[0].slot();
     let mut samples = Vec::with_capacity(count);
@@ -182,7 +183,7 @@ fn doorbells([a, _]: &mut [End; 2], count: usize) -> Result<Vec<u32>> {
     Ok(samples)
 }
 
-/// Posts a receive, if the operation takes one.
+/// Posts a receive if the operation needs one.
 fn offer(end: &mut End, operation: Operation) -> Result<()> {
     if operation == Operation::Send {
         end.qps[0].push_receive(0, end.mr.sge(0, WORD))?;
@@ -191,7 +192,7 @@ fn offer(end: &mut End, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// Takes the receive's completion.
+/// Polls the receive's completion.
 fn clear(end: &mut End, operation: Operation) -> Result<()> {
     if operation == Operation::Send {
         end.receives.wait()?;

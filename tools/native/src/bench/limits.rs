@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What the machine can do at best: the bounds of everything else.
+//! The best that the machine can do, as an upper bound for everything else.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,11 +9,11 @@ use anyhow::Result;
 
 use super::{percentile, sample};
 
-/// A word that has a cache line, and the one that is fetched beside it, for itself.
+/// A word that has a cache line, and the adjacent line that is prefetched with it, to itself.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Median round trip of a cache line between two threads, in nanoseconds, of the best of many windows.
+/// Returns the median round trip of a cache line between two threads, in nanoseconds, from the best of many windows.
 pub fn ping_pong(time: Duration) -> Result<f64> {
     const STOP: u32 = u32::MAX;
     let (ping, pong) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
@@ -52,7 +52,7 @@ pub fn ping_pong(time: Duration) -> Result<f64> {
     Ok(least)
 }
 
-/// Copies of a buffer of `bytes` to another one again and again, in a second, window by window.
+/// Returns how many times per second a buffer of `bytes` can be copied to another, window by window.
 pub fn memcpy(bytes: usize, time: Duration) -> Vec<f64> {
     let from = vec![0x5a_u8; bytes];
     let mut to = vec![0_u8; bytes];
@@ -61,7 +61,7 @@ pub fn memcpy(bytes: usize, time: Duration) -> Vec<f64> {
     })
 }
 
-/// Bytes of which the CRC of frames is computed in a second, in the best window.
+/// Returns the bytes per second over which the CRC of frames can be computed, in the best window.
 pub fn crc(time: Duration) -> f64 {
     let bytes = vec![0x5a_u8; 4096];
     let rates = windows(time, bytes.len(), || {
@@ -70,7 +70,8 @@ pub fn crc(time: Duration) -> f64 {
     super::best(&rates) * 4096.0
 }
 
-/// How often `work`, which is about `bytes`, is done in a second, in windows of about a millisecond.
+/// Returns how many times per second `work`, which handles about `bytes`, can be done, in windows of about a
+/// millisecond.
 fn windows(time: Duration, bytes: usize, mut work: impl FnMut()) -> Vec<f64> {
     let count = u32::try_from((8 << 20) / bytes.max(256))
         .unwrap_or(1)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Measures a vrnicd with native guests, beside what the machine can do at best in the same seconds.
+//! Measures a vrnicd with native guests, and measures at the same time the best that the machine can do.
 //!
-//! Other programs may use the processors too, so each figure is measured in many short windows. The best of them is
-//! what nobody disturbed, the median says how much that was worth.
+//! Other programs may use the CPUs as well, so each figure is measured in many short windows. The best window is one
+//! that was not disturbed, and the median shows how representative it is.
 
 mod counters;
 mod faults;
@@ -28,7 +28,7 @@ use crate::pair::{self, End};
 pub use counters::PerMessage;
 pub use throughput::Load;
 
-/// What is measured.
+/// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// RDMA write.
@@ -42,10 +42,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Send, Self::Atomic];
 
-    /// For people and for reports.
+    /// Returns the name, for people and for reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl Operation {
         }
     }
 
-    /// What of the peer's memory a request of it is about.
+    /// Returns the target of a request for this operation.
     fn target(self, peer: &End) -> Target<'static> {
         match self {
             Self::Write | Self::Read => peer.mr.target(0),
@@ -75,7 +75,7 @@ impl Operation {
     }
 }
 
-/// A figure.
+/// A measured figure.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figure {
     /// `local` or `roce`.
@@ -85,38 +85,39 @@ pub struct Figure {
     /// The operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
-    /// Bytes of a message, or of an object.
+    /// Size of a message or of an object in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<usize>,
-    /// Queue pairs in use.
+    /// Number of queue pairs in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qps: Option<usize>,
     /// Median time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_ns: Option<f64>,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_ns: Option<f64>,
-    /// 999 of 1000 took no longer.
+    /// 99.9th percentile of the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p999_ns: Option<f64>,
-    /// Messages or objects in a second, in the best window.
+    /// Messages or objects per second in the best window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_s: Option<f64>,
-    /// In the median window.
+    /// Messages or objects per second in the median window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub median_per_s: Option<f64>,
-    /// What the machine can do: nanoseconds beside times, else how many of these in a second.
+    /// The best that the machine can do: nanoseconds for a time, otherwise operations per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
-    /// What share of the limit it reached, or how many times the 99th percentile alone its own was, in each of several
-    /// turns in which both were measured, the lowest first.
+    /// For several turns in which a figure and its reference were both measured, in ascending order: the fraction of
+    /// the limit that was reached, or the ratio of the 99th percentile to the one measured alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub turns: Vec<f64>,
 }
 
 impl Figure {
-    /// How many times the limit a time is, or what share of it a rate reaches; of several turns, in the median one.
+    /// Returns the ratio of a time to the limit, or the fraction of the limit that a rate reaches; of several turns,
+    /// that of the median turn.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         if !self.turns.is_empty() {
@@ -126,35 +127,35 @@ impl Figure {
     }
 }
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// Median round trip of a cache line between two threads, in nanoseconds, at the beginning and at the end.
+    /// Median round trip of a cache line between two threads, in nanoseconds, at the start and at the end.
     pub ping_pong_ns: Vec<f64>,
-    /// Bytes in a second of the wire's CRC over 4 KiB.
+    /// Bytes per second for the CRC of the wire over 4 KiB.
     pub crc_bytes_per_s: f64,
     /// Everything else.
     pub figures: Vec<Figure>,
-    /// Events of the processor in vrnicd for each message, or why they are not known.
+    /// CPU events in vrnicd per message, or why they are unknown.
     pub counters: Vec<PerMessage>,
-    /// Load average when it began.
+    /// Load average at the start.
     pub load: f64,
 }
 
-/// How much to measure.
+/// What and how much to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The vrnicd to measure.
     pub program: PathBuf,
-    /// Fabrics.
+    /// Fabrics to measure.
     pub fabrics: Vec<Fabric>,
-    /// Time for each figure.
+    /// Time per figure.
     pub time: Duration,
-    /// Only what has this in its name.
+    /// Only measure parts whose names contain this.
     pub only: String,
 }
 
-/// What a run is made of.
+/// The parts of a run.
 const PARTS: [&str; 8] = [
     "latency",
     "rate",
@@ -165,7 +166,7 @@ const PARTS: [&str; 8] = [
     "neighbours",
     "faults",
 ];
-/// Sizes of messages for bandwidth.
+/// Message sizes for bandwidth.
 const SIZES: [usize; 12] = [
     2,
     8,
@@ -182,14 +183,14 @@ const SIZES: [usize; 12] = [
 ];
 /// Numbers of queue pairs for rates.
 const QPS: [usize; 7] = [1, 3, 10, 32, 100, 300, 1000];
-/// Bytes of a small message.
+/// Size of a small message in bytes.
 const SMALL: usize = 2;
-/// Bytes of a message whose latency is measured.
+/// Size of a message for latency measurements in bytes.
 const WORD: usize = 8;
-/// Entries of the completion queues: enough for all requests of the most queue pairs.
+/// Entries of the completion queues, enough for all requests of the largest number of queue pairs.
 const COMPLETIONS: u32 = 1 << 16;
 
-/// Measures everything; `told` hears of each figure.
+/// Measures everything; calls `told` with each figure.
 ///
 /// # Errors
 /// A request failed, or the device did not answer.
@@ -250,7 +251,7 @@ pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
     Ok(report)
 }
 
-/// Measures everything that there are figures of.
+/// Measures all figures of two guests.
 fn measure(
     ends: &mut [End; 2],
     options: &Options,
@@ -271,7 +272,7 @@ fn measure(
                 SMALL
             };
             for qps in QPS {
-                // The others show the same.
+                // The others would show the same.
                 if operation != Operation::Write && ![1, 32].contains(&qps) {
                     continue;
                 }
@@ -295,7 +296,7 @@ fn measure(
     Ok(())
 }
 
-/// Small messages over so many queue pairs.
+/// Measures small messages over `qps` queue pairs.
 fn rate(
     ends: &mut [End; 2],
     operation: Operation,
@@ -319,7 +320,7 @@ fn rate(
     })
 }
 
-/// Messages of one size over one queue pair, beside a memcpy of the same bytes.
+/// Measures messages of one size over one queue pair, and memcpy of the same size.
 fn bandwidth(
     ends: &mut [End; 2],
     operation: Operation,
@@ -329,7 +330,7 @@ fn bandwidth(
     pair::connect(ends, 1, 64)?;
     let mut load = Load::new(ends, operation, bytes, 1)?;
     let (mut windows, mut copies) = (Vec::new(), Vec::new());
-    // By turns, so that both have the same neighbours.
+    // Alternates, so that both are disturbed equally by other programs.
     for _ in 0..4 {
         windows.extend(load.windows(ends, time / 8)?);
         copies.extend(limits::memcpy(bytes, time / 8));
@@ -348,24 +349,24 @@ fn bandwidth(
     })
 }
 
-/// Work for a profiler to look at.
+/// A load for profiling.
 #[derive(Clone, Copy, Debug)]
 pub struct Busy {
-    /// What is done.
+    /// Operation.
     pub operation: Operation,
-    /// Bytes of a message.
+    /// Size of a message in bytes.
     pub bytes: usize,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub qps: usize,
-    /// Requests that are posted together, of which the last completes.
+    /// Number of requests posted together, of which only the last has a completion.
     pub batch: u32,
 }
 
-/// Keeps a device busy; `ready` hears its process when it begins. Messages in a second, in the best and in the median
-/// window.
+/// Keeps a device busy; calls `ready` with the daemon's PID at the start. Returns the messages per second in the best
+/// and in the median window.
 ///
 /// # Errors
-/// As [`run`].
+/// As for [`run`].
 pub fn keep_busy(
     program: &Path,
     fabric: Fabric,
@@ -385,10 +386,11 @@ pub fn keep_busy(
     Ok((best(&windows), median(&windows)))
 }
 
-/// The same with round trips of a write of 8 bytes: the medians of the best and of the median window, in nanoseconds.
+/// Like [`keep_busy`], but with round trips of 8-byte writes. Returns the medians of the best and of the median window,
+/// in nanoseconds.
 ///
 /// # Errors
-/// As [`run`].
+/// As for [`run`].
 pub fn round_trips(
     program: &Path,
     fabric: Fabric,
@@ -408,11 +410,11 @@ pub fn round_trips(
     Ok((medians[0], medians[medians.len() / 2]))
 }
 
-/// As [`keep_busy`] with two vrnicd, whose packets go over the network from the host with the first address to the one
-/// with the second.
+/// Like [`keep_busy`], but with two vrnicd whose packets go over the network from the host with the first address to
+/// the one with the second.
 ///
 /// # Errors
-/// As [`run`].
+/// As for [`run`].
 pub fn over_udp(
     programs: [&Path; 2],
     hosts: [IpAddr; 2],
@@ -438,19 +440,19 @@ pub fn over_udp(
     Ok((best(&windows), median(&windows)))
 }
 
-/// The largest.
+/// Returns the largest figure.
 fn best(figures: &[f64]) -> f64 {
     figures.iter().copied().fold(0.0, f64::max)
 }
 
-/// The one in the middle.
+/// Returns the median.
 fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The sample that this share is not above.
+/// Returns the percentile of the samples at `share`, a fraction.
 #[allow(
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
@@ -464,12 +466,12 @@ fn percentile(samples: &mut [u32], share: f64) -> f64 {
         .map_or(0.0, |sample| f64::from(*sample))
 }
 
-/// Nanoseconds since then, as a sample.
+/// Returns the nanoseconds since `since` as a sample.
 fn sample(since: Instant) -> u32 {
     u32::try_from(since.elapsed().as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// Load average over the last minute.
+/// Returns the load average over the last minute.
 fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split_whitespace().next();

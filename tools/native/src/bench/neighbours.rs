@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a guest notices of another that does its worst: how long its small writes take beside that, and alone.
+//! The influence of a guest that does its worst on another guest: latency of the other's small writes, with that
+//! neighbour and alone.
 //!
-//! One thread plays all guests, so that they do not fight for processors, and what is measured is the device.
+//! One thread plays all guests, so that they do not compete for CPUs and only the device is measured.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,21 +15,21 @@ use crate::daemon::{Daemon, Fabric};
 use crate::pair::{self, End};
 use crate::queues::request;
 
-/// Writes of a window.
+/// Number of writes in a window.
 const WINDOW: usize = 200;
-/// Windows in which a neighbour works, and as many in which nobody does.
+/// Number of windows with a busy neighbour, and also of those without.
 const TURNS: usize = 5;
-/// Longest message of a neighbour.
+/// Length of a neighbour's longest message in bytes.
 const LONGEST: usize = 1 << 20;
 
 /// What a neighbour does all the time.
 #[derive(Clone, Copy, Debug)]
 enum Neighbour {
-    /// Messages of that many bytes, as many as there is room for, on that many queue pairs.
+    /// Messages of this many bytes on this many queue pairs, as many as there is room for.
     Messages(Operation, usize, usize),
-    /// Sends on that many queue pairs whose peers have no receive.
+    /// Sends on this many queue pairs to peers that have posted no receive.
     Unreceived(usize),
-    /// Doorbells of a queue pair with nothing to do.
+    /// Doorbells for a queue pair that has no work.
     Doorbells,
 }
 
@@ -61,7 +62,7 @@ impl Neighbour {
     }
 }
 
-/// Measures writes of 8 bytes over the one queue pair of two guests, beside two others.
+/// Measures 8-byte writes over the one queue pair of two guests, while two other guests are the neighbours.
 pub fn all(
     program: &Path,
     fabric: Fabric,
@@ -160,7 +161,8 @@ fn p99(samples: &mut [u32]) -> f64 {
     percentile(samples, 0.99)
 }
 
-/// Writes for `time`, each from its post to its completion. Before each of them, the neighbour does its worst.
+/// Measures writes for `time`, each from its post to its completion. Calls `worst`, the neighbour's action, before
+/// each.
 fn window(
     [a, b]: &mut [End; 2],
     time: Duration,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What it costs to make objects: commands, without a kernel that pins pages.
+//! The cost of creating objects: that of the commands alone, without a kernel that pins pages.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use super::Figure;
 use crate::pair::{self, End};
 use crate::queues::Mr;
 
-/// Queue pairs made in a row.
+/// Number of queue pairs created in a row.
 const QPS: u8 = 100;
 
-/// Measures registration by size, and queue pairs.
+/// Measures registration by size, and the creation of queue pairs.
 pub fn all(ends: &mut [End; 2], time: Duration, note: &mut dyn FnMut(Figure)) -> Result<()> {
     for bytes in [4096, 1 << 20, 64 << 20] {
         let end = &mut ends[0];
@@ -26,7 +26,7 @@ pub fn all(ends: &mut [End; 2], time: Duration, note: &mut dyn FnMut(Figure)) ->
             &rates,
         ));
     }
-    // A pair is two, at both ends, connected and destroyed.
+    // Each iteration creates, connects and destroys `QPS` queue pairs at each end.
     let rates = windows(time, || {
         pair::connect(ends, QPS.into(), 16)?;
         pair::disconnect(ends)
@@ -43,7 +43,7 @@ pub fn all(ends: &mut [End; 2], time: Duration, note: &mut dyn FnMut(Figure)) ->
     Ok(())
 }
 
-/// How often `work` is done in a second, each time by itself.
+/// Returns how many times per second `work` can be done, timing each call separately.
 fn windows(time: Duration, mut work: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
     let end = Instant::now() + time;
     let mut rates = Vec::new();

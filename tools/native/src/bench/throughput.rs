@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! As many messages as the device takes.
+//! The largest number of messages that the device can handle.
 
 use std::time::{Duration, Instant};
 
@@ -10,35 +10,35 @@ use super::Operation;
 use crate::pair::End;
 use crate::queues::{Patience, request};
 
-/// Requests that a queue pair has posted at most.
+/// Largest number of requests posted per queue pair.
 const DEPTH: u32 = 64;
-/// Bytes on their way that more requests are of no use for.
+/// Number of bytes in flight beyond which more requests bring nothing.
 const ENOUGH: usize = 4 << 20;
-/// Requests that are posted together to keep the device busy for a while.
+/// Number of requests posted together to keep the device busy for a while.
 const BACKLOG: u32 = 4096;
-/// How long a window lasts at least.
+/// Shortest duration of a window.
 const WINDOW: Duration = Duration::from_millis(4);
-/// Messages of a window at least, and how many times those that can be on their way: else completions that come in
-/// crowds make a window look better than what can last.
+/// Smallest number of messages in a window, absolute and as a multiple of those that can be in flight. In a smaller
+/// window, completions that arrive in bursts would look better than the sustained rate.
 const LEAST: u32 = 64;
 const TIMES: u32 = 4;
 
-/// Work that goes on and on: on all queue pairs of the two, from the first to the second.
+/// A continuous load from the first to the second guest, on all of their queue pairs.
 pub struct Load {
     operation: Operation,
     bytes: usize,
-    /// Requests that are posted together; the last of them completes.
+    /// Number of requests posted together; the last of them has a completion.
     batch: u32,
-    /// Requests of a queue pair.
+    /// Largest number of requests posted per queue pair.
     depth: u32,
-    /// Requests posted and not completed, for each queue pair.
+    /// For each queue pair, the requests posted and not completed.
     posted: Vec<u32>,
-    /// Receives that were used up, for each queue pair.
+    /// For each queue pair, the receives that have been consumed.
     used: Vec<u32>,
 }
 
 impl Load {
-    /// Work with messages of one kind, of which each queue pair posts `batch` together.
+    /// Creates a load of messages of one kind; each queue pair posts `batch` of them together.
     pub fn new(
         ends: &mut [End; 2],
         operation: Operation,
@@ -63,7 +63,8 @@ impl Load {
         Ok(load)
     }
 
-    /// Works for `time`: messages completed in a second, window by window, without the first, which warms up.
+    /// Runs the load for `time`. Returns the messages completed per second, window by window, without the first window,
+    /// which warms up.
     pub fn windows(&mut self, ends: &mut [End; 2], time: Duration) -> Result<Vec<f64>> {
         let mut rates = Vec::new();
         self.window(ends)?;
@@ -81,7 +82,7 @@ impl Load {
         let under_way = self.depth * u32::try_from(self.posted.len())?;
         let least = LEAST.max(TIMES * under_way);
         loop {
-            // The clock is read once in a while.
+            // Reads the clock only once in a while.
             for _ in 0..16 {
                 let done = self.turn(ends)?;
                 messages += done;
@@ -96,7 +97,7 @@ impl Load {
         }
     }
 
-    /// Messages for the time that a program runs which counts something; how many.
+    /// Runs the load until `ended`, for a program that counts something meanwhile. Returns the number of messages.
     pub fn until(&mut self, ends: &mut [End; 2], mut ended: impl FnMut() -> bool) -> Result<u64> {
         let mut messages = 0;
         let mut patience = Patience::new();
@@ -114,7 +115,7 @@ impl Load {
         }
     }
 
-    /// Fills all queues that have room, and takes what completed; how many messages that were.
+    /// Fills all queues that have room, and polls completions. Returns the number of completed messages.
     #[inline]
     fn turn(&mut self, ends: &mut [End; 2]) -> Result<u32> {
         let [a, b] = ends;
@@ -130,7 +131,7 @@ impl Load {
         Ok(done)
     }
 
-    /// Posts enough to keep the device busy, and takes what completed meanwhile.
+    /// Posts enough requests to keep the device busy, polling completions in between.
     pub fn fill(&mut self, ends: &mut [End; 2]) -> Result<()> {
         let each = BACKLOG / u32::try_from(self.posted.len())?;
         for _ in 0..each.clamp(self.batch, self.depth) / self.batch {
@@ -154,7 +155,7 @@ impl Load {
         a.qps[qp].ring(&mut a.vm)
     }
 
-    /// Takes completions, each of which is of a batch.
+    /// Polls completions, each of which stands for a batch.
     fn take(&mut self, a: &mut End) -> Result<u32> {
         let mut done = 0;
         a.sends.drain(64, |cqe| {
@@ -196,14 +197,14 @@ impl Load {
         b.qps[qp].offer(&mut b.vm)
     }
 
-    /// Waits until nothing is on its way, for the last time.
+    /// Waits until nothing is in flight and ends the load.
     pub fn finish(mut self, ends: &mut [End; 2]) -> Result<()> {
         self.settle(ends)?;
-        // What was sent has been received.
+        // Everything that was sent has been received.
         ends[1].receives.drain(u32::MAX, |_| {})
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until nothing is in flight.
     pub fn settle(&mut self, ends: &mut [End; 2]) -> Result<()> {
         let [a, b] = ends;
         let mut patience = Patience::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What it costs that somebody looks: small messages while a device traces its steps for a page, beside the same while
-//! nobody asks for them.
+//! The cost of being watched: small messages while a device traces its steps for a web page, compared with the same
+//! messages while it does not.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +12,14 @@ use vrnicd::control::client::Client;
 use super::{Figure, Load, Operation, best, median};
 use crate::pair::{self, End};
 
-/// Time between two looks, as `vrnicctl web` has it.
+/// Interval between requests, as in `vrnicctl web`.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Pages of steps of a device that it takes at a look.
+/// Number of pages of steps that a web page requests from a device at a time.
 const PAGES: usize = 8;
-/// Sizes of messages: where a step weighs most, and one packet of a wire.
+/// Message sizes: one for which a step weighs most, and that of one packet on a wire.
 const SIZES: [usize; 2] = [2, 4096];
-/// Turns, each of a time in which nobody looks and one in which somebody does: other programs may use the processors
-/// more in one turn than in the next.
+/// Number of turns, each with a measurement without and one with a watcher, because the CPU usage of other programs may
+/// change from one turn to the next.
 const TURNS: usize = 5;
 
 /// Measures writes over one queue pair.
@@ -32,7 +32,7 @@ pub fn all(
     for bytes in SIZES {
         let (mut alone, mut seen, mut turns) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..TURNS {
-            // Until the devices have stopped to trace.
+            // Waits until the devices have stopped tracing.
             std::thread::sleep(vrnic_engine::trace::PATIENCE + INTERVAL);
             pair::connect(ends, 1, 64)?;
             let mut load = Load::new(ends, Operation::Write, bytes, 16)?;
@@ -60,7 +60,7 @@ pub fn all(
     Ok(())
 }
 
-/// Works while somebody looks as often as a page does.
+/// Runs the load while a client requests steps as often as a web page does.
 fn watched(
     ends: &mut [End; 2],
     load: &mut Load,
@@ -69,7 +69,7 @@ fn watched(
 ) -> Result<Vec<f64>> {
     let mut client = Client::connect(control)?;
     let mut next = [0; 2];
-    // From now on they trace.
+    // The devices trace from now on.
     look(&mut client, &mut next)?;
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -90,7 +90,7 @@ fn watched(
     })
 }
 
-/// Takes the steps of both devices.
+/// Requests the steps of both devices.
 fn look(client: &mut Client, next: &mut [u64; 2]) -> Result<()> {
     for (device, next) in next.iter_mut().enumerate() {
         for _ in 0..PAGES {
