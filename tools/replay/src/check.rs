@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What the standard demands of a device, checked on every step of a replay.
+//! Checks every step of a replay against the rules that the standard sets for a device.
 //!
-//! Packets on which a fault had its hand are left out, and so are completions of queue pairs whose completions a fault
-//! changed or took: what a fault does is no violation of the device's.
+//! Packets affected by a fault are left out, and so are completions of queue pairs whose completions a fault changed or
+//! removed: the effect of a fault is not a violation by the device.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -18,7 +18,7 @@ use vrnic_wire::qp::{MULTICAST_QPN, QpState, QpType};
 
 use crate::story::{Event, Told};
 
-/// Most PSNs that may be ahead of another (IBTA volume 1, 9.7.2).
+/// Largest distance by which a PSN may be ahead of another (IBTA volume 1, 9.7.2).
 const WINDOW: u32 = 1 << 23;
 
 /// A rule of the standard.
@@ -28,22 +28,22 @@ pub enum Rule {
     SendOrder,
     /// Receives complete once, and those of a queue pair in the order in which they were posted.
     ReceiveOrder,
-    /// Behind the first request of a queue that failed, all are flushed.
+    /// After the first failed request of a queue, all requests are flushed.
     Flush,
     /// A queue pair sends requests only if it is ready to, and responses only if it is ready to receive.
     State,
-    /// A request has a PSN of its turn, and no more than 2^23 are unacknowledged.
+    /// Requests have consecutive PSNs, and no more than 2^23 of them are unacknowledged.
     RequestPsn,
-    /// A response has a PSN of a request that came.
+    /// A response has the PSN of a request that arrived.
     ResponsePsn,
-    /// Acknowledgements count completed messages up, never down.
+    /// The message sequence number of acknowledgements never decreases.
     Msn,
     /// The engine does not panic.
     Panic,
 }
 
 impl Rule {
-    /// Its name, the rule itself, and where the standard has it.
+    /// Returns the name of the rule, the rule itself, and its place in the standard.
     pub fn texts(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::SendOrder => (
@@ -82,14 +82,14 @@ impl Rule {
     }
 }
 
-/// A rule was broken.
+/// A violation of a rule.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// The rule.
     pub rule: Rule,
-    /// The call.
+    /// Number of the call.
     pub call: u64,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qpn: u32,
     /// What happened.
     pub what: String,
@@ -108,38 +108,38 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What is known of a queue pair.
+/// What is known about a queue pair.
 #[derive(Debug, Default)]
 struct Known {
-    /// Sends that were taken and have no completion yet: places in the ring, and names.
+    /// Sends that have been taken and not completed: indices in the ring, and `wr_id`s.
     sends: VecDeque<(u64, u64)>,
     receives: VecDeque<u64>,
-    /// Whether a send, and whether a receive, failed.
+    /// Whether a send has failed, and whether a receive has.
     failed: [bool; 2],
-    /// The last MSN.
+    /// The latest MSN.
     msn: Option<u32>,
-    /// The state before the call, and the number of the oldest PSN that was unacknowledged.
+    /// The state before the call, and the oldest unacknowledged PSN.
     before: Option<(QpState, u32)>,
-    /// Whether it was there before the first call: what it had taken then is not known.
+    /// Whether it existed before the first call, so that it is unknown which requests it had taken by then.
     old: bool,
 }
 
-/// Checks step after step.
+/// Checks one step after the other.
 #[derive(Debug, Default)]
 pub struct Checker {
     qps: HashMap<u32, Known>,
-    /// Receives of shared receive queues that were taken.
+    /// For each shared receive queue, the receives that have been taken.
     shared: HashMap<u32, VecDeque<u64>>,
-    /// Whether a fault that changes completions or doorbells was armed, so that these are not checked.
+    /// Whether a fault that changes completions or doorbells was armed, so that completions are not checked.
     lies: bool,
-    /// Violations so far.
+    /// Violations found so far.
     pub violations: Vec<Violation>,
-    /// What was looked at: completions and packets.
+    /// Numbers of completions and packets examined.
     pub looked_at: (u64, u64),
 }
 
 impl Checker {
-    /// One of a device that is like this before the first call.
+    /// Creates a checker for a device whose state before the first call is that of `engine`.
     pub fn new(engine: &Engine) -> Self {
         let mut checker = Self::default();
         for fault in engine.faults().list() {
@@ -170,7 +170,7 @@ impl Checker {
         });
     }
 
-    /// Looks at what a call did. `engine` is the device after it; none if it panicked.
+    /// Checks the effects of a call. `engine` is the device after the call; none if it panicked.
     pub fn look(&mut self, events: &[Told], engine: Option<&Engine>) {
         for told in events {
             self.event(told, engine);
@@ -197,7 +197,7 @@ impl Checker {
                 ..
             } => {
                 let sends = &mut self.qps.entry(*qpn).or_default().sends;
-                // It is read again until it is taken.
+                // The device may read an entry several times before it takes it.
                 if sends.back().is_some_and(|(last, _)| last == slot) {
                     sends.pop_back();
                 }
@@ -262,14 +262,14 @@ impl Checker {
         let status = Status::try_from(cqe.status).ok();
         let qp = engine.and_then(|engine| engine.qp(qpn, &Nowhere));
         let srqn = qp.as_ref().and_then(|qp| qp.srqn);
-        // Each message to the target of an extended connection says which queue of its domain it is for.
+        // Each message to an XRC target contains the number of a queue in the domain.
         let is_target = qp.is_some_and(|qp| qp.qp_type == QpType::XrcTarget);
         let known = self.qps.entry(qpn).or_default();
         let flushed = status == Some(Status::Flushed);
         let late = known.failed[usize::from(is_receive)] && !flushed;
         known.failed[usize::from(is_receive)] |= status != Some(Status::Success);
         let found = if !is_receive {
-            // Those without a completion of their own are over with the next that has one.
+            // A completion also completes the earlier sends that have no completion of their own.
             let place = known.sends.iter().position(|(_, name)| *name == wr_id);
             place.is_some_and(|place| known.sends.drain(..=place).count() > 0)
         } else if is_target || srqn.is_some() {
@@ -311,7 +311,7 @@ impl Checker {
         let before = self.qps.get(&qpn).and_then(|known| known.before);
         let response =
             segment.body.is_response() || matches!(segment.body, Body::CongestionNotification);
-        // In the error state nothing is answered, but what was received before is acknowledged.
+        // In the error state, requests get no response, except that earlier requests are acknowledged.
         let acknowledges = matches!(
             &segment.body,
             Body::Acknowledge(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. })
@@ -322,7 +322,7 @@ impl Checker {
             QpState::Error => acknowledges,
             QpState::Reset | QpState::Init => false,
         };
-        // It may have been sent before the call took the queue pair to another state.
+        // The packet may have been sent before the call changed the state of the queue pair.
         if !allows(qp.state) && !before.is_some_and(|(state, _)| allows(state)) {
             let what = format!("it sends a packet in state {}", qp.state.name());
             self.violates(Rule::State, told, qpn, what);
@@ -362,7 +362,7 @@ impl Checker {
             Body::ReadResponse { aeth, .. } => aeth.as_ref(),
             _ => return,
         };
-        // A negative acknowledgement names the request that is expected, or failed.
+        // A NAK has the PSN of the request that is expected or that failed.
         let ahead_by_one = aeth.is_some_and(|aeth| {
             matches!(
                 aeth.syndrome,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Guest memory, as far as a recording knows it: what was found where, and what the device stored.
+//! Guest memory as far as a recording knows it: what calls found at each place, and what the device stored.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -9,17 +9,17 @@ use std::rc::Rc;
 use vrnic_engine::memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped};
 use vrnic_engine::recording::{Access, Touch};
 
-/// Bytes of a page of the image.
+/// Size of a page of the image in bytes.
 const PAGE: u64 = 4096;
 
-/// A piece of memory, by block, offset and length.
+/// A piece of memory: block, offset and length.
 type Place = (RegionId, u64, u64);
 
 fn place(range: &HostRange) -> Place {
     (range.region, range.offset, range.length)
 }
 
-/// Bytes of memory; those that nobody knows are 0.
+/// Contents of memory; unknown bytes are 0.
 #[derive(Debug, Default)]
 struct Pages(HashMap<(RegionId, u64), Box<[u8; PAGE as usize]>>);
 
@@ -54,32 +54,32 @@ impl Pages {
 #[derive(Debug, Default)]
 struct State {
     pages: Pages,
-    /// What the call that comes next found where, each in order.
+    /// What the next call found at each place, in order.
     found: HashMap<Place, VecDeque<Access>>,
 }
 
-/// Guest memory for calls that are not all that were recorded.
+/// Guest memory for a replay that leaves out some of the recorded calls.
 ///
-/// A call that was recorded finds what it found then. Where it looks elsewhere, it finds what the guest had put there
-/// by then as far as any call saw it, and what the device itself stored.
+/// A call that was recorded finds what it found then. At other places, it finds what the guest had stored there by
+/// then, as far as any call saw it, and what the device itself has stored.
 #[derive(Debug)]
 pub struct Image {
     places: Rc<Places>,
     state: RefCell<State>,
-    /// What was wanted and found since somebody asked.
+    /// Accesses and their results since the last [`take_touches`](Self::take_touches).
     touches: RefCell<Vec<(Touch, Access)>>,
 }
 
-/// Which addresses are where.
+/// Mapping of addresses.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// What addresses are, by the page that they are in.
+    /// The place of an address, by page.
     resolved: HashMap<u64, (RegionId, u64)>,
     lengths: HashMap<RegionId, u64>,
 }
 
 impl Places {
-    /// What all accesses of a recording know.
+    /// Collects what all accesses of a recording reveal.
     pub fn new<'a>(all: impl Iterator<Item = &'a (Touch, Access)>) -> Self {
         let mut places = Self::default();
         for (touch, access) in all {
@@ -87,7 +87,7 @@ impl Places {
                 (Touch::Resolve(address, length), Access::Resolved(region, offset)) => {
                     let first = address.0 / PAGE;
                     let last = address.0.saturating_add(length.saturating_sub(1)) / PAGE;
-                    // Of a long range the beginning is enough: it is resolved as a whole.
+                    // The first pages of a long range are enough, because it is resolved as a whole.
                     for page in first..=last.min(first + 64) {
                         let ahead = (page * PAGE).wrapping_sub(address.0);
                         places
@@ -106,7 +106,7 @@ impl Places {
 }
 
 impl Image {
-    /// Memory in which nothing is known yet but where it is.
+    /// Creates memory of which nothing but the addresses is known.
     pub fn new(places: Rc<Places>) -> Self {
         Self {
             places,
@@ -115,7 +115,7 @@ impl Image {
         }
     }
 
-    /// What was wanted and found since the last time.
+    /// Returns the accesses and their results since the last call of this function.
     pub fn take_touches(&self) -> Vec<(Touch, Access)> {
         self.touches.take()
     }
@@ -124,7 +124,8 @@ impl Image {
         self.touches.borrow_mut().push((touch, access));
     }
 
-    /// The time of a recorded call has come, which is going to be made or left out. The guest has stored what it found.
+    /// Advances to the time of a recorded call, whether or not that is going to be repeated. By then, the guest has
+    /// stored what the call found.
     pub fn reach(&mut self, touches: &[(Touch, Access)]) {
         let state = self.state.get_mut();
         state.found.clear();
@@ -150,7 +151,7 @@ impl Image {
         }
     }
 
-    /// What the call that is being made found there.
+    /// Returns what the current call found there.
     fn find(&self, range: &HostRange) -> Option<Access> {
         let state = &mut *self.state.borrow_mut();
         state.found.get_mut(&place(range))?.pop_front()
@@ -189,7 +190,7 @@ fn first(range: HostRange, length: usize) -> HostRange {
     }
 }
 
-/// The word at `offset` of a range, if it lies within.
+/// Returns the word at `offset` of a range, if it lies within.
 fn word(range: HostRange, offset: u64, length: u64) -> Result<HostRange, Unmapped> {
     range.slice(offset, length).ok_or(Unmapped)
 }
@@ -222,7 +223,7 @@ impl Memory for Image {
     }
 
     fn write_payload(&self, _: HostRange, _: &[u8]) -> Result<(), Unmapped> {
-        // It means nothing to anybody here.
+        // Payload has no meaning here.
         Ok(())
     }
 

@@ -102,7 +102,7 @@ fn parse_until(text: &str) -> Result<Until, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // The engine's panics are an outcome here, and told of as one.
+    // Panics of the engine are results here and are reported as such, so print nothing.
     std::panic::set_hook(Box::new(|info| {
         PANIC.with(|place| {
             let location = info.location().map(ToString::to_string);
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         });
     }));
     let outcome = catch_unwind(|| run(&arguments)).unwrap_or_else(|payload| {
-        // This one is not the engine's, and nobody was told of it.
+        // This panic did not come from the engine and has not been reported.
         let place = PANIC.with(|place| place.borrow().clone());
         Err(anyhow!(
             "internal error: {} ({place})",
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
 }
 
 thread_local! {
-    /// Where somebody panicked last.
+    /// Location of the latest panic.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -152,7 +152,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     }
 }
 
-/// Replays, and prints what was asked for. Whether all is well.
+/// Replays and prints what was requested. Returns whether everything succeeded.
 fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut player = Player::new(bytes)?;
@@ -277,7 +277,7 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
     Ok(sound)
 }
 
-/// What went wrong on a queue pair.
+/// Explains what went wrong on a queue pair.
 fn explain(
     out: &mut impl Write,
     qpn: u32,
@@ -297,7 +297,7 @@ fn explain(
     Ok(())
 }
 
-/// The device, in words.
+/// Describes the device.
 fn state(engine: &Engine) -> String {
     let mut text = String::new();
     let mut first = 0;

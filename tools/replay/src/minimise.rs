@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The fewest calls that still end in the same failure.
+//! Finds the fewest calls that still end in the same failure.
 //!
-//! Calls are left out, first many at a time, then one by one (delta debugging), and the rest is made again. They find
-//! in guest memory what they found, or, where they look elsewhere now, what an [`Image`] knows. What is left is
-//! recorded, and is a recording like any other: it replays by itself.
+//! Leaves out calls, at first many at a time and finally one by one (delta debugging), and repeats the rest. These
+//! calls find in guest memory what they found originally or, where they now look elsewhere, what an [`Image`] knows.
+//! The result is recorded as an ordinary recording, which can be replayed on its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -19,24 +19,24 @@ use crate::check::{Checker, Rule};
 use crate::image::{Image, Places};
 use crate::story::{Narrator, Told};
 
-/// Most calls that can be minimised: all that they found in memory is kept.
+/// Largest number of calls that can be minimised, because everything that they found in memory is kept.
 const MAX_CALLS: usize = 1 << 20;
-/// Calls that a search may make, all attempts together.
+/// Largest number of calls that a search may make in all attempts together.
 const EFFORT: usize = 50_000_000;
 
-/// What has to happen for a recording to have failed.
+/// What counts as the failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The engine panics.
     Panic,
-    /// It breaks this rule.
+    /// The engine violates this rule.
     Breaks(Rule),
-    /// A line of the timeline has this in it.
+    /// A line of the timeline contains this text.
     Says(String),
 }
 
 impl Failure {
-    /// What fails in a recording: a panic, or the first rule that is broken.
+    /// Finds the failure in a recording: a panic, or the first violation of a rule.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Failure {
         Ok(None)
     }
 
-    /// Whether it is one of these.
+    /// Returns whether the failure is among the events or violations.
     fn is_in(&self, events: &[Told], checker: &Checker) -> bool {
         match self {
             Self::Panic => checker
@@ -73,7 +73,7 @@ impl Failure {
     }
 }
 
-/// A call, and what it found in memory.
+/// A call and what it found in memory.
 struct Made {
     call: Call,
     touches: Vec<(Touch, Access)>,
@@ -82,24 +82,24 @@ struct Made {
 /// A smaller recording.
 #[derive(Debug)]
 pub struct Minimal {
-    /// The recording.
+    /// The recording in bytes.
     pub recording: Vec<u8>,
-    /// Calls in it.
+    /// Number of calls in it.
     pub calls: usize,
-    /// Calls up to the failure before.
+    /// Number of calls up to the failure in the original recording.
     pub before: usize,
-    /// Attempts that were made.
+    /// Number of attempts made.
     pub attempts: usize,
 }
 
-/// One step of a run: what is told of it, and what the checker thinks so far.
+/// A run: derives the events of each step and checks them.
 struct Run {
     narrator: Narrator,
     checker: Checker,
 }
 
 impl Run {
-    /// A run of a device that is like this before it.
+    /// Creates a run of a device in its current state.
     fn new(rnic: &Rnic) -> Self {
         Self {
             narrator: Narrator::new(rnic),
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    /// What happened in a step, which is checked.
+    /// Returns what happened in a step, after checking it.
     fn look(&mut self, call: &Call, step: &Step, rnic: &Rnic) -> Vec<Told> {
         let panicked = matches!(step.output, Output::Panicked(_));
         let events = self.narrator.tell(call, step, rnic);
@@ -115,18 +115,18 @@ impl Run {
         events
     }
 
-    /// Whether the failure is there after this step.
+    /// Returns whether the failure is present after this step.
     fn fails(&mut self, call: &Call, step: &Step, rnic: &Rnic, failure: &Failure) -> bool {
         let events = self.look(call, step, rnic);
         failure.is_in(&events, &self.checker)
     }
 }
 
-/// The smallest recording that is found in which `failure` happens.
+/// Returns the smallest recording found in which `failure` happens.
 ///
 /// # Errors
 ///
-/// It does not happen in this recording, or that cannot be replayed.
+/// The failure does not happen in this recording, or the recording cannot be replayed.
 pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     let mut player = Player::new(bytes)?;
     let header = player.recording().header().clone();
@@ -155,7 +155,7 @@ pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     let mut attempts = 0;
     let mut left = EFFORT;
     let mut chunk = kept.len().div_ceil(2);
-    // The calls as they are have to fail on an image, too.
+    // All calls together have to fail on an image, too.
     if attempt(&header, &places, &all, &kept, failure).is_none() {
         bail!("the failure depends on guest memory that is not in the recording");
     }
@@ -196,7 +196,7 @@ pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     })
 }
 
-/// Makes some of the calls. If the failure happens, the recording up to there, and the number of calls in it.
+/// Repeats some of the calls. If the failure happens, returns the recording up to there and the number of calls in it.
 fn attempt(
     header: &Header,
     places: &Rc<Places>,

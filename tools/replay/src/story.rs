@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What happens in a recording, in terms of the verbs: work requests are taken, packets leave and arrive, completions
-//! are written.
+//! Derives what happens in a recording in terms of the verbs: work requests are taken, packets leave and arrive,
+//! completions are written.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,24 +25,24 @@ use zerocopy::FromBytes;
 /// Something that happened.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The device read a send request. It may read it again as long as it has not taken it.
+    /// The device read a send request. It may read the request again until it takes it.
     Send {
-        /// Whose.
+        /// The queue.
         queue: Queue,
-        /// Where in its ring.
+        /// Index in the ring.
         slot: u64,
-        /// What.
+        /// Operation.
         opcode: Option<SendOpcode>,
-        /// The poster's name for it.
+        /// `wr_id` of the request.
         wr_id: u64,
-        /// Bytes that it moves; none if it was only read to be flushed.
+        /// Number of bytes to transfer; none if the request was only read to be flushed.
         length: Option<u64>,
     },
     /// The device read a receive.
     Receive {
-        /// Whose.
+        /// The queue.
         queue: Queue,
-        /// The poster's name for it.
+        /// `wr_id` of the receive.
         wr_id: u64,
     },
     /// A packet left.
@@ -51,31 +51,31 @@ pub enum Event {
     Arrived(Box<Segment<'static>>),
     /// A completion was written.
     Completed {
-        /// Where.
+        /// Number of the completion queue.
         cqn: u32,
-        /// What.
+        /// The completion.
         cqe: Box<Cqe>,
     },
     /// A command was answered.
     Command {
-        /// Its code, if there is such a command.
+        /// Command code, if it is a known one.
         code: Option<CommandCode>,
-        /// The answer.
+        /// Status of the reply.
         status: Option<Status>,
-        /// The state that it gives a queue pair.
+        /// The queue pair whose state it changes, and the new state.
         state: Option<(u32, QpState)>,
-        /// The queue pair that it is about.
+        /// The queue pair that it concerns.
         qpn: Option<u32>,
     },
-    /// The driver was told of an event.
+    /// An event was reported to the driver.
     Raised(AsyncEvent),
-    /// A timer was due.
+    /// A timer expired.
     Timer,
-    /// Somebody armed a fault.
+    /// A fault was armed.
     Armed(String),
     /// The link went up or down.
     Link(bool),
-    /// The device got another rate limit.
+    /// The rate limit of the device was changed.
     Limited(RateLimit),
     /// Something went wrong.
     Explained(Box<Explanation>),
@@ -83,35 +83,35 @@ pub enum Event {
     Panicked(String),
 }
 
-/// Something that happened, and when.
+/// Something that happened, with the time.
 #[derive(Clone, Debug)]
 pub struct Told {
-    /// The call.
+    /// Number of the call.
     pub call: u64,
-    /// The time.
+    /// Time.
     pub now: Instant,
     /// What happened.
     pub event: Event,
-    /// The object that something went wrong with, or that an event is about, as it is after the call.
+    /// The object concerned by an error or event, as it is after the call.
     pub object: Option<Object>,
 }
 
-/// Knows where rings are, and so what accesses to guest memory mean.
+/// Knows the addresses of rings, and therefore the meaning of accesses to guest memory.
 #[derive(Debug, Default)]
 pub struct Narrator {
-    /// Queue and index of each entry.
+    /// For the address of each entry, its queue and index.
     places: HashMap<(RegionId, u64), (Queue, u64)>,
 }
 
 impl Narrator {
-    /// One of a device that is like this before the first call.
+    /// Creates a narrator for a device whose state before the first call is that of `engine`.
     pub fn new(engine: &Engine) -> Self {
         let mut narrator = Self::default();
         narrator.find_places(engine);
         narrator
     }
 
-    /// Finds out where the entries of all rings are.
+    /// Finds the addresses of the entries of all rings.
     fn find_places(&mut self, engine: &Engine) {
         self.places.clear();
         for (queue, entries) in engine.rings() {
@@ -121,7 +121,7 @@ impl Narrator {
         }
     }
 
-    /// What a call did. `engine` is the device after it.
+    /// Returns what a call did. `engine` is the device after the call.
     pub fn tell(&mut self, call: &Call, step: &Step, engine: &Engine) -> Vec<Told> {
         let mut events = Vec::new();
         match &call.input {
@@ -157,7 +157,7 @@ impl Narrator {
         let told = events.into_iter().map(|event| Told {
             call: call.index,
             now: call.now,
-            // After a panic its state may be anything.
+            // After a panic, the engine's state may be inconsistent.
             object: if panicked {
                 None
             } else {
@@ -171,7 +171,7 @@ impl Narrator {
     fn touched(&self, touch: &Touch, access: &Access) -> Option<Event> {
         match (touch, access) {
             (Touch::Read(range), Access::Read(bytes)) => self.entry(range, bytes),
-            // The last byte is written behind the others.
+            // The last byte is written after the others.
             (Touch::Write(range, bytes), Access::Done) => {
                 let mut entry = bytes.clone();
                 entry.resize(size_of::<Cqe>(), 0);
@@ -188,7 +188,7 @@ impl Narrator {
         }
     }
 
-    /// What was read, if it was an entry of a ring.
+    /// Returns what the device read, if that was an entry of a ring.
     fn entry(&self, range: &HostRange, bytes: &[u8]) -> Option<Event> {
         let (queue, slot) = *self.places.get(&(range.region, range.offset))?;
         match queue {
@@ -215,7 +215,7 @@ impl Narrator {
     }
 }
 
-/// The object that something went wrong with, or that an event is about, as it is now.
+/// Returns the object concerned by an error or event, in its current state.
 fn about(event: &Event, engine: &Engine) -> Option<Object> {
     let key = |key| Some(Seen::Key(key, engine.key(key)));
     let cq = |cqn| engine.cq(cqn, &Nowhere).map(Seen::Cq);
@@ -240,7 +240,7 @@ fn about(event: &Event, engine: &Engine) -> Option<Object> {
     seen.as_ref().map(object)
 }
 
-/// Bytes of a send, as far as the beginning of its entry says.
+/// Returns the length of a send's payload, as far as the beginning of its entry tells.
 fn payload(header: &SendHeader, data: &[u8]) -> u64 {
     if header.flags & send_flags::INLINE != 0 {
         return header.inline_length.get().into();
@@ -251,7 +251,7 @@ fn payload(header: &SendHeader, data: &[u8]) -> u64 {
     lengths.map(|element| u64::from(element.length.get())).sum()
 }
 
-/// A command that was answered.
+/// Returns the event for a command and its reply.
 fn command(request: &[u8], reply: &[u8]) -> Event {
     let parsed = CommandHeader::read_from_prefix(request).ok();
     let code = parsed.and_then(|(header, _)| CommandCode::try_from(header.code.get()).ok());
@@ -288,7 +288,7 @@ fn command(request: &[u8], reply: &[u8]) -> Event {
     }
 }
 
-/// Whether rings may be elsewhere, or others, after it.
+/// Returns whether the rings may have changed.
 fn moves_rings(event: &Event) -> bool {
     matches!(
         event,
@@ -311,7 +311,7 @@ fn moves_rings(event: &Event) -> bool {
 }
 
 impl Told {
-    /// The queue pair that it is about, if it is about one.
+    /// Returns the queue pair concerned, if there is one.
     pub fn qpn(&self) -> Option<u32> {
         match &self.event {
             Event::Send { queue, .. } | Event::Receive { queue, .. } => match queue {
@@ -329,7 +329,7 @@ impl Told {
     }
 }
 
-/// A packet in few words, and who is at its other end.
+/// Formats a packet briefly, with the queue pair at its other end.
 struct Packet<'a>(&'a Segment<'static>);
 
 impl fmt::Display for Packet<'_> {
@@ -351,11 +351,11 @@ impl fmt::Display for Packet<'_> {
     }
 }
 
-/// Columns of what the guest does, and of what stands before it.
+/// Width of the guest's column, and of the part of it that precedes an action.
 const GUEST: usize = 54;
 const BEFORE: usize = 31;
 
-/// The head of what [`Told`] prints as.
+/// Returns the header for lines printed from [`Told`].
 pub fn timeline_head() -> String {
     format!(
         "{:>14} {:>7} {:>6}  {:<GUEST$}|\n",
@@ -364,7 +364,7 @@ pub fn timeline_head() -> String {
 }
 
 impl fmt::Display for Told {
-    /// A line of a sequence diagram: to the left of the bar is the guest, to the right the wire.
+    /// Writes a line of a sequence diagram: the guest is to the left of the bar, the wire to the right.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanoseconds = self.now.as_nanos();
         let qpn = self.qpn().filter(|qpn| *qpn != 0);

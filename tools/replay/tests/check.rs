@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Each rule: what breaks it is found, and what a fault does is not.
+//! Tests each rule: violations are found, and the effects of faults are not reported.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use vrnic_wire::completion::{Opcode, Status};
 use vrnic_wire::qp::QpState;
 use vrnic_wire::work::SendOpcode;
 
-/// Messages of each kind between two devices, with a fault on the first.
+/// Exchanges messages of each kind between two devices, the first of which has a fault.
 fn world(fault: &str) -> World {
     let config = RnicConfig {
         segmentation: Segmentation::PathMtu,
@@ -51,7 +51,7 @@ fn world(fault: &str) -> World {
                 c.send(&mut world, side, &send);
             }
         }
-        // A device that a fault slows down may be busy for as long as one likes.
+        // A device that a fault slows down may stay busy indefinitely.
         let mut idle = 0;
         for _ in 0..5000 {
             idle = if world.step() { 0 } else { idle + 1 };
@@ -69,7 +69,7 @@ fn world(fault: &str) -> World {
     world
 }
 
-/// Checks a recording of which `change` changes what is told of each call.
+/// Checks a recording. `change` modifies the events of each call.
 fn checked(recording: &[u8], mut change: impl FnMut(&mut Vec<Told>, &Engine)) -> Checker {
     let mut player = Player::new(recording).expect("a recording");
     let (mut narrator, mut checker) = (Narrator::new(player.rnic()), Checker::new(player.rnic()));
@@ -82,7 +82,7 @@ fn checked(recording: &[u8], mut change: impl FnMut(&mut Vec<Told>, &Engine)) ->
     checker
 }
 
-/// What is found in a recording in which much happens.
+/// Returns the violations found in a recording in which much happens.
 fn check(recording: &[u8], change: impl FnMut(&mut Vec<Told>, &Engine)) -> Vec<Violation> {
     let checker = checked(recording, change);
     let (completions, packets) = checker.looked_at;
@@ -90,7 +90,8 @@ fn check(recording: &[u8], change: impl FnMut(&mut Vec<Told>, &Engine)) -> Vec<V
     checker.violations
 }
 
-/// Calls `change` with the first event that `wanted` likes, behind the first `skip` such. What is found then.
+/// Calls `change` with the first event that satisfies `wanted`, after skipping `skip` of these. Returns the violations
+/// found then.
 fn changed(
     recording: &[u8],
     skip: usize,
@@ -259,7 +260,7 @@ fn what_a_fault_does_is_no_violation() {
         for recording in world.recordings() {
             let checker = checked(&recording, |_, _| {});
             if let Some(violation) = checker.violations.first() {
-                // For vrnic-replay to tell more of.
+                // Keeps the recording for examination with vrnic-replay.
                 let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kind.name);
                 std::fs::write(&file, &recording).expect("a file");
                 wrong.push(format!("{}: {violation}", file.display()));

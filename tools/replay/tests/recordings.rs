@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Recordings of what once went wrong, in `tests/recordings`: it does not go wrong again.
+//! Recordings of past failures, in `tests/recordings`: checks that they do not happen again.
 //!
-//! A recording there ends with the call that went wrong: `--minimise` and the simulation make such ones. What the
-//! engine does before must be what was recorded. The last call may be another one, as a wrong one has been mended; no
-//! call breaks a rule.
+//! Each of these recordings ends with the call that failed, as `--minimise` and the simulation produce them. Before
+//! that, the engine must do exactly what was recorded. The last call may have another result, because the error has
+//! been fixed. No call may violate a rule.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use vrnic_replay::check::Checker;
 use vrnic_replay::story::Narrator;
 use vrnic_wire::work::SendOpcode;
 
-/// How to make one anew.
+/// How to make a recording again.
 const ANEW: &str = "make it anew (Documentation/testing.rst, Recordings as tests)";
 
-/// What is wrong with a recording.
+/// Returns what is wrong with a recording.
 fn check(bytes: &[u8]) -> Result<(), String> {
     let stale = |why: &dyn std::fmt::Display| format!("{why}; {ANEW}");
     let recording = Recording::new(bytes).map_err(|bad| stale(&bad))?;
@@ -63,7 +63,7 @@ fn nothing_goes_wrong_again() {
     assert!(!files.is_empty());
 }
 
-/// A short recording of a device with a fault.
+/// Returns a short recording of a device with a fault.
 fn recording(fault: &str) -> Vec<u8> {
     let config = RnicConfig {
         segmentation: Segmentation::PathMtu,
@@ -88,7 +88,7 @@ fn what_goes_wrong_is_found() {
     let good = recording("drop type=rc nth=9");
     assert_eq!(check(&good), Ok(()));
 
-    // The same calls with an engine that does something else in one of them, which is not the last.
+    // Changes the recorded result of a call, which stands for an engine that behaves differently in this call.
     let calls = Recording::new(&good).expect("a recording").count();
     let digest = |call: usize| {
         let mut all = Recording::new(&good).expect("a recording");
@@ -107,7 +107,7 @@ fn what_goes_wrong_is_found() {
         "{stale}"
     );
 
-    // Of another version of the format.
+    // A recording in another version of the format.
     let mut other = good.clone();
     assert_eq!(other[8], VERSION);
     other[8] += 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The program, on recordings of small worlds.
+//! Runs the program on recordings of small worlds.
 
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +33,7 @@ fn run(file: &Path, arguments: &[&str]) -> (bool, String) {
     (status.success(), text.into_owned())
 }
 
-/// Two devices between which much happens, a refused write at the end.
+/// Returns two devices between which much happens, ending with a refused write.
 fn world(segmentation: Segmentation, fault: &str) -> (World, u32) {
     let config = RnicConfig {
         segmentation,
@@ -103,7 +103,7 @@ fn what_happened_is_told() {
         // The peer refuses the last write, and is in the error state when it says so.
         let (good, text) = run(&file(&format!("{name}-peer"), of_the_peer), &["--check"]);
         assert!(good && text.contains("checked, 0 violations"), "{text}");
-        // What its check found out is there with the region that the key nearly names.
+        // The reason is shown together with the region that the key almost matches.
         let (_, text) = run(&file(&format!("{name}-peer"), of_the_peer), &["--timeline"]);
         let told = text.find("sent NAK: remote access error");
         let region = text.find(": region (its key is 0x");
@@ -138,7 +138,7 @@ fn what_happened_is_told() {
                 "{first:?} {second:?}: {text}"
             );
         }
-        // Lines of other queue pairs are not there, but without the filter they are.
+        // Lines of other queue pairs are left out with the filter, and shown without it.
         let of_another = |text: &str| {
             let lines = text.lines().skip(1);
             let mut numbers = lines.filter_map(|line| line.split_whitespace().nth(2)?.parse().ok());
@@ -178,7 +178,7 @@ fn a_replay_stops_before_the_time_that_is_named() {
         times.push(next.as_nanos());
     }
     assert!(player.next().is_none());
-    // The first call of a moment long after the one before.
+    // The first call of a moment long after the previous call.
     let first = (1..times.len())
         .rev()
         .find(|&at| times[at] > times[at - 1])
@@ -237,7 +237,7 @@ fn what_is_broken_says_so() {
     );
     let (good, text) = run(Path::new("/nonexistent"), &[]);
     assert!(!good && text.contains("cannot read"), "{text}");
-    // What stands in a recording does nothing to the terminal.
+    // Text in a recording cannot control the terminal.
     let mut rnic = Rnic::recorded(RnicConfig::default(), "\x1b[2J", 1000);
     let recorder = rnic.recorder().expect("a recorder");
     recorder.end("\x1b[2J");
@@ -269,7 +269,7 @@ fn the_smallest_recording_that_still_fails() {
         &["--minimise", to, "--fails", "IBV_WC_RETRY_EXC_ERR"],
     );
     assert!(good, "{text}");
-    // It has the keys of the device, too.
+    // The file contains the keys of the device, so it must be private.
     let mode = |path: &Path| {
         std::fs::metadata(path)
             .expect("a file")
@@ -326,6 +326,6 @@ fn a_panic_becomes_small() {
         calls.last().map(|call| call.outcome),
         Some(Outcome::Panicked)
     );
-    // The fault, and the turn in which it fires.
+    // The two calls that arm the fault and in which it fires.
     assert_eq!(calls.len(), 2, "{calls:?}");
 }
