@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A multicast group: its members send datagrams to it, and each gets each, its own included.
+//! A multicast group: its members send datagrams to the group, and each member receives every datagram, including its
+//! own.
 
 use crate::{device::Device, fault::Known, plan::CirclePlan};
 use std::collections::HashMap;
@@ -18,22 +19,22 @@ use vrnic_wire::{
 
 /// Q_Key of all members.
 const QKEY: u32 = 0x2222_2222;
-/// Bit of names of receives.
+/// Bit that marks the `wr_id`s of receives.
 const RECEIVE: u64 = 1 << 32;
-/// Bytes of a receive.
+/// Length of a receive in bytes.
 const BUFFER: usize = CirclePlan::SLOT + GRH_LENGTH;
 
-/// A queue pair of the group.
+/// A queue pair in the group.
 #[derive(Debug)]
 struct Member {
     device: usize,
     incarnation: u32,
     qp: Qp,
     mr: Mr,
-    /// Numbers of its messages that were posted, and how many of them are complete.
+    /// Numbers of the messages that it posted, and how many of them have completed.
     sent: Vec<usize>,
     complete: usize,
-    /// How often each message came.
+    /// How many times each message arrived.
     came: HashMap<usize, usize>,
 }
 
@@ -42,13 +43,13 @@ struct Member {
 pub struct Circle {
     plan: CirclePlan,
     members: Vec<Member>,
-    /// When it began.
+    /// When the traffic began.
     pub began: Instant,
-    /// Harm between members before.
+    /// Harm between members before the start.
     harm: Vec<u64>,
 }
 
-/// GID of a group.
+/// Returns the GID of a group.
 fn group(number: usize) -> [u8; 16] {
     let mut gid = gid_of(0);
     gid[12..].copy_from_slice(&[239, 1, 2, number as u8]);
@@ -56,12 +57,12 @@ fn group(number: usize) -> [u8; 16] {
 }
 
 impl Circle {
-    /// Receives of a member: all messages may come twice.
+    /// Returns the number of receives of a member: every message may arrive twice.
     pub fn receives(plan: &CirclePlan) -> usize {
         2 * plan.sends.len()
     }
 
-    /// Harm between all members.
+    /// Returns the harm between all pairs of members.
     fn harms(plan: &CirclePlan, harm: impl Fn([usize; 2]) -> u64) -> Vec<u64> {
         let pairs = plan.members.iter().flat_map(|from| {
             let to = plan.members.iter();
@@ -70,7 +71,7 @@ impl Circle {
         pairs.map(harm).collect()
     }
 
-    /// Creates all members, and attaches them.
+    /// Creates and attaches all members.
     pub fn start(
         plan: &CirclePlan,
         devices: &mut [Device],
@@ -133,18 +134,18 @@ impl Circle {
         }
     }
 
-    /// Byte `at` of a message.
+    /// Returns byte `at` of a message.
     fn pattern(&self, number: usize, at: usize) -> u8 {
         ((self.plan.number * 17 + number * 41 + at * 5) % 251) as u8 + 1
     }
 
-    /// Whether a member still has its queue pair.
+    /// Returns whether a member still has its queue pair.
     fn lives(&self, member: usize, devices: &[Device]) -> bool {
         let member = &self.members[member];
         devices[member.device].incarnation == member.incarnation
     }
 
-    /// A member sends message `number`.
+    /// Sends message `number` from a member.
     pub fn send(&mut self, number: usize, member: usize, length: usize, devices: &mut [Device]) {
         if !self.lives(member, devices) {
             return;
@@ -183,22 +184,22 @@ impl Circle {
         })
     }
 
-    /// Whether it has a queue pair of a device.
+    /// Returns whether a queue pair of a device belongs to the group.
     pub fn has(&self, device: &Device, qpn: u32) -> bool {
         self.member_of(device, qpn).is_some()
     }
 
-    /// Its queue pairs of a device.
+    /// Returns the queue pairs of the group on a device.
     pub fn qpns(&self, device: usize) -> Vec<u32> {
         let here = self.members.iter().filter(|member| member.device == device);
         here.map(|member| member.qp.qpn).collect()
     }
 
-    /// A completion of one of its queue pairs.
+    /// Handles a completion of one of the group's queue pairs.
     ///
     /// # Panics
     ///
-    /// It must not come, or memory is not what it says.
+    /// The completion must not happen, or memory does not match it.
     pub fn complete(&mut self, device: &Device, done: Completion) {
         let member = self.member_of(device, done.qpn).expect("a member");
         if done.wr_id & RECEIVE == 0 {
@@ -206,7 +207,7 @@ impl Circle {
             let next = sent.get(*complete).map(|number| *number as u64);
             assert_eq!(next, Some(done.wr_id), "{done:?} of {sent:?}");
             *complete += 1;
-            // Without a GID no datagram leaves.
+            // Without a GID, no datagram can be sent.
             let faults = device.rnic.faults().list();
             let mut gone = faults
                 .iter()
@@ -243,7 +244,7 @@ impl Circle {
         *self.members[member].came.entry(number).or_default() += 1;
     }
 
-    /// Flushes what is left.
+    /// Flushes the remaining requests.
     pub fn stop(&mut self, devices: &mut [Device]) {
         for member in 0..self.members.len() {
             if self.lives(member, devices) {
@@ -254,11 +255,11 @@ impl Circle {
         }
     }
 
-    /// Checks that everybody got everything once, unless something kept it from him.
+    /// Checks that every member received every message exactly once, unless something prevented that.
     ///
     /// # Panics
     ///
-    /// Somebody did not.
+    /// A member did not.
     pub fn check(
         &self,
         devices: &[Device],
@@ -293,7 +294,7 @@ impl Circle {
         }
     }
 
-    /// Destroys everything.
+    /// Destroys all queue pairs.
     pub fn destroy(self, devices: &mut [Device]) {
         for member in 0..self.members.len() {
             if !self.lives(member, devices) {

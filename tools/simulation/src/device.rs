@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A device with its guest, and the queues that programs of the guest share.
+//! A device with its guest, and the queues that the guest's programs share.
 
 use crate::{
     network::mac_of,
@@ -25,23 +25,23 @@ use vrnic_wire::{
     work::GRH_LENGTH,
 };
 
-/// Receives of the shared receive queue.
+/// Number of receives in the shared receive queue.
 const SHARED: usize = 64;
-/// Bytes of one of its buffers.
+/// Length of each of its buffers in bytes.
 const SHARED_BUFFER: usize = SHARED_SLOT + GRH_LENGTH;
-/// Bit of names of its receives.
+/// Bit that marks the `wr_id`s of its receives.
 pub const SHARED_NAME: u64 = 1 << 63;
-/// Bit of names of receives of extended connections.
+/// Bit that marks the `wr_id`s of receives of XRC queue pairs.
 const XRC_NAME: u64 = 1 << 62;
-/// How often a program tries a command that a fault refuses.
+/// How many times a program tries a command that a fault refuses.
 const TRIES: usize = 5;
 
-/// A completion queue, and how the program gets to know of completions.
+/// A completion queue, and how the program learns of completions.
 #[derive(Debug)]
 pub struct SharedCq {
     /// The queue.
     pub cq: Cq,
-    /// Whether it is armed whenever it is empty.
+    /// Whether it is armed whenever it is empty, rather than polled.
     pub events: bool,
 }
 
@@ -51,7 +51,7 @@ struct Shared {
     srq: Srq,
     mr: Mr,
     next: u64,
-    /// Buffer of each receive that is posted.
+    /// Buffer of each posted receive.
     buffers: HashMap<u64, usize>,
 }
 
@@ -67,35 +67,35 @@ impl Shared {
 /// A device with its guest.
 #[derive(Debug)]
 pub struct Device {
-    /// Which.
+    /// Index of the device.
     pub index: usize,
-    /// What it is like.
+    /// Properties of the device.
     pub plan: DevicePlan,
     /// The device.
     pub rnic: Rnic,
     /// The guest.
     pub guest: Guest,
-    /// How often it lost what it had.
+    /// How many times it has lost all its objects.
     pub incarnation: u32,
-    /// How it lost that, until it has begun anew.
+    /// How it lost them, until it has started again.
     pub loss: Option<Loss>,
-    /// Its completion queues.
+    /// Completion queues.
     pub cqs: Vec<SharedCq>,
-    /// For all, and for extended connections.
+    /// Shared receive queues: one for all queue pairs but XRC, and one for XRC.
     shared: Vec<Shared>,
     xrcdn: u32,
-    /// When its next turn is, if it has one.
+    /// When its next turn is, if one is due.
     pub turn: Option<Instant>,
-    /// How long it waits if it is awake and has nothing to do.
+    /// How long it waits while it is awake and has nothing to do.
     pub backoff: Duration,
-    /// Recordings of it that have ended.
+    /// Its finished recordings.
     pub recordings: Vec<Vec<u8>>,
     segmentation: Segmentation,
     cq_entries: [u32; CQS],
 }
 
 impl Device {
-    /// A device whose completion queues have that many entries, and a guest with `pages` pages.
+    /// Creates a device whose completion queues have that many entries, and a guest with `pages` pages.
     pub fn new(
         index: usize,
         plan: &DevicePlan,
@@ -149,7 +149,7 @@ impl Device {
         }
     }
 
-    /// What the driver and the programs create at first.
+    /// Creates what the driver and the programs create at startup.
     fn start(&mut self) {
         let (guest, rnic) = (&mut self.guest, &mut self.rnic);
         guest.start(rnic, ContextKind::Kernel, 1024);
@@ -196,7 +196,7 @@ impl Device {
         }
     }
 
-    /// The device loses what it has. Nobody has anything of it from here on.
+    /// Makes the device lose all its objects; nothing refers to them from now on.
     pub fn lose(&mut self, loss: Loss) {
         self.loss = Some(loss);
         self.incarnation += 1;
@@ -205,12 +205,12 @@ impl Device {
         }
     }
 
-    /// Whether its GID is there. While it is not, no queue pair can be connected.
+    /// Returns whether the GID is in the table. Without it, no queue pair can be connected.
     pub fn has_gid(&self) -> bool {
         self.rnic.has_gid(&gid_of(self.index))
     }
 
-    /// Whether it still does something.
+    /// Returns whether the device still works.
     pub fn runs(&self) -> bool {
         !matches!(
             self.loss,
@@ -218,7 +218,7 @@ impl Device {
         )
     }
 
-    /// Ends its recording, if it has one.
+    /// Ends the recording, if there is one.
     pub fn end_recording(&mut self, why: &str) -> bool {
         let recorder = self.rnic.take_recorder();
         let recording = recorder.map(|mut recorder| {
@@ -230,7 +230,7 @@ impl Device {
         self.recordings.len() > before
     }
 
-    /// Records it anew if it is recorded, from its state on.
+    /// If the device is being recorded, starts a new recording from its current state.
     pub fn cut_recording(&mut self) {
         if self.end_recording("cut") {
             self.rnic.record(&self.index.to_string(), u64::MAX);
@@ -249,11 +249,11 @@ impl Device {
         self.rnic.set_faults(faults);
     }
 
-    /// Creates something, and tries again if a fault refuses.
+    /// Creates an object, and tries again if a fault refuses that.
     ///
     /// # Panics
     ///
-    /// The device refuses, and no fault did.
+    /// The device refuses without a fault.
     pub fn insist<T>(
         &mut self,
         mut work: impl FnMut(&mut Guest, &mut Rnic) -> Result<T, (Status, Cause)>,
@@ -268,12 +268,12 @@ impl Device {
         panic!("refused {TRIES} times");
     }
 
-    /// As [`insist`](Self::insist), a command.
+    /// Executes a command like [`insist`](Self::insist).
     pub fn command<C: Command + Copy>(&mut self, request: C) -> C::Reply {
         self.insist(|guest, rnic| guest.command(rnic, request))
     }
 
-    /// How often faults refused commands.
+    /// Returns how many commands faults have refused.
     fn refusals(&self) -> u64 {
         let faults = self.rnic.faults().list();
         let of_commands = faults
@@ -282,12 +282,12 @@ impl Device {
         of_commands.map(|fault| fault.fired).sum()
     }
 
-    /// Number of the shared receive queue of extended connections.
+    /// Returns the number of the shared receive queue for XRC.
     pub fn xrc_srqn(&self) -> u32 {
         self.shared[1].srq.srqn
     }
 
-    /// Creates a queue pair on two of the completion queues.
+    /// Creates a queue pair that uses two of the completion queues.
     pub fn qp(&mut self, options: QpOptions, shared: bool, cqs: [usize; 2]) -> Qp {
         let [send, receive] = cqs.map(|index| self.cqs[index].cq.cqn);
         let is_target = options.qp_type == QpType::XrcTarget;
@@ -312,7 +312,7 @@ impl Device {
         });
     }
 
-    /// State of a queue pair.
+    /// Returns the state of a queue pair.
     pub fn state(&mut self, qpn: u32) -> QpState {
         let attributes = self.command(QueryQp {
             qpn: qpn.into(),
@@ -321,7 +321,7 @@ impl Device {
         QpState::try_from(attributes.state).expect("a state")
     }
 
-    /// What a receive of a shared receive queue received; its buffer is posted again.
+    /// Returns the message in a receive of a shared receive queue, and posts its buffer again.
     ///
     /// # Panics
     ///
@@ -339,23 +339,23 @@ impl Device {
         bytes
     }
 
-    /// Takes all completions of a queue, and arms it anew.
+    /// Polls all completions of a queue and arms it again.
     pub fn drain(&mut self, cq: usize) -> Vec<Completion> {
         let SharedCq { cq, events } = &mut self.cqs[cq];
         let mut done = cq.drain();
         if *events {
             cq.arm(false);
-            // Those that came before it was armed raise no event.
+            // Completions that came before it was armed raise no event.
             done.extend(cq.drain());
         }
         done
     }
 
-    /// Destroys everything.
+    /// Destroys all objects.
     ///
     /// # Panics
     ///
-    /// Something is left.
+    /// An object is left in the device.
     pub fn destroy(&mut self) {
         let pd = self.guest.pd;
         let context = self.guest.context;

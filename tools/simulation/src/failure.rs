@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What to do when a simulation fails: find the smallest one that does, and keep recordings of its devices.
+//! Handles failed simulations: finds the smallest plan that still fails, and keeps recordings of the devices.
 
 use crate::{
     plan::{LinePlan, Plan},
@@ -24,21 +24,22 @@ use vrnic_replay::{
     story::{Event, Narrator, Told, timeline_head},
 };
 
-/// Simulations that the search for a smaller one may take.
+/// Number of simulations that the search for a smaller plan may run.
 const EFFORT: usize = 400;
-/// Lines of a timeline that are shown.
+/// Number of timeline lines to show.
 const LINES: usize = 40;
 
 thread_local! {
-    /// Where this thread panicked last, if its panics are to be told of by somebody else.
+    /// Location of this thread's latest panic, if its panics are to be reported by the caller.
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs a simulation. One in eight is recorded and replayed, from random moments on, unless it is large.
+/// Runs a simulation. Unless it is large, one in eight is recorded and replayed, with recordings that start at random
+/// moments.
 ///
 /// # Errors
 ///
-/// What is wrong.
+/// A description of what is wrong.
 pub fn run(plan: &Plan) -> Result<Tally, String> {
     let recorded = plan.seed.is_multiple_of(8) && plan.flows.len() <= 30;
     let mut world = World::new(plan, recorded);
@@ -53,8 +54,8 @@ pub fn run(plan: &Plan) -> Result<Tally, String> {
     Ok(tally)
 }
 
-/// What is wrong with a recording: the replay differs, it does not begin with the state in which the replay of the one
-/// before `ended`, or a rule of the standard is broken.
+/// Returns what is wrong with a recording: the replay differs, the recording does not begin with the state in which the
+/// replay of the previous one `ended`, or a rule of the standard is violated.
 fn check(recording: &[u8], ended: &mut Option<Vec<u8>>) -> Option<String> {
     let mut replayed = || {
         let mut player = Player::new(recording)?;
@@ -68,7 +69,7 @@ fn check(recording: &[u8], ended: &mut Option<Vec<u8>>) -> Option<String> {
             let events = narrator.tell(&call, &step, player.rnic());
             checker.look(&events, Some(player.rnic()));
         }
-        // After a reset nobody knows of faults that are done.
+        // After a reset, the state does not contain finished faults.
         *ended = begins.and(player.rnic().state(usize::MAX));
         anyhow::Ok(checker)
     };
@@ -83,7 +84,7 @@ fn check(recording: &[u8], ended: &mut Option<Vec<u8>>) -> Option<String> {
     }
 }
 
-/// Does something that may panic. What it says then.
+/// Runs `work`. If it panics, returns the message and location as the error.
 fn attempt<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -106,7 +107,7 @@ fn attempt<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     result.map_err(|payload| format!("{} ({place})", panic_message(&*payload)))
 }
 
-/// The smallest plan that is found that still fails, and what is wrong then.
+/// Returns the smallest plan found that still fails, and what is wrong then.
 pub fn shrink(plan: &Plan) -> (Plan, String) {
     let mut search = Search {
         plan: plan.clone(),
@@ -154,7 +155,7 @@ struct Search {
 }
 
 impl Search {
-    /// Takes a plan if it fails.
+    /// Adopts a plan if it fails. Returns whether it does.
     fn tries(&mut self, plan: Plan) -> bool {
         if self.left == 0 {
             return false;
@@ -169,13 +170,13 @@ impl Search {
         }
     }
 
-    /// Makes a change that may do nothing.
+    /// Tries a change, which may have no effect.
     fn change(&mut self, change: impl Fn(&mut Plan) -> bool) -> bool {
         let mut plan = self.plan.clone();
         change(&mut plan) && self.tries(plan)
     }
 
-    /// Leaves out elements of a list, first many at a time, then one by one.
+    /// Removes elements from a list, at first many at a time, then one by one.
     fn list<T>(&mut self, list: impl Fn(&mut Plan) -> &mut Vec<T>) -> bool {
         let mut any = false;
         let mut chunk = list(&mut self.plan.clone()).len();
@@ -196,8 +197,8 @@ impl Search {
     }
 }
 
-/// Looks for the smallest form of a simulation that fails, keeps the recordings of its devices in `directory`, and
-/// tells what happened.
+/// Finds the smallest plan that fails, writes the recordings of its devices to `directory`, and describes what
+/// happened.
 pub fn report(plan: &Plan, directory: &Path) -> String {
     let seed = plan.seed;
     let (small, why) = shrink(plan);
@@ -228,7 +229,7 @@ pub fn report(plan: &Plan, directory: &Path) -> String {
     text
 }
 
-/// Keeps a recording and its smallest form, and tells what happened to a queue pair.
+/// Keeps a recording and its minimized form, and describes what happened to a queue pair.
 fn keep(
     recording: &[u8],
     directory: &Path,
@@ -266,7 +267,7 @@ fn keep(
     Ok(text)
 }
 
-/// What happened to a queue pair.
+/// Returns what happened to a queue pair.
 fn timeline(recording: &[u8], qpn: u32) -> anyhow::Result<Vec<Told>> {
     let mut player = Player::new(recording)?;
     let mut narrator = Narrator::new(player.rnic());
@@ -282,7 +283,7 @@ fn timeline(recording: &[u8], qpn: u32) -> anyhow::Result<Vec<Told>> {
     Ok(lines)
 }
 
-/// What a timeline says of a completion.
+/// Returns the part of a timeline entry that describes a completion.
 fn completion(told: &Told) -> Option<String> {
     let line = matches!(told.event, Event::Completed { .. }).then(|| told.to_string())?;
     let start = line.find("<--")?;

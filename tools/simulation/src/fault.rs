@@ -7,34 +7,35 @@ use std::{fmt, time::Duration};
 use vrnic_engine::{Rnic, fault::Spec, time::Instant};
 use vrnic_wire::completion::Status;
 
-/// A fault that is armed on a device.
+/// A fault to be armed on a device.
 #[derive(Copy, Clone)]
 pub struct FaultPlan {
-    /// Which device.
+    /// Index of the device.
     pub device: usize,
-    /// When.
+    /// When it is armed.
     pub at: Duration,
-    /// Which of [`KNOWN`].
+    /// Index in [`KNOWN`].
     pub index: usize,
-    /// What `{n}` in its description is.
+    /// Value of `{n}` in its description.
     pub n: u64,
 }
 
-/// What is known of a fault.
+/// The possible effects of a fault.
 #[derive(Debug)]
 pub struct Known {
     /// Its description.
     text: &'static str,
-    /// Statuses with which the first request of a queue pair may fail, at either end, and the first receive.
+    /// Statuses with which the first failing request of a queue pair, at either end, or the first failing receive may
+    /// complete.
     pub statuses: &'static [Status],
     /// Whether requests may never complete.
     pub loses: bool,
-    /// Whether completions may say what did not happen.
+    /// Whether completions may be false.
     pub lies: bool,
 }
 
 impl Known {
-    /// Whether requests may fail or be late because of it.
+    /// Returns whether requests may fail or be late because of it.
     pub fn is_harmful(&self) -> bool {
         self.loses || self.lies || !self.statuses.is_empty()
     }
@@ -49,7 +50,7 @@ const fn known(text: &'static str, statuses: &'static [Status]) -> Known {
     }
 }
 
-/// A fault that says what did not happen.
+/// Returns a fault that may cause false completions.
 const fn lie(text: &'static str, statuses: &'static [Status]) -> Known {
     Known {
         lies: true,
@@ -57,28 +58,28 @@ const fn lie(text: &'static str, statuses: &'static [Status]) -> Known {
     }
 }
 
-/// What may come of packets that do not arrive.
+/// Possible results of packets that do not arrive.
 const RETRIES: &[Status] = &[Status::RetryExceeded];
-/// What may come of GIDs that are gone: to this port nothing arrives, and without one no datagram leaves.
+/// Possible results of missing GIDs: nothing arrives at this port, and without any GID no datagram can be sent.
 const NO_GID: &[Status] = &[Status::RetryExceeded, Status::LocalQueuePairOperation];
-/// What may come of receives that are not there, or seem so.
+/// Possible results of receives that are missing or seem to be.
 const NOT_READY: &[Status] = &[Status::RnrRetryExceeded, Status::RetryExceeded];
-/// A queue pair that fails by itself flushes, and its peer gets no answer.
+/// A queue pair that fails spontaneously flushes its requests, and its peer gets no response.
 const FLUSHED: &[Status] = &[Status::Flushed, Status::RetryExceeded];
 
-/// What may come of a region that loses its rights.
+/// Possible results of a region that loses its rights.
 const REVOKED: &[Status] = &[
     Status::RemoteAccess,
     Status::RemoteOperation,
     Status::LocalProtection,
     Status::LocalAccess,
-    // No window can be bound to it.
+    // No window can be bound to the region.
     Status::MemoryManagement,
     Status::RetryExceeded,
     Status::Flushed,
 ];
 
-/// Faults that harm no data.
+/// Faults that do not corrupt data.
 pub const KNOWN: &[Known] = &[
     known("drop type=rc nth={n} count=3", RETRIES),
     known(
@@ -210,11 +211,11 @@ pub const KNOWN: &[Known] = &[
     ),
     lie("cqe-retry-exc-err type=rc nth={n}", RETRIES),
     lie("cqe-fatal-err type=rc nth={n}", &[Status::Fatal]),
-    // Programs look at their queues in the end whatever happens to events.
+    // Programs poll their queues at the end, regardless of events.
     known("cq-event-lost nth={n} count=3", &[]),
     known("cq-event-late delay=10ms count=5", &[]),
     known("cq-event-spurious every={n} count=all", &[]),
-    // Also those of page faults.
+    // This includes the events of page faults.
     Known {
         text: "event-lost count=all",
         statuses: RETRIES,
@@ -248,7 +249,7 @@ pub const KNOWN: &[Known] = &[
     known("gid-vanishes value=0 for=900ms", NO_GID),
 ];
 
-/// A fault for one of the devices of a flow, at about the time at which it has something to do.
+/// Plans a fault on one of a flow's devices, for about the time when the flow is active there.
 pub fn plan(flow: &FlowPlan, random: &mut Random) -> FaultPlan {
     FaultPlan {
         device: flow.ends[random.below(2)],
@@ -259,16 +260,16 @@ pub fn plan(flow: &FlowPlan, random: &mut Random) -> FaultPlan {
 }
 
 impl FaultPlan {
-    /// What is known of it.
+    /// Returns the possible effects.
     pub fn known(&self) -> &'static Known {
         &KNOWN[self.index]
     }
 
-    /// Its description.
+    /// Returns the specification.
     ///
     /// # Panics
     ///
-    /// It makes no sense.
+    /// The description is invalid.
     pub fn spec(&self) -> Spec {
         let text = self.text();
         text.parse().unwrap_or_else(|why| panic!("{text}: {why}"))
@@ -286,11 +287,10 @@ impl fmt::Debug for FaultPlan {
     }
 }
 
-/// Longest time for which any of [`KNOWN`] delays something or lasts once it has fired, unless it goes on firing.
+/// Longest time for which any of [`KNOWN`] has an effect after firing, unless it keeps firing.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Whether the fault with that number, of a device, did something that one of the queue pairs may have noticed between
-/// two times.
+/// Returns whether fault `id` of a device may have affected one of the queue pairs between two times.
 pub fn concerns(rnic: &Rnic, id: u64, qpns: &[u32], from: Instant, to: Instant) -> bool {
     let faults = rnic.faults();
     let Some(listed) = faults.list().into_iter().find(|listed| listed.id == id) else {
@@ -298,7 +298,7 @@ pub fn concerns(rnic: &Rnic, id: u64, qpns: &[u32], from: Instant, to: Instant) 
     };
     let from = Instant::from_nanos(from.as_nanos().saturating_sub(LONGEST.as_nanos() as u64));
     let firings = || faults.log().filter(move |firing| firing.id == id);
-    // Some are too frequent to be listed one by one, and old ones are forgotten.
+    // Some faults fire too often to be listed one by one, and old firings are forgotten.
     if (firings().count() as u64) < listed.fired {
         return true;
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Two queue pairs that talk to each other: what their programs ask for, and what has to come of it.
+//! Two queue pairs that communicate: the requests of their programs, and the expected results.
 //!
-//! Each request has bytes of its own at both ends, so the outcome does not depend on how requests overlap. Words for
-//! atomics are changed by one end only, so what they fetch is known, and that they are executed once.
+//! Each request has its own bytes at both ends, so the result does not depend on how requests overlap. A word for
+//! atomics is changed by one end only, so the values fetched are known, and it can be checked that each atomic is
+//! executed once.
 
 mod check;
 mod grant;
@@ -31,18 +32,18 @@ use vrnic_wire::{
     work::{AddressVector, GRH_LENGTH},
 };
 
-/// Bit of names of receives.
+/// Bit that marks the `wr_id`s of receives.
 const RECEIVE: u64 = 1 << 15;
-/// Bits of a name that say which flow and end it is of.
+/// Shift of the part of a `wr_id` that identifies flow and end.
 const OWNER_SHIFT: u32 = 16;
-/// Slot of the request that binds the window for the peer, which comes first.
+/// Slot of the request that binds the window for the peer, which is the first request.
 const SETUP: usize = usize::MAX;
 
-/// Where everything is in the regions of a flow.
+/// Layout of the regions of a flow.
 #[derive(Copy, Clone, Debug)]
 struct Layout {
     slot: usize,
-    /// Requests of an end at most.
+    /// Largest number of requests of an end.
     count: usize,
 }
 
@@ -80,7 +81,7 @@ impl Layout {
     }
 }
 
-/// A request that was posted.
+/// A posted request.
 #[derive(Copy, Clone, Debug)]
 struct Posted {
     name: u64,
@@ -89,79 +90,79 @@ struct Posted {
     slot: usize,
     signaled: bool,
     opcode: Opcode,
-    /// What an atomic has to fetch.
+    /// The value that an atomic must fetch.
     fetches: u64,
 }
 
-/// A message that the peer has to receive.
+/// A message that the peer must receive.
 #[derive(Copy, Clone, Debug)]
 struct Message {
     kind: Kind,
     length: usize,
     slot: usize,
-    /// Immediate data, or the key that is invalidated.
+    /// Immediate data, or the key to invalidate.
     immediate: u32,
 }
 
-/// What an end gives to its peer.
+/// Access that an end grants to its peer.
 #[derive(Debug)]
 struct Window {
     grant: Grant,
-    /// Whether it is bound, and was not invalidated.
+    /// Whether it is bound and has not been invalidated.
     is_given: bool,
-    /// Whether it was invalidated.
+    /// Whether it has been invalidated.
     is_stale: bool,
 }
 
 /// One end of a flow.
 #[derive(Debug)]
 pub struct End {
-    /// Its device.
+    /// Index of its device.
     pub device: usize,
     incarnation: u32,
     /// Its queue pair.
     pub qp: Qp,
-    /// The shared receive queue of extended connections.
+    /// Number of the shared receive queue, for XRC.
     srqn: u32,
     mr: Mr,
     /// The region, if it is paged on demand.
     paged: Option<PagedRegion>,
-    /// Whether there are pages that it will never have.
+    /// Whether some of its pages will never exist.
     lacks_pages: bool,
     window: Option<Window>,
-    /// What nobody else uses, and whether it is bound.
+    /// A window that only this end uses, and whether it is bound.
     scratch: Option<(Grant, bool)>,
     posted: Vec<Posted>,
     messages: Vec<Message>,
-    /// What the word of the peer is when all that was posted is done.
+    /// Value of the peer's word once everything posted has completed.
     word: u64,
     next: usize,
     receives_posted: usize,
     sends: Vec<Completion>,
     receives: Vec<Completion>,
-    /// Messages that came, in order.
+    /// Messages that have arrived, in order.
     came: Vec<usize>,
     is_destroyed: bool,
-    /// What the region held when it was deregistered.
+    /// Contents of the region when it was deregistered.
     deregistered: Option<Vec<u8>>,
-    /// The state before the flow was stopped.
+    /// State before the flow was stopped.
     stopped: Option<QpState>,
 }
 
-/// Two queue pairs that talk to each other.
+/// Two queue pairs that communicate.
 #[derive(Debug)]
 pub struct Flow {
     plan: FlowPlan,
     layout: Layout,
     /// Both ends.
     pub ends: [End; 2],
-    /// When it began.
+    /// When the flow began.
     pub began: Instant,
-    /// Harm in the network before.
+    /// Harm in the network before the start.
     pub harm: u64,
 }
 
-/// Byte `at` of what end `side` of a flow sends from a slot: never 0, which is what memory is before.
+/// Returns byte `at` of what end `side` of a flow sends from a slot. It is never 0, the initial value of memory.
 fn pattern(flow: usize, side: usize, slot: usize, at: usize) -> u8 {
     ((flow * 13 + side * 89 + slot * 31 + at * 7) % 251) as u8 + 1
 }
@@ -270,7 +271,7 @@ impl Flow {
             port: 1,
             max_rd_atomic: plan.reads,
             max_dest_rd_atomic: plan.reads,
-            // 10.24 ms if its pages take time, else 10 us.
+            // 10.24 ms if its pages take time to come, otherwise 10 us.
             min_rnr_timer: if plan.paging[side].is_some() { 20 } else { 1 },
             timeout: plan.timeout,
             retry_count: plan.retries,
@@ -308,7 +309,7 @@ impl Flow {
         }
     }
 
-    /// The address of an end.
+    /// Returns the address of an end.
     fn address(&self, side: usize) -> AddressVector {
         let device = self.plan.ends[side];
         AddressVector {
@@ -323,18 +324,18 @@ impl Flow {
         ((self.plan.number * 2 + side) as u64) << OWNER_SHIFT
     }
 
-    /// Name of a send. Names follow each other.
+    /// Returns the `wr_id` of a send. They are consecutive.
     fn name(&self, side: usize, slot: usize) -> u64 {
         self.owner(side) | slot.wrapping_add(1) as u64
     }
 
-    /// Whether the end still has its queue pair.
+    /// Returns whether the end still has its queue pair.
     fn lives(&self, side: usize, devices: &[Device]) -> bool {
         let end = &self.ends[side];
         !end.is_destroyed && devices[end.device].incarnation == end.incarnation
     }
 
-    /// Posts receives until there are `wanted`.
+    /// Posts receives until `wanted` have been posted.
     fn post_receives(&mut self, side: usize, wanted: usize, devices: &mut [Device]) {
         if self.plan.shared[side] || !self.lives(side, devices) {
             return;
@@ -350,7 +351,7 @@ impl Flow {
         }
     }
 
-    /// Posts the receives that come late.
+    /// Posts the late receives.
     pub fn post_late(&mut self, devices: &mut [Device]) {
         for side in 0..2 {
             self.post_receives(side, self.plan.receives(side), devices);
@@ -377,7 +378,7 @@ impl Flow {
         assert!(guest.post_send(rnic, &mut end.qp, &send));
     }
 
-    /// Posts the next request of an end, and says how long it is to the one after that.
+    /// Posts the next request of an end. Returns the time until the request after that.
     pub fn post(&mut self, side: usize, devices: &mut [Device]) -> Option<Duration> {
         let slot = self.ends[side].next;
         let op = *self.plan.ops[side].get(slot)?;
@@ -394,7 +395,7 @@ impl Flow {
         self.plan.ops[side].get(slot + 1).map(|op| op.pause)
     }
 
-    /// Somebody does something to an end.
+    /// Applies a deed to an end.
     pub fn suffer(&mut self, deed: Deed, side: usize, devices: &mut [Device]) {
         if !self.lives(side, devices) {
             return;
@@ -406,7 +407,7 @@ impl Flow {
                 device.modify(end.qp.qpn, QpState::Error, 0, QpAttributes::default());
             }
             Deed::Destroy => self.destroy_qp(side, devices),
-            // A region to which windows are bound stays.
+            // A region cannot be deregistered while windows are bound to it.
             Deed::Deregister if end.window.is_some() || end.scratch.is_some() => {}
             Deed::Deregister => {
                 device.command(DeregisterMr {
@@ -418,7 +419,7 @@ impl Flow {
         }
     }
 
-    /// The end whose region has a key, if that is paged on demand.
+    /// Returns the end whose region has a key, if the region is paged on demand.
     pub fn paged_end(&self, device: &Device, key: u32) -> Option<usize> {
         self.ends.iter().position(|end| {
             let is_here = end.device == device.index && end.incarnation == device.incarnation;
@@ -426,7 +427,7 @@ impl Flow {
         })
     }
 
-    /// The driver does something with the pages of an end, unless that has none any more.
+    /// Lets the driver handle the pages of an end, unless these no longer exist.
     pub fn page(
         &mut self,
         side: usize,
@@ -449,7 +450,7 @@ impl Flow {
         }
     }
 
-    /// From some page on, an end has no pages any more.
+    /// Takes away all pages of an end's region from some page on, for good.
     pub fn punch(&mut self, side: usize, part: u32, devices: &mut [Device]) {
         self.ends[side].lacks_pages = true;
         self.page(side, devices, |paged, guest, rnic| {
@@ -467,7 +468,7 @@ impl Flow {
         end.is_destroyed = true;
     }
 
-    /// Nothing is under way any more. Whatever is left is flushed from here on.
+    /// Stops the flow when nothing is in flight any more; remaining requests are flushed from now on.
     pub fn stop(&mut self, devices: &mut [Device]) {
         for side in 0..2 {
             if self.lives(side, devices) {
@@ -514,7 +515,7 @@ impl Flow {
         }
     }
 
-    /// Devices and queue pairs of both ends.
+    /// Returns devices and queue pairs of both ends.
     pub fn subjects(&self) -> Vec<(usize, u32)> {
         self.ends
             .iter()
@@ -522,7 +523,7 @@ impl Flow {
             .collect()
     }
 
-    /// The end that has a queue pair of a device.
+    /// Returns the end to which a queue pair of a device belongs.
     pub fn end_of(&self, device: &Device, qpn: u32) -> Option<usize> {
         self.ends.iter().position(|end| {
             let is_here = end.device == device.index && end.incarnation == device.incarnation;
@@ -530,37 +531,37 @@ impl Flow {
         })
     }
 
-    /// Its queue pairs of a device.
+    /// Returns the flow's queue pairs on a device.
     pub fn qpns(&self, device: usize) -> Vec<u32> {
         let here = self.ends.iter().filter(|end| end.device == device);
         here.map(|end| end.qp.qpn).collect()
     }
 
-    /// Its plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &FlowPlan {
         &self.plan
     }
 
-    /// Requests that were posted.
+    /// Returns the number of posted requests.
     pub fn requests(&self) -> usize {
         self.ends.iter().map(|end| end.posted.len()).sum()
     }
 
-    /// Fast registrations that were posted.
+    /// Returns the number of posted fast registrations.
     pub fn registrations(&self) -> usize {
         let posted = self.ends.iter().flat_map(|end| &end.posted);
         let is_one = |posted: &&Posted| posted.opcode == Opcode::RegisterRegion;
         posted.filter(is_one).count()
     }
 
-    /// Pages of an end that a plan needs, for its region, its rings and their page lists.
+    /// Returns how many pages of guest memory a plan needs per end, for the region, the rings and their page lists.
     pub fn pages(plan: &FlowPlan) -> usize {
         let layout = Layout {
             slot: plan.slot,
             count: plan.ops[0].len().max(plan.ops[1].len()).max(1),
         };
         let region = layout.length().div_ceil(4096);
-        // What is paged has a copy for a moment, and fast registrations have tables.
+        // A paged region is copied for a moment, and fast registrations have tables.
         region + region / 3 + 50
     }
 }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Many devices, switches, programs and faults in virtual time, and what has to hold whatever happens:
+//! Simulates many devices, switches, programs and faults in virtual time, and checks what must hold in any case:
 //!
 //! * the simulation ends;
-//! * each request completes exactly once, in order, with a status that what happened allows; what follows the first
-//!   error is flushed;
-//! * memory holds what completed requests moved when they complete, and nothing that nobody sent;
+//! * each request completes exactly once, in order, with a status that the circumstances allow; everything after the
+//!   first error is flushed;
+//! * when a request completes, memory contains what it transferred, and never anything that was not sent;
 //! * atomics are executed once;
-//! * each member of a multicast group gets each message to it once;
-//! * whom nothing concerns notices nothing;
+//! * each member of a multicast group receives each message to it once;
+//! * flows that are not affected by a fault do not notice it;
 //! * when all objects are destroyed, nothing is left in the devices.
 //!
-//! A [`Plan`](plan::Plan) follows from a seed. The [`world`] carries it out. If that fails, [`failure`] looks for the
-//! smallest plan that still does, and keeps recordings of its devices.
+//! A [`Plan`](plan::Plan) is derived from a seed, and the [`world`] carries it out. If that fails, [`failure`] searches
+//! for the smallest plan that still fails, and keeps recordings of its devices.
 
 #![forbid(unsafe_code)]
 

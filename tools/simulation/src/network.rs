@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The network between devices: lines, and switches of `vrnic-switch`; or no frames at all, as on the local fabric.
-//! It remembers between which devices something went wrong.
+//! The network between devices: lines and switches of `vrnic-switch`, or no frames at all, as on the local fabric. It
+//! records between which devices something went wrong.
 //!
 //! ```text
 //! device ── line ──▶ switch ── line ──▶ device
@@ -23,19 +23,19 @@ use vrnic_engine::{
 use vrnic_roce::{MAX_FRAME, encode};
 use vrnic_switch::{Endpoint, Mac, Member, PortConfig, PortId, Switch};
 
-/// A longer wait for a line is harm: a requester may take it for loss.
+/// A wait for a line that is longer than this counts as harm: a requester may take it for loss.
 const LONG: Duration = Duration::from_micros(300);
 
 /// What travels.
 #[derive(Clone, Debug)]
 pub enum Parcel {
-    /// A segment, as it is.
+    /// A segment without a frame.
     Segment(Box<Segment<'static>>),
     /// A frame.
     Frame(Vec<u8>),
 }
 
-/// Where a parcel arrives.
+/// Destination of a parcel.
 #[derive(Copy, Clone, Debug)]
 pub enum Place {
     /// At a device.
@@ -44,23 +44,23 @@ pub enum Place {
     Port(usize, Endpoint),
 }
 
-/// Something on its way.
+/// A parcel in transit.
 #[derive(Debug)]
 pub struct Travelling {
     /// When it arrives.
     pub at: Instant,
-    /// Where.
+    /// Where it arrives.
     pub place: Place,
-    /// What.
+    /// Contents.
     pub parcel: Parcel,
 }
 
-/// MAC address of a device.
+/// Returns the MAC address of a device.
 pub fn mac_of(device: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, device as u8 + 1]
 }
 
-/// The device that has a GID.
+/// Returns the device that has a GID.
 pub fn device_of(gid: &[u8; 16]) -> Option<usize> {
     let device = usize::from(gid[15]).checked_sub(1)?;
     (gid_of(device) == *gid).then_some(device)
@@ -73,14 +73,14 @@ struct Line {
     free: Instant,
 }
 
-/// What becomes of a frame on a line.
+/// What happens to a frame on a line.
 #[derive(Default)]
 struct Passage {
-    /// How long each copy takes.
+    /// Delay of each copy.
     copies: Vec<Duration>,
     is_damaged: bool,
     is_marked: bool,
-    /// Whether anything but a short delay happens.
+    /// Whether anything other than a short delay happens.
     is_harm: bool,
 }
 
@@ -129,10 +129,10 @@ impl Line {
     }
 }
 
-/// The device that something comes from, and the one that it goes to unless it goes to a multicast group.
+/// The source device, and the destination device unless it is a multicast group.
 type Ends = (usize, Option<usize>);
 
-/// What went wrong between pairs of devices, as counts.
+/// Counts of what went wrong between pairs of devices.
 #[derive(Debug)]
 struct Harm {
     devices: usize,
@@ -144,7 +144,7 @@ impl Harm {
         a.min(b) * self.devices + a.max(b)
     }
 
-    /// Something went wrong on the way from a device to another, or to all.
+    /// Records that something went wrong on the way from a device to another, or to all others.
     fn add(&mut self, (from, to): Ends) {
         let all = to.map_or(0..self.devices, |to| to..to + 1);
         for to in all {
@@ -154,11 +154,11 @@ impl Harm {
     }
 }
 
-/// Where a port of a switch leads.
+/// What a port of a switch is connected to.
 #[derive(Copy, Clone, Debug)]
 enum Behind {
     Device(usize),
-    /// That port of that switch.
+    /// That port of another switch.
     Trunk(usize, PortId),
 }
 
@@ -166,9 +166,9 @@ enum Behind {
 struct Hub {
     switch: Switch,
     ports: Vec<Behind>,
-    /// What leaves a port.
+    /// Outgoing line of each port.
     lines: Vec<Line>,
-    /// Ports, or all, that are down.
+    /// Number of current outages, each of one port or of all ports.
     outages: u32,
 }
 
@@ -176,22 +176,22 @@ struct Hub {
 #[derive(Debug)]
 pub struct Network {
     hubs: Vec<Hub>,
-    /// Switch, and port there, of each device.
+    /// Switch and port of each device.
     places: Vec<(usize, PortId)>,
-    /// From the devices.
+    /// Lines from the devices.
     lines: Vec<Line>,
     harm: Harm,
     random: Random,
-    /// Frames and segments that were sent.
+    /// Number of frames and segments sent.
     pub sent: u64,
 }
 
 impl Network {
-    /// The network of a plan.
+    /// Creates the network of a plan.
     ///
     /// # Panics
     ///
-    /// Devices have equal addresses.
+    /// Two devices have the same address.
     pub fn new(plan: &Plan) -> Self {
         let devices = plan.devices.len();
         let mut hubs: Vec<Hub> = (0..plan.switches)
@@ -211,7 +211,7 @@ impl Network {
             hub.ports.push(Behind::Device(index));
             hub.lines.push(Line::new(&device.lines[1]));
         }
-        // Each switch is joined with each other; frames from a trunk do not go to another.
+        // Each switch is connected to every other; frames from one trunk do not go to another.
         for a in 0..hubs.len() {
             for b in 0..a {
                 let ports = [a, b].map(|hub| {
@@ -244,7 +244,7 @@ impl Network {
         }
     }
 
-    /// Something that changes whenever anything goes wrong between two devices.
+    /// Returns a number that changes whenever something goes wrong between two devices.
     pub fn harm(&self, devices: [usize; 2]) -> u64 {
         let full = self.hubs.iter().flat_map(|hub| {
             let ports = hub.switch.ports();
@@ -258,7 +258,7 @@ impl Network {
         self.harm.counts[self.harm.place(devices[0], devices[1])] + full.sum::<u64>()
     }
 
-    /// Ports of a switch go down, or come up again.
+    /// Takes ports of a switch down, or brings them up again.
     pub fn set_up(&mut self, outage: &Outage, up: bool) {
         let hub = &mut self.hubs[outage.switch];
         hub.outages = hub.outages.wrapping_add_signed(if up { -1 } else { 1 });
@@ -271,11 +271,11 @@ impl Network {
         }
     }
 
-    /// A device sends a segment. What is on its way then.
+    /// Sends a segment from a device. Returns the parcels that are then in transit.
     ///
     /// # Panics
     ///
-    /// The segment makes no frame.
+    /// The segment cannot be encoded as a frame.
     pub fn send(
         &mut self,
         from: usize,
@@ -296,13 +296,14 @@ impl Network {
             if passage.is_marked && *class & ECN_MASK == ECN_CAPABLE {
                 *class |= ECN_MARKED;
             }
-            // It arrives at once, unless something goes wrong: then it may be older than what it names.
+            // The segment arrives at once unless something goes wrong. Then the memory to which it refers may have
+            // changed by its arrival, so the payload is copied.
             let at_once = !passage.is_harm;
             if !at_once && segment.detach(view).is_err() {
                 return Vec::new();
             }
             let parcel = Parcel::Segment(Box::new(segment));
-            // Members of a group that are of the device itself have theirs already.
+            // Members of the group on the sending device have already received it.
             let others = (0..self.lines.len()).filter(|other| *other != from);
             let receivers: Vec<_> = to.map_or_else(|| others.collect(), |to| vec![to]);
             let copies = passage
@@ -357,7 +358,7 @@ impl Network {
         copies.collect()
     }
 
-    /// A frame arrives at a port of a switch. What leaves that.
+    /// Receives a frame at a port of a switch. Returns the parcels that leave the switch.
     pub fn receive(
         &mut self,
         switch: usize,
@@ -367,7 +368,7 @@ impl Network {
     ) -> Vec<Travelling> {
         let hub = &mut self.hubs[switch];
         if hub.outages > 0 {
-            // Copies for ports that are down are not counted as lost.
+            // Copies for ports that are down do not count as lost.
             let ends = ends_of(&frame, self.harm.devices).unwrap_or((0, None));
             self.harm.add(ends);
         }
@@ -383,7 +384,7 @@ impl Network {
             let hub = &mut self.hubs[switch];
             let index = to.port.index();
             let place = match hub.ports[index] {
-                // What is not RoCE goes to a network device that is not there.
+                // Frames other than RoCE go to a network device, which does not exist here.
                 Behind::Device(_) if to.member == Member::Netdev => continue,
                 Behind::Device(device) => Place::Device(device),
                 Behind::Trunk(other, port) => Place::Port(
@@ -402,7 +403,7 @@ impl Network {
     }
 }
 
-/// The devices that a frame goes from and to, by the last bytes of its IPv4 addresses.
+/// Returns the source and destination devices of a frame, by the last bytes of its IPv4 addresses.
 fn ends_of(frame: &[u8], devices: usize) -> Option<Ends> {
     let device = |at: usize| {
         let last = usize::from(*frame.get(at)?).checked_sub(1)?;
@@ -412,14 +413,14 @@ fn ends_of(frame: &[u8], devices: usize) -> Option<Ends> {
     Some((device(29)?, device(33).filter(|_| !is_group)))
 }
 
-/// Marks an IPv4 packet as congested, if it allows that.
+/// Marks an IPv4 packet as congested, if it is ECN capable.
 fn mark(frame: &mut [u8]) {
     let Some(class) = frame.get(15).copied() else {
         return;
     };
     if class & ECN_MASK == ECN_CAPABLE {
         frame[15] = class | ECN_MARKED;
-        // The checksum of the header goes with it (RFC 1624).
+        // Updates the header checksum accordingly (RFC 1624).
         let sum = u16::from_be_bytes([frame[24], frame[25]]);
         let (old, new) = (u16::from(class), u16::from(class | ECN_MARKED));
         let changed = u32::from(!sum) + u32::from(!old) + u32::from(new);

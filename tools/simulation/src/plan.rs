@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What is simulated: everything that chance decides beforehand. A plan follows from its seed, and parts of it can be
-//! left out.
+//! What is simulated: everything that is decided at random in advance. A plan is derived from its seed, and parts of it
+//! can be left out.
 
 use crate::{
     fault::{self, FaultPlan},
@@ -11,35 +11,35 @@ use std::{fmt, time::Duration};
 use vrnic_engine::{Budget, Recovery};
 use vrnic_wire::{completion::Status, port::Mtu, qp::QpType};
 
-/// Most devices of a simulation.
+/// Largest number of devices in a simulation.
 pub const MOST_DEVICES: usize = 30;
-/// Completion queues of a device.
+/// Number of completion queues of a device.
 pub const CQS: usize = 3;
-/// That of receives of extended connections.
+/// Index of the completion queue for receives of XRC queue pairs.
 pub const XRC_CQ: usize = 0;
 /// Longest message to a shared receive queue.
 pub const SHARED_SLOT: usize = 2048;
 
-/// A line: what happens to what passes it. Probabilities are in parts of 65536.
+/// A line, and what happens to frames on it. Probabilities are in units of 1/65536.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinePlan {
     /// Its bandwidth in bytes per second.
     pub rate: u64,
-    /// Time that each bit takes.
+    /// Propagation delay.
     pub delay: Duration,
-    /// Longest time for which a frame waits for the line; it is lost if it had to wait longer.
+    /// Longest time for which a frame waits for the line. A frame that would have to wait longer is lost.
     pub queue: Duration,
-    /// Lost.
+    /// Probability of loss.
     pub loss: u32,
-    /// Comes twice.
+    /// Probability of duplication.
     pub duplicate: u32,
-    /// Comes later than what was sent after it.
+    /// Probability of being overtaken by later frames.
     pub late: u32,
-    /// By how much, at most.
+    /// Longest additional delay in that case.
     pub lateness: Duration,
-    /// A bit changes.
+    /// Probability of a bit error.
     pub damage: u32,
-    /// Marked as congested.
+    /// Probability of being marked as congested.
     pub mark: u32,
 }
 
@@ -58,7 +58,7 @@ impl LinePlan {
         }
     }
 
-    /// Lets everything through. Whether it did not before.
+    /// Removes all impairments. Returns whether there were any.
     pub fn make_good(&mut self) -> bool {
         let before = self.clone();
         self.loss = 0;
@@ -94,19 +94,19 @@ impl LinePlan {
 pub struct DevicePlan {
     /// Its switch.
     pub switch: usize,
-    /// The lines from and to the switch.
+    /// Lines from and to the switch.
     pub lines: [LinePlan; 2],
-    /// How it makes up for loss.
+    /// How it recovers from loss.
     pub recovery: Recovery,
-    /// Longest time that it waits for a processor.
+    /// Longest time that it waits for a CPU.
     pub jitter: Duration,
-    /// How much it does in a turn.
+    /// Budget of its turns.
     pub budget: Budget,
     /// Which completion queues raise events; the others are polled.
     pub events: [bool; CQS],
 }
 
-/// A turn of that many units, which are short or long.
+/// Returns the budget of a turn with that many units.
 fn turn(units: u32) -> Budget {
     Budget {
         units,
@@ -114,50 +114,50 @@ fn turn(units: u32) -> Budget {
     }
 }
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A send.
     Send,
-    /// With immediate data.
+    /// A send with immediate data.
     SendImmediate,
-    /// Which invalidates the window that the peer gave, once.
+    /// A send that invalidates the window granted by the peer; used once.
     SendInvalidate,
-    /// A write to the region of the peer, or to the window that it gave.
+    /// A write to the region of the peer, or to the window granted by it.
     Write,
-    /// With immediate data.
+    /// A write with immediate data.
     WriteImmediate,
     /// A read.
     Read,
-    /// Adds 1 to a word of the peer.
+    /// An atomic that adds 1 to a word of the peer.
     Add,
-    /// Makes it one more by comparing and swapping.
+    /// A compare-and-swap that increases the word by one.
     Swap,
-    /// Makes it one more by writing it.
+    /// An atomic write that increases the word by one.
     AtomicWrite,
-    /// A flush of what was written.
+    /// A flush of earlier writes.
     Flush,
-    /// Binds a window that nobody uses, or frees it again.
+    /// Binds a window that is not used otherwise, or invalidates it again.
     Bind,
-    /// A request that has to fail.
+    /// A request that must fail.
     Wrong(Wrong),
 }
 
 /// What is wrong with a request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// A remote key that was never given.
+    /// A remote key that never existed.
     RemoteKey,
-    /// The key of a window that was given, and invalidated since.
+    /// The key of a window that was granted and has since been invalidated.
     StaleKey,
-    /// Remote memory that ends before the request does.
+    /// Remote memory that is shorter than the request.
     RemoteBounds,
-    /// A local key that was never given.
+    /// A local key that never existed.
     LocalKey,
 }
 
 impl Wrong {
-    /// How the request ends.
+    /// Returns the status with which the request must complete.
     pub fn status(self) -> Status {
         match self {
             Self::LocalKey => Status::LocalProtection,
@@ -167,7 +167,7 @@ impl Wrong {
 }
 
 impl Kind {
-    /// Whether it consumes a receive of the peer.
+    /// Returns whether it consumes a receive of the peer.
     pub fn takes_receive(self) -> bool {
         matches!(
             self,
@@ -179,28 +179,28 @@ impl Kind {
 /// A request.
 #[derive(Copy, Clone)]
 pub struct Op {
-    /// What.
+    /// Kind.
     pub kind: Kind,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
-    /// Elements of the local memory.
+    /// Number of local scatter/gather elements.
     pub elements: usize,
     /// Whether it completes with a CQE.
     pub signaled: bool,
-    /// Whether it waits for reads and atomics before it.
+    /// Whether it waits for earlier reads and atomics.
     pub fence: bool,
-    /// Whether the peer is to be woken.
+    /// Whether it raises a solicited event at the peer.
     pub solicited: bool,
-    /// Whether the bytes are in the request.
+    /// Whether the data is inline.
     pub inline: bool,
-    /// Whether it names the window of the peer.
+    /// Whether it uses the peer's window.
     pub window: bool,
     /// Time before it is posted.
     pub pause: Duration,
 }
 
 impl fmt::Debug for Op {
-    /// In one line, as there are many of them.
+    /// Writes it in one line, because there are many of them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} of {}", self.kind, self.length)?;
         for (is, name) in [
@@ -217,10 +217,10 @@ impl fmt::Debug for Op {
     }
 }
 
-/// What somebody does to one end of a flow before it is over.
+/// Something that is done to one end of a flow while it is running.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// Takes the queue pair to the error state.
+    /// Moves the queue pair to the error state.
     Error,
     /// Destroys the queue pair.
     Destroy,
@@ -228,34 +228,34 @@ pub enum Deed {
     Deregister,
 }
 
-/// How the pages of a region that is paged on demand come and go.
+/// How the pages of an on-demand region come and go.
 #[derive(Clone, Debug)]
 pub struct PagingPlan {
     /// Longest time that the driver takes to answer a page fault.
     pub slowness: Duration,
-    /// When it takes some pages back, counted from the start of the flow.
+    /// When it takes some pages back, relative to the start of the flow.
     pub reclaims: Vec<Duration>,
-    /// From when on there are no pages from that part of the region on, in parts of 65536.
+    /// From when on, and from which part of the region on (in units of 1/65536), there are no pages.
     pub hole: Option<(Duration, u32)>,
 }
 
-/// How an end gives its peer the right to its memory for a while.
+/// How an end grants its peer access to its memory for a while.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum WindowKind {
     /// It binds a memory window.
     Window,
-    /// It registers a region by a request, as in-kernel programs do.
+    /// It registers a region with a work request, as in-kernel programs do.
     FastRegistration,
 }
 
-/// Two queue pairs that talk to each other, and what each end asks for.
+/// Two queue pairs that communicate, and the requests of each end.
 #[derive(Clone, Debug)]
 pub struct FlowPlan {
-    /// Names it in requests, also when other flows are left out.
+    /// Identifies the flow in requests, even when other flows are left out.
     pub number: usize,
-    /// Type of the queue pairs. That of the first end; the second of an extended connection is its target.
+    /// Type of the first end's queue pair. The second end of an XRC flow is its target.
     pub qp_type: QpType,
-    /// Devices.
+    /// Indices of the devices.
     pub ends: [usize; 2],
     /// When it begins.
     pub start: Duration,
@@ -265,34 +265,34 @@ pub struct FlowPlan {
     pub mtu: Mtu,
     /// First PSN of each end.
     pub psns: [u32; 2],
-    /// Completion queues of sends and of receives, at each end.
+    /// Completion queues for sends and for receives, at each end.
     pub cqs: [[usize; 2]; 2],
-    /// Whether an end takes receives from the shared receive queue of its device.
+    /// Whether each end takes receives from the shared receive queue of its device.
     pub shared: [bool; 2],
-    /// What an end gives its peer besides the key of its region.
+    /// What each end grants its peer in addition to the key of its region.
     pub windows: [Option<WindowKind>; 2],
-    /// What it binds and frees for itself, if it does.
+    /// The kind of window that an end binds and invalidates for itself, if it does.
     pub scratch: WindowKind,
-    /// Whether the region of an end is paged on demand.
+    /// How the region of each end is paged on demand, if it is.
     pub paging: [Option<PagingPlan>; 2],
     /// Whether all requests complete with a CQE.
     pub signal_all: bool,
-    /// Exponent of the timeout, and retries.
+    /// Exponent of the timeout.
     pub timeout: u8,
     /// Retries after timeouts.
     pub retries: u8,
-    /// How late half of the receives are posted.
+    /// Delay of the second half of the receives, if they are late.
     pub late_receives: Option<Duration>,
-    /// Reads and atomics under way.
+    /// Number of outstanding reads and atomics.
     pub reads: u8,
     /// Requests of each end.
     pub ops: [Vec<Op>; 2],
-    /// What happens to an end, and when.
+    /// What is done to an end, to which one, and when.
     pub deed: Option<(Deed, usize, Duration)>,
 }
 
 impl FlowPlan {
-    /// When nothing of it can be under way any more.
+    /// Returns when none of its requests can be in flight any more.
     pub fn stop(&self) -> Duration {
         let posts = self
             .ops
@@ -304,13 +304,13 @@ impl FlowPlan {
         self.start + last.max(late).max(deed) + Self::PATIENCE
     }
 
-    /// Far more than all retries and faults together take.
+    /// Far longer than all retries and faults take together.
     pub const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// From the stop to the end, for flushing.
+    /// Time from the stop to the end, for flushing.
     pub const CLOSING: Duration = Duration::from_secs(1);
 
-    /// Whether requests are acknowledged.
+    /// Returns whether requests are acknowledged.
     pub fn is_reliable(&self) -> bool {
         matches!(
             self.qp_type,
@@ -318,7 +318,7 @@ impl FlowPlan {
         )
     }
 
-    /// Type of the queue pair of an end.
+    /// Returns the type of an end's queue pair.
     pub fn type_of(&self, side: usize) -> QpType {
         match self.qp_type {
             QpType::XrcInitiator if side == 1 => QpType::XrcTarget,
@@ -326,7 +326,7 @@ impl FlowPlan {
         }
     }
 
-    /// Makes it one of another kind, or not.
+    /// May turn the flow into one of another kind.
     fn vary(&mut self, random: &mut Random) {
         let kind =
             |random: &mut Random| random.pick(&[WindowKind::Window, WindowKind::FastRegistration]);
@@ -347,7 +347,7 @@ impl FlowPlan {
         }
         if random.one_in(5) {
             for side in 0..2 {
-                // Windows and page lists are of pages that stay where they are.
+                // Windows and page lists refer to pages that must stay in place.
                 let stays = self.windows[side].is_some()
                     || self.ops[side].iter().any(|op| op.kind == Kind::Bind);
                 if !stays && random.one_in(2) {
@@ -372,103 +372,103 @@ impl FlowPlan {
         }
     }
 
-    /// Receives that end `side` needs.
+    /// Returns the number of receives that end `side` needs.
     pub fn receives(&self, side: usize) -> usize {
         let takes = |op: &&Op| op.kind.takes_receive();
         self.ops[1 - side].iter().filter(takes).count()
     }
 }
 
-/// How a device loses all that it has.
+/// How a device loses all its objects.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// It is reset.
     Reset,
-    /// It stands still, and is reset after that time.
+    /// It hangs, and is reset after that time.
     Stuck(Duration),
-    /// It says that it needs a reset, and has it after that time.
+    /// It reports that it needs a reset, and gets that after that time.
     Failed(Duration),
     /// It panics, and is reset after that time.
     Panicked(Duration),
-    /// It is removed by surprise, and does not come back.
+    /// It is removed by surprise and does not come back.
     Removed,
 }
 
-/// A device loses all that it has.
+/// The event that a device loses all its objects.
 #[derive(Copy, Clone, Debug)]
 pub struct Reset {
-    /// Which.
+    /// Index of the device.
     pub device: usize,
-    /// When.
+    /// Time.
     pub at: Duration,
-    /// How.
+    /// Kind of loss.
     pub loss: Loss,
 }
 
-/// A port of a switch is down for a while, or all are: then the switch starts anew.
+/// A time during which a port of a switch is down, or all ports; in the latter case, the switch restarts.
 #[derive(Copy, Clone, Debug)]
 pub struct Outage {
-    /// Which switch.
+    /// Index of the switch.
     pub switch: usize,
-    /// Number of the port, if there is one of that number.
+    /// Index of the port; all ports if none. There may be no port with that index.
     pub port: Option<usize>,
-    /// When.
+    /// Start.
     pub at: Duration,
-    /// For how long.
+    /// Duration.
     pub lasts: Duration,
 }
 
-/// Queue pairs that send datagrams to a multicast group in which they all are.
+/// Members of a multicast group that send datagrams to it.
 #[derive(Clone, Debug)]
 pub struct CirclePlan {
-    /// Names it in requests, also when others are left out.
+    /// Identifies the group in requests, even when others are left out.
     pub number: usize,
-    /// Device of each member.
+    /// Index of each member's device.
     pub members: Vec<usize>,
     /// When it begins.
     pub start: Duration,
-    /// Who sends how many bytes, after how long.
+    /// Messages: the sending member, the length in bytes, and the time after the start.
     pub sends: Vec<(usize, usize, Duration)>,
 }
 
 impl CirclePlan {
-    /// Most bytes of a message.
+    /// Largest length of a message in bytes.
     pub const SLOT: usize = 512;
-    /// Completion queues of sends and of receives.
+    /// Indices of the completion queues for sends and for receives.
     pub const CQS: [usize; 2] = [1, 2];
 
-    /// When nothing of it can be under way any more.
+    /// Returns when none of its messages can be in flight any more.
     pub fn stop(&self) -> Duration {
         let sends = self.sends.iter().map(|(_, _, after)| *after);
         self.start + sends.max().unwrap_or_default() + FlowPlan::PATIENCE
     }
 }
 
-/// What is simulated.
+/// A plan for a simulation.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where it comes from.
+    /// The seed from which it was derived.
     pub seed: u64,
-    /// Switches that frames pass; 0 if segments travel without frames.
+    /// Number of switches that frames pass through; 0 if segments travel without frames.
     pub switches: usize,
-    /// Between switches.
+    /// Lines between switches.
     pub trunk: LinePlan,
     /// Devices.
     pub devices: Vec<DevicePlan>,
-    /// Queue pairs, two by two.
+    /// Flows, each between two queue pairs.
     pub flows: Vec<FlowPlan>,
     /// Faults of devices.
     pub faults: Vec<FaultPlan>,
-    /// Resets, and worse.
+    /// Resets and worse.
     pub resets: Vec<Reset>,
-    /// Faults of switches.
+    /// Outages of switches.
     pub outages: Vec<Outage>,
     /// Multicast groups.
     pub circles: Vec<CirclePlan>,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Creates the plan of a seed.
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let random = &mut random;
@@ -483,7 +483,7 @@ impl Plan {
             random.between(1, 3)
         };
         let mut trunk = LinePlan::new(random);
-        // Half of all networks are good. On others one device has a bad line, or all have.
+        // Half of all networks are good. In the others, one device has a bad line, or all devices have.
         let bad = match random.below(8) {
             0..4 => None,
             4..6 => Some(Some(random.below(devices))),
@@ -554,7 +554,7 @@ impl Plan {
             outages: Vec::new(),
             circles: Vec::new(),
         };
-        // A stream of its own, so that what the other one decides stays as it is.
+        // A random stream of its own, so that the results of the first one stay the same.
         plan.vary(span, &mut Random::new(seed ^ 0x7661_7279));
         let resets = &plan.resets;
         plan.flows
@@ -564,7 +564,7 @@ impl Plan {
         plan
     }
 
-    /// Makes some flows those of other kinds, and adds other things that happen.
+    /// Turns some flows into other kinds, and adds other events.
     fn vary(&mut self, span: Duration, random: &mut Random) {
         for flow in &mut self.flows {
             flow.vary(random);
@@ -626,7 +626,7 @@ impl Plan {
         }
     }
 
-    /// When everything is over.
+    /// Returns when everything is over.
     pub fn end(&self) -> Duration {
         let flows = self.flows.iter().map(FlowPlan::stop);
         let resets = self.resets.iter().map(|reset| reset.at);
@@ -644,7 +644,7 @@ impl Plan {
 }
 
 impl fmt::Display for Plan {
-    /// A line for each thing that matters.
+    /// Writes one line for each item of interest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -677,8 +677,8 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Whether none of the devices is about to lose what it has, or did a short time ago: numbers of queue pairs begin anew
-/// then, and some who talked to the old ones have not given up.
+/// Returns whether none of the devices loses its objects around `start`. After that, numbers of queue pairs are reused,
+/// and peers of the old ones may not have given up yet.
 pub fn starts_in_peace(resets: &[Reset], start: Duration, devices: &[usize]) -> bool {
     !resets.iter().any(|reset| {
         let since = start.checked_sub(reset.at);
@@ -710,7 +710,7 @@ fn flow(
     let mtu = random.pick(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096]);
     let slot = match qp_type {
         QpType::UnreliableDatagram => slot.min(1024),
-        // A queue pair has to be able to send its window of packets.
+        // A queue pair must be able to send its window of packets.
         _ => slot,
     };
     let shared = [0; 2].map(|_| slot <= SHARED_SLOT && random.one_in(4));
@@ -776,7 +776,7 @@ fn flow(
 
 fn op(qp_type: QpType, slot: usize, pause: Duration, random: &mut Random) -> Op {
     let kind = match qp_type {
-        // Immediate data names what may be lost.
+        // The immediate data identifies messages, because some may be lost.
         QpType::UnreliableDatagram => Kind::SendImmediate,
         QpType::UnreliableConnection => {
             random.pick(&[Kind::SendImmediate, Kind::WriteImmediate, Kind::Write])

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Carries out a plan, in virtual time: what happens next is taken from a queue, and the time is that of what happens.
+//! Carries out a plan in virtual time: takes one event after the other from a queue and sets the time to that of the
+//! event.
 
 use crate::{
     circle::Circle,
@@ -27,27 +28,27 @@ use vrnic_engine::{
 use vrnic_roce::{FrameError, parse};
 use vrnic_wire::{completion::Opcode, event::EventType, qp::QpType};
 
-/// Most that may happen in a simulation.
+/// Largest number of events in a simulation.
 const MOST_EVENTS: u64 = 100_000_000;
-/// How long after its last flow a simulation ends at the latest.
+/// Latest end of a simulation after its last flow.
 const CALM: Duration = Duration::from_secs(120);
-/// When a simulation begins.
+/// Start of a simulation.
 const BEGINNING: Instant = Instant::from_nanos(1);
-/// When a program tries again that could not connect its queue pairs.
+/// Time after which a program that could not connect its queue pairs tries again.
 const AGAIN: Duration = Duration::from_millis(1);
-/// Turns of a device, on average, until it is recorded anew.
+/// Average number of turns of a device until a new recording starts.
 const TURNS: usize = 200;
 
-/// What happens.
+/// An event.
 #[derive(Debug)]
 enum Event {
-    /// A device gets a processor.
+    /// A device gets a CPU.
     Turn(usize),
-    /// Something arrives.
+    /// A parcel arrives.
     Arrive(Place, Parcel),
-    /// A program looks at a completion queue.
+    /// A program polls a completion queue.
     Drain(usize, usize),
-    /// Memory of a device survives a loss of power.
+    /// Memory of a device has become persistent.
     Synced(usize),
     Start(usize),
     /// An end of a flow posts.
@@ -57,26 +58,26 @@ enum Event {
     Stop(usize),
     Close(usize),
     Fault(usize),
-    /// A device loses what it has.
+    /// A device loses its objects.
     Loss(usize),
-    /// It begins anew.
+    /// The device starts again.
     Return(usize),
-    /// Ports of a switch go down, or come up.
+    /// Ports of a switch go down or come up.
     Outage(usize, bool),
     /// The driver answers page faults of an end of a flow.
     Page(usize, usize),
-    /// It takes pages back.
+    /// The driver takes pages back.
     Reclaim(usize, usize),
-    /// It has no such pages any more.
+    /// The driver no longer has some pages.
     Punch(usize, usize),
     Gather(usize),
-    /// A member of a circle sends.
+    /// A member of a multicast group sends.
     Call(usize, usize),
     Hush(usize),
     Part(usize),
 }
 
-/// When what happens; what is put in first happens first.
+/// An event and its time. Events at the same time happen in the order in which they were queued.
 #[derive(Debug)]
 struct Entry {
     at: Instant,
@@ -104,38 +105,38 @@ impl Ord for Entry {
     }
 }
 
-/// How much was simulated.
+/// Totals of what was simulated.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct Tally {
-    /// Simulations.
+    /// Number of simulations.
     pub simulations: u64,
     /// Virtual time.
     pub time: Duration,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub queue_pairs: u64,
-    /// Work requests.
+    /// Number of work requests.
     pub requests: u64,
-    /// Completions.
+    /// Number of completions.
     pub completions: u64,
-    /// Packets sent.
+    /// Number of packets sent.
     pub packets: u64,
-    /// Times that faults fired.
+    /// Number of times that faults fired.
     pub faults: u64,
-    /// Page faults.
+    /// Number of page faults.
     pub page_faults: u64,
-    /// Messages that members of multicast groups received.
+    /// Number of messages received by members of multicast groups.
     pub group_messages: u64,
-    /// Requests of extended connections.
+    /// Number of requests of XRC queue pairs.
     pub extended: u64,
-    /// Fast registrations.
+    /// Number of fast registrations.
     pub registrations: u64,
-    /// Devices that lost all that they had.
+    /// Number of devices that lost all their objects.
     pub losses: u64,
-    /// Those whose engine panicked.
+    /// Number of devices whose engine panicked.
     pub panics: u64,
-    /// Failures of switches.
+    /// Number of outages of switches.
     pub outages: u64,
-    /// What happened.
+    /// Number of events.
     pub events: u64,
 }
 
@@ -177,21 +178,21 @@ pub struct World {
     network: Network,
     flows: Vec<Option<Flow>>,
     circles: Vec<Option<Circle>>,
-    /// Numbers of the faults that are armed.
+    /// For each planned fault, its number once it is armed.
     faults: Vec<Option<u64>>,
     queue: BinaryHeap<Reverse<Entry>>,
     number: u64,
     outbox: Outbox,
     random: Random,
-    /// When recordings are cut into many, if they are. A stream of its own, for that changes nothing.
+    /// Decides when recordings are cut, if they are. A random stream of its own, so that cutting has no other effect.
     cuts: Option<Random>,
     tally: Tally,
-    /// The flow that is looked at: devices and queue pairs.
+    /// Devices and queue pairs of the flow being checked.
     subjects: Vec<(usize, u32)>,
 }
 
 impl World {
-    /// Devices before anything happens; `recorded` says whether they are recorded.
+    /// Creates the devices in their initial state. `recorded` tells whether they are recorded.
     pub fn new(plan: &Plan, recorded: bool) -> Self {
         let mut random = Random::new(plan.seed ^ 0x776f_726c_6400);
         let memories = Memories::new();
@@ -272,7 +273,7 @@ impl World {
         }));
     }
 
-    /// Gives a device a turn at that time at the latest.
+    /// Gives a device a turn, no later than `at`.
     fn wake(&mut self, device: usize, at: Instant) {
         let turn = &mut self.devices[device].turn;
         if turn.is_none_or(|turn| turn > at) {
@@ -281,23 +282,23 @@ impl World {
         }
     }
 
-    /// Gives a device a turn as soon as it gets a processor.
+    /// Gives a device a turn as soon as it gets a CPU.
     fn wake_soon(&mut self, device: usize) {
         let jitter = self.devices[device].plan.jitter;
         let at = self.now + Duration::from_nanos(100) + self.random.time_below(jitter);
         self.wake(device, at);
     }
 
-    /// Cuts recordings into many, each of which begins with the state of its device.
+    /// Splits recordings into many, each of which begins with the state of its device.
     pub fn cut_recordings(&mut self) {
         self.cuts = Some(Random::new(self.plan.seed ^ 0x6375_7473));
     }
 
-    /// Runs to the end, and checks everything.
+    /// Runs to the end and checks everything.
     ///
     /// # Panics
     ///
-    /// Something is wrong.
+    /// A check fails.
     pub fn run(&mut self) -> Tally {
         self.go_on();
         let open = self.flows.iter().position(Option::is_some);
@@ -328,12 +329,12 @@ impl World {
         self.tally
     }
 
-    /// Devices and queue pairs of what was looked at last.
+    /// Returns devices and queue pairs of what was checked last.
     pub fn subjects(&self) -> &[(usize, u32)] {
         &self.subjects
     }
 
-    /// Ends the recordings of all devices, and gives them with the device's number.
+    /// Ends the recordings of all devices and returns them, each with the index of its device.
     pub fn recordings(&mut self) -> Vec<(usize, Vec<u8>)> {
         let mut all = Vec::new();
         for device in &mut self.devices {
@@ -373,7 +374,7 @@ impl World {
             }
             Event::Start(flow) => {
                 let ends = self.plan.flows[flow].ends;
-                // As planned, or later: then a device may have lost all that it had meanwhile.
+                // The flow starts as planned or later. By then, a device may have lost all its objects.
                 if starts_in_peace(&self.plan.resets, self.now - BEGINNING, &ends) {
                     let ready = ends.iter().all(|&end| self.devices[end].has_gid());
                     if ready {
@@ -447,7 +448,7 @@ impl World {
                     circle.send(number, member, length, &mut self.devices);
                     self.tally.requests += 1;
                 }
-                // Who is not told of completions looks.
+                // A program without events polls.
                 let at = self.now + self.random.time(Duration::from_millis(5));
                 self.happens(at, Event::Drain(device, CirclePlan::CQS[0]));
                 self.wake_soon(device);
@@ -479,7 +480,7 @@ impl World {
         }
     }
 
-    /// A device loses what it has.
+    /// Makes a device lose its objects.
     fn lose(&mut self, index: usize) {
         let Reset { device, loss, .. } = self.plan.resets[index];
         if self.devices[device].loss.is_some() {
@@ -531,7 +532,7 @@ impl World {
         }
     }
 
-    /// Faults that concerned queue pairs, by device, since `from`.
+    /// Returns the faults that have affected queue pairs since `from`; `qpns` returns these for each device.
     fn concerning(&self, from: Instant, qpns: impl Fn(usize) -> Vec<u32>) -> Vec<&'static Known> {
         let pairs = self.plan.faults.iter().zip(&self.faults);
         let concerning = pairs.filter(|(fault, armed)| {
@@ -543,7 +544,7 @@ impl World {
         concerning.map(|(fault, _)| fault.known()).collect()
     }
 
-    /// Makes a call of a device, and sends what comes of it.
+    /// Makes a call to a device and sends the resulting segments.
     fn call<R>(
         &mut self,
         index: usize,
@@ -561,7 +562,7 @@ impl World {
 
     fn send(&mut self, from: usize, segment: Segment<'static>) {
         if let Some(damage) = segment.touched.damage {
-            // A fault damaged it on its way: its receiver counts it.
+            // A fault damaged it on the way; the receiver only counts it.
             let to = crate::network::device_of(&segment.path.destination);
             if let Some(device) = to.and_then(|to| self.devices.get_mut(to)) {
                 device.rnic.count_bad_packet(damage == Damage::Icrc);
@@ -613,7 +614,7 @@ impl World {
 
     fn turn(&mut self, index: usize) {
         if self.devices[index].turn != Some(self.now) {
-            // It had another one before.
+            // A later turn is pending instead.
             return;
         }
         self.devices[index].turn = None;
@@ -662,7 +663,7 @@ impl World {
             device.backoff = Duration::from_nanos(100);
             self.wake_soon(index);
         } else if awake {
-            // Whoever is kept from its work by a fault stays awake, and time passes.
+            // A device that a fault keeps from its work stays awake, and time passes.
             device.backoff =
                 (device.backoff * 2).clamp(Duration::from_nanos(100), Duration::from_micros(20));
             let at = self.now + device.backoff;
@@ -686,7 +687,7 @@ impl World {
         }
     }
 
-    /// A device wants pages: its driver answers in a while.
+    /// Handles a page fault of a device: its driver answers after a while.
     fn page_fault(&mut self, index: usize, key: u32) {
         let device = &self.devices[index];
         let ends = self.flows.iter().enumerate().find_map(|(number, flow)| {
@@ -749,7 +750,7 @@ impl World {
         if let Some(pause) = next {
             self.happens(self.now + pause, Event::Post(index, side));
         }
-        // Who is not told of completions looks now and then.
+        // A program without events polls from time to time.
         let FlowPlan { ends, cqs, .. } = self.plan.flows[index];
         for (device, cqs) in ends.into_iter().zip(cqs) {
             for cq in cqs {
@@ -761,7 +762,7 @@ impl World {
         }
     }
 
-    /// Looks at all completion queues of a flow.
+    /// Polls all completion queues of a flow.
     fn look(&mut self, index: usize) {
         let FlowPlan { ends, cqs, .. } = self.plan.flows[index];
         for (device, cqs) in ends.into_iter().zip(cqs) {
@@ -771,7 +772,7 @@ impl World {
         }
     }
 
-    /// Looks at all completion queues of a circle.
+    /// Polls all completion queues of a multicast group.
     fn look_around(&mut self, index: usize) {
         for device in self.plan.circles[index].members.clone() {
             for cq in CirclePlan::CQS {
@@ -791,7 +792,7 @@ impl World {
         self.wake_soon(index);
     }
 
-    /// A program finds a completion.
+    /// Handles a completion that a program polled.
     fn completed(&mut self, index: usize, done: Completion) {
         self.tally.completions += 1;
         let shared = done.wr_id & SHARED_NAME != 0;
@@ -842,9 +843,10 @@ impl World {
     }
 }
 
-/// Entries of the completion queues of a device: enough for all flows that live at a time.
+/// Returns the sizes of a device's completion queues, which are enough for all flows that exist at a time.
 fn cq_entries(plan: &Plan, device: usize) -> [u32; CQS] {
-    // When a flow begins or, second, is over, and its completions. One begins before another ends.
+    // For each start or end of a flow: the time, whether it is an end, and the number of completions. A flow that
+    // starts at the same time as another ends comes first.
     let mut changes: [Vec<(Duration, bool, u32)>; CQS] = Default::default();
     for flow in &plan.flows {
         let over = flow.stop() + FlowPlan::CLOSING;

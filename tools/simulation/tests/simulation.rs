@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Simulations: the same in each run, and new ones.
+//! Runs simulations: the same ones in each run, and new ones.
 //!
-//! `VRNIC_SEED=n` runs that of seed n alone. `VRNIC_SECONDS=n` runs new ones on all processors until n virtual seconds
-//! are over.
+//! `VRNIC_SEED=n` runs only the simulation of seed n. `VRNIC_SECONDS=n` runs new ones on all CPUs until n virtual
+//! seconds have passed.
 
 use std::{
     collections::hash_map::RandomState,
@@ -19,13 +19,13 @@ use vrnic_simulation::{
     world::Tally,
 };
 
-/// Simulations in each run: of the seeds from 0 on, and of new seeds.
+/// Number of simulations in each run: with the seeds from 0 on, and with new seeds.
 const SHARE: [u64; 2] = [400, 400];
 
 /// Seeds that failed once.
 const FAILED: &[u64] = &[2396, 31_634, 31_726, 8_872_379_688_853, 11_993_222_221_508];
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(
@@ -34,7 +34,7 @@ fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// Runs the simulation of a seed; if it fails, its smallest form is told.
+/// Runs the simulation of a seed. If it fails, reports the smallest plan that does.
 fn simulate(seed: u64) -> Tally {
     let plan = Plan::new(seed);
     run(&plan)
@@ -110,7 +110,7 @@ fn new_seeds() {
                     match done {
                         Ok(tally) => all.1 += tally,
                         Err(failure) => {
-                            // The others are to end, too.
+                            // Makes the other threads end as well.
                             (all.0, all.1.time) = (u64::MAX, Duration::MAX);
                             drop(all);
                             resume_unwind(failure);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What has to come of a flow.
+//! Checks of the expected results of a flow.
 
 use super::{End, Flow, Message, Posted, RECEIVE, SETUP, pattern};
 use crate::{
@@ -15,28 +15,28 @@ use vrnic_wire::{
     work::GRH_LENGTH,
 };
 
-/// What may have happened to a flow.
+/// What may have affected a flow.
 #[derive(Clone, Debug)]
 pub struct Circumstances {
-    /// Whether the network did nothing but carry its packets.
+    /// Whether the network carried its packets without incident.
     pub is_sound: bool,
-    /// Faults that concerned it.
+    /// Faults that affected it.
     pub faults: Vec<&'static Known>,
 }
 
-/// Packets for a queue pair that wait for pages at most.
+/// Largest number of packets for a queue pair that wait for pages.
 const PACKETS_KEPT: usize = 64;
 
-/// Why a flow may end badly: its program asks for what is not allowed.
+/// Excuse for a flow that fails: its program makes an invalid request.
 const WRONG: &str = "a wrong request";
 
 impl Flow {
-    /// A completion of this flow came, or of one of its messages in a shared receive queue: `shared` is what that
-    /// received.
+    /// Handles a completion of this flow, or of one of its messages in a shared receive queue; then `shared` is the
+    /// received message.
     ///
     /// # Panics
     ///
-    /// It must not come, or memory is not what it says.
+    /// The completion must not happen, or memory does not match it.
     pub fn complete(
         &mut self,
         side: usize,
@@ -91,7 +91,7 @@ impl Flow {
         end.sends.push(done);
     }
 
-    /// Whether more packets may wait for pages of an end than its device keeps. Nobody sends them again.
+    /// Returns whether more packets may wait for pages of an end than its device keeps. Nothing sends them again.
     fn may_overflow(&self, side: usize) -> bool {
         let packets = self.plan.ops[1 - side].iter().map(|op| {
             let mtu = self.plan.mtu.bytes() as usize;
@@ -102,7 +102,7 @@ impl Flow {
             && packets.sum::<usize>() > PACKETS_KEPT
     }
 
-    /// Whether there is memory that nobody can have.
+    /// Returns whether some memory will never get pages.
     fn lacks_pages(&self) -> bool {
         self.ends.iter().any(|end| end.lacks_pages)
     }
@@ -111,13 +111,13 @@ impl Flow {
         self.plan.is_reliable()
     }
 
-    /// A message came.
+    /// Handles a received message.
     fn receive(&mut self, side: usize, done: Completion, shared: Option<&[u8]>, loses: bool) {
         let messages = &self.ends[1 - side].messages;
         let index = if self.is_reliable() {
             let next = self.ends[side].came.last().map_or(0, |last| last + 1);
             let mut index = next;
-            // Completions of messages before it may be lost.
+            // Completions of earlier messages may be lost.
             while loses
                 && index + 1 < messages.len()
                 && self.wrong_message(side, index, &done, shared).is_some()
@@ -138,7 +138,7 @@ impl Flow {
         self.ends[side].came.push(index);
     }
 
-    /// What of a received message is not as it was sent.
+    /// Returns in what way a received message differs from the one sent.
     fn wrong_message(
         &self,
         side: usize,
@@ -189,7 +189,7 @@ impl Flow {
         ))
     }
 
-    /// Checks what a request did to memory, which is complete if it is `good`.
+    /// Checks the effect of a request on memory. The effect must be complete if `good`.
     fn check_effect(&self, side: usize, posted: &Posted, good: bool) {
         let layout = self.layout;
         let (own, peer) = (&self.ends[side].mr.arena, &self.ends[1 - side].mr.arena);
@@ -229,11 +229,11 @@ impl Flow {
         }
     }
 
-    /// Checks everything, and destroys all objects.
+    /// Checks everything and destroys all objects.
     ///
     /// # Panics
     ///
-    /// Something did not happen that had to, or the other way round.
+    /// An expected result is missing, or an unexpected one occurred.
     pub fn close(self, devices: &mut [Device], circumstances: &Circumstances) {
         for side in 0..2 {
             self.check(side, devices, circumstances);
@@ -241,7 +241,7 @@ impl Flow {
         self.destroy(devices);
     }
 
-    /// Why it may end badly, in words; none if it may not.
+    /// Returns why the flow may fail, in words; `None` if it must not.
     fn excuse(&self, devices: &[Device], circumstances: &Circumstances) -> Option<&'static str> {
         let wrong = |posted: &Posted| matches!(posted.kind, Kind::Wrong(_));
         let reset = |end: &End| devices[end.device].incarnation != end.incarnation;
@@ -281,7 +281,7 @@ impl Flow {
         let loses = circumstances.faults.iter().any(|fault| fault.loses);
         let lies = circumstances.faults.iter().any(|fault| fault.lies);
         let lives = self.lives(side, devices);
-        // All sends with a CQE up to the first that failed, then all.
+        // Up to the first failure, only sends with a CQE; from then on, all sends.
         let failed = end
             .sends
             .iter()
@@ -299,7 +299,7 @@ impl Flow {
         if lives && !loses {
             assert_eq!(names, expected, "{what}: completions of sends are missing");
         }
-        // The first error is one that may be, and what follows is flushed.
+        // The first error is an allowed one, and everything after it is flushed.
         let rest = |done: &[Completion]| {
             let mut statuses = done.iter().map(|done| done.status);
             let first = statuses.by_ref().find(|status| *status != Status::Success);
@@ -345,7 +345,7 @@ impl Flow {
         }
         if failing.is_some() && self.is_reliable() && excuse.is_some() && !lies {
             let state = end.stopped;
-            // What is only flushed now was lost, if nothing flushed it before.
+            // A request that is only flushed now was lost, if nothing flushed it before.
             assert!(
                 state.is_none_or(|state| state == QpState::Error) || loses,
                 "{what}: state {state:?}, and requests that never completed"
@@ -354,7 +354,8 @@ impl Flow {
         self.check_memory(side, failing, excuse, &what);
     }
 
-    /// The request of this end that has to fail, with its status, if nothing else can make one fail.
+    /// Returns the request of this end that must fail, and its status, provided that nothing else can make a request
+    /// fail.
     fn has_to_fail(
         &self,
         side: usize,
@@ -371,12 +372,12 @@ impl Flow {
         let only = self.excuse(devices, circumstances) == Some(WRONG);
         let clean = self.plan.deed.is_none()
             && (0..2).all(|side| self.lives(side, devices))
-            // A response that finds no pages is asked for again, which a peer in the error state does not answer.
+            // A response that finds no pages is requested again, and a peer in the error state does not answer that.
             && self.plan.paging[side].is_none();
         wrong(side).filter(|_| only && clean && wrong(1 - side).is_none())
     }
 
-    /// Statuses with which the first send that fails may do so.
+    /// Returns the statuses with which the first failing send may complete.
     fn allowed(
         &self,
         end: &End,
@@ -399,7 +400,7 @@ impl Flow {
                 Status::RemoteAccess,
                 Status::RemoteOperation,
             ]),
-            // Receives that a peer would have posted later are not there.
+            // Receives that the peer would have posted later are missing.
             Some((Deed::Destroy, ..)) => allowed.push(Status::RnrRetryExceeded),
             _ => {}
         }
@@ -435,12 +436,12 @@ impl Flow {
             }
         }
         let in_order = end.came.windows(2).all(|pair| pair[0] < pair[1]);
-        // Without acknowledgements, what comes twice cannot be told from what is sent twice.
+        // Without acknowledgements, a duplicated message cannot be told from one sent twice.
         if self.is_reliable() || excuse.is_none() {
             assert!(in_order, "{what}: messages {:?} came", end.came);
         }
         let all: Vec<usize> = (0..peer.messages.len()).collect();
-        // Unreliable messages find no receive if others took those of the shared queue.
+        // Unreliable messages find no receive if others took those in the shared queue.
         if excuse.is_none() && (self.is_reliable() || !self.plan.shared[side]) {
             assert_eq!(end.came, all, "{what}: messages");
         }
@@ -502,7 +503,7 @@ impl Flow {
             (words[0]..=words[1]).contains(&word),
             "{what}: {words:?} atomics make {word}"
         );
-        // Nobody writes what he only sends from.
+        // Memory that is only sent from must not change.
         for slot in 0..self.plan.ops[1 - side].len().max(self.plan.ops[side].len()) {
             let bytes = end.mr.arena.get(self.layout.source(slot), self.layout.slot);
             let changed =
@@ -512,7 +513,7 @@ impl Flow {
     }
 }
 
-/// Names and statuses.
+/// Returns `wr_id`s and statuses, for messages.
 fn brief(done: &[Completion]) -> Vec<String> {
     let one = |done: &Completion| format!("{:#x} {:?}", done.wr_id & 0xffff, done.status);
     done.iter().map(one).collect()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Rights that requests give and take.
+//! Access rights that requests grant and revoke.
 
 use crate::{device::Device, plan::WindowKind};
 use vrnic_engine::testing::{FastMr, Mr, Mw, Send};
@@ -9,7 +9,7 @@ use vrnic_wire::{
     completion::Opcode,
 };
 
-/// What gives rights to a region for a while.
+/// An object that grants access to a region for a while.
 #[derive(Debug)]
 pub enum Grant {
     /// A memory window.
@@ -19,7 +19,7 @@ pub enum Grant {
 }
 
 impl Grant {
-    /// One for `mr`, which gives nothing yet.
+    /// Creates one for `mr`, which grants nothing yet.
     pub fn new(kind: WindowKind, mr: &Mr, device: &mut Device) -> Self {
         match kind {
             WindowKind::Window => {
@@ -37,7 +37,7 @@ impl Grant {
         }
     }
 
-    /// The key that it has, or had.
+    /// Returns its current or latest key.
     pub fn key(&self) -> u32 {
         match self {
             Self::Window(mw) => mw.key,
@@ -45,7 +45,8 @@ impl Grant {
         }
     }
 
-    /// A request that gives rights to all `length` bytes of `mr` with a new key, and what it completes as.
+    /// Returns a request that grants rights to all `length` bytes of `mr` with a new key, and the opcode of its
+    /// completion.
     pub fn give(&mut self, name: u64, mr: &Mr, length: usize, rights: u32) -> (Send, Opcode) {
         match self {
             Self::Window(mw) => {
@@ -59,7 +60,7 @@ impl Grant {
         }
     }
 
-    /// A request that takes them.
+    /// Returns a request that revokes them.
     pub fn take(&self, name: u64) -> Send {
         match self {
             Self::Window(mw) => mw.invalidate(name),
@@ -67,7 +68,7 @@ impl Grant {
         }
     }
 
-    /// Gives it back to the device.
+    /// Frees the object on the device.
     pub fn free(self, device: &mut Device) {
         let pd = device.guest.pd.into();
         match self {

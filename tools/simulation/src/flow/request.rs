@@ -16,7 +16,7 @@ use vrnic_wire::{
 pub const QKEY: u32 = 0x1234;
 
 impl Flow {
-    /// Makes a request, and notes what is to come of it.
+    /// Returns a request, and records its expected results.
     pub(super) fn request(&mut self, side: usize, slot: usize, op: Op) -> Send {
         let (layout, name) = (self.layout, self.name(side, slot));
         let address = self.address(1 - side);
@@ -40,7 +40,7 @@ impl Flow {
                 .map(|window| window.grant.key()),
             given.map(|window| window.grant.key()),
         );
-        // Without anything to invalidate it is a plain send.
+        // If there is nothing to invalidate, it is a plain send.
         let invalidates = key.filter(|_| kind == Kind::SendInvalidate);
         if kind == Kind::SendInvalidate && invalidates.is_none() {
             kind = Kind::Send;
@@ -66,7 +66,7 @@ impl Flow {
                 (send, Some(source), Opcode::Send)
             }
             Kind::SendInvalidate => {
-                // What used the window before has to be over.
+                // Earlier requests that use the window must have completed.
                 fences = true;
                 let send = Send::new(name, SendOpcode::SendWithInvalidate);
                 let send = send.immediate(invalidates.unwrap_or_default());
@@ -107,7 +107,7 @@ impl Flow {
                 }
             }
             Kind::Flush => {
-                // Windows do not allow it.
+                // Windows do not allow flushes.
                 let address = peer.mr.iova + layout.written(0) as u64;
                 let send = Send::new(name, SendOpcode::Flush);
                 let length_flushed = layout.slot as u32;
@@ -128,7 +128,7 @@ impl Flow {
                 }
             }
             Kind::Wrong(wrong) => {
-                // Nothing is wrong with any key if there is nothing to move.
+                // A wrong key is not an error if there is nothing to transfer.
                 length = length.max(2);
                 let (mut address, mut key) = remote(layout.written(slot));
                 let (mut mr, offset) = source;
