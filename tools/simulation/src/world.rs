@@ -614,7 +614,7 @@ impl World {
 
     fn turn(&mut self, index: usize) {
         if self.devices[index].turn != Some(self.now) {
-            // A later turn is pending instead.
+            // Stale: the device has had, or will have, its turn at another time.
             return;
         }
         self.devices[index].turn = None;
