@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Who may use the server.
+//! Access control of the server.
 //!
-//! The address that is printed has a token. The first request with it gets a cookie and is sent to the address without
-//! it, so that the token stays out of the browser's history. A program may send the token in a header instead.
+//! The printed address contains a token. The response to the first request with the token sets a cookie and redirects
+//! to the address without it, so that the token stays out of the browser's history. A program may send the token in a
+//! header instead.
 //!
-//! Pages of other sites, which run in the same browser, get nothing: the cookie does not go along with their requests,
-//! what comes back may not be read by them, and a name of theirs that leads to this address is refused.
+//! Pages of other sites in the same browser get no access: their requests do not carry the cookie, they may not read
+//! responses, and a request under another host name that leads to this address is refused.
 
 use std::net::SocketAddr;
 
@@ -13,22 +14,22 @@ use anyhow::{Context, Result};
 
 use crate::http::Request;
 
-/// Bytes of a token that are chance.
+/// Number of random bytes in a token.
 const TOKEN: usize = 16;
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The server is not known by the name that the request gives it.
+    /// The request names a host that is not this server.
     Host,
-    /// It comes from a page of another site.
+    /// The request comes from a page of another site.
     Origin,
-    /// It has no token, or a wrong one.
+    /// The request has no token, or a wrong one.
     Token,
 }
 
 impl Refusal {
-    /// What whoever asked is told.
+    /// Returns the explanation for the client.
     pub fn text(self) -> &'static str {
         match self {
             Self::Host => "This server answers only under the address that vrnicctl web printed.",
@@ -40,7 +41,7 @@ impl Refusal {
         }
     }
 
-    /// Status of the response.
+    /// Returns the status of the response.
     pub fn status(self) -> u16 {
         match self {
             Self::Host => 421,
@@ -50,17 +51,17 @@ impl Refusal {
     }
 }
 
-/// Knows the token and the names of the server.
+/// The token and the names of the server.
 #[derive(Debug)]
 pub struct Access {
     token: String,
-    /// What a request may have in its `Host` field.
+    /// Valid values of the `Host` field of a request.
     hosts: Vec<String>,
     cookie: String,
 }
 
 impl Access {
-    /// A new token for a server at that address.
+    /// Creates a token for a server at that address.
     pub fn new(address: SocketAddr) -> Result<Self> {
         let mut bytes = [0; TOKEN];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -73,17 +74,17 @@ impl Access {
         Ok(Self {
             token,
             hosts,
-            // Cookies do not distinguish ports, and several servers may run.
+            // Cookies do not depend on the port, and several servers may be running.
             cookie: format!("vrnic-{}", address.port()),
         })
     }
 
-    /// The token.
+    /// Returns the token.
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// The field that gives a browser the token.
+    /// Returns the field that sets the token as a cookie.
     pub fn set_cookie(&self) -> String {
         format!(
             "{}={}; Path=/; HttpOnly; SameSite=Strict",
@@ -91,17 +92,17 @@ impl Access {
         )
     }
 
-    /// Whether the token of the query is the right one.
+    /// Returns whether the query contains the right token.
     pub fn is_invited(&self, request: &Request) -> bool {
         request
             .parameter("token")
             .is_some_and(|token| self.is_token(token))
     }
 
-    /// Whether a request may be answered.
+    /// Checks whether a request may be answered.
     ///
     /// # Errors
-    /// It may not; why.
+    /// The reason why it may not.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         self.check_host(request)?;
         let bearer = request
@@ -124,7 +125,7 @@ impl Access {
         let foreign =
             origin.is_some_and(|origin| !origin.strip_prefix("http://").is_some_and(is_own));
         let site = request.header("sec-fetch-site");
-        // `none` is a person who types the address.
+        // `none` means that the user typed the address.
         if foreign
             || site.is_some_and(|site| !matches!(site, "same-origin" | "none"))
                 && !self.is_invited(request)
@@ -134,7 +135,7 @@ impl Access {
         Ok(())
     }
 
-    /// Takes the same time for each wrong token of the right length.
+    /// Compares in a time that is the same for all wrong tokens of the right length.
     fn is_token(&self, token: &str) -> bool {
         let pairs = token.bytes().zip(self.token.bytes());
         token.len() == self.token.len() && pairs.fold(0, |differs, (a, b)| differs | (a ^ b)) == 0

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a file tells of connections: a capture (pcapng or pcap) of vrnicd or of anybody else, or a recording of a
+//! Reads connections from a file: a capture (pcapng or pcap) by vrnicd or any other program, or a recording of a
 //! device.
 //!
-//! A recording is replayed: the device does the same again, and traces it.
+//! A recording is replayed: the device does the same again and traces it.
 //!
-//! A frame says which queue pair it is for, and not which one sent it. Captures of vrnicd have that in the comment of
-//! the packet. In others, it is found out: a response has the PSN of its request.
+//! A frame contains the number of the queue pair that receives it, but not of the one that sent it. Captures by vrnicd
+//! have that number in the packet's comment. For others, it is deduced: a response has the PSN of its request.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv6Addr;
@@ -24,46 +24,46 @@ use vrnic_engine::recording::Player;
 use vrnicd::control::answer::trace::{hex, packet_of, page};
 use vrnicd::control::protocol::{Act, Step};
 
-/// Packets, or steps, that are taken of a file.
+/// Largest number of packets or steps taken from a file.
 const MAX_PACKETS: usize = 100_000;
-/// Begin of a file of pcapng.
+/// First bytes of a pcapng file.
 const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
-/// What a recording begins with.
+/// First bytes of a recording.
 const RECORDING: &[u8] = &vrnic_engine::recording::MAGIC;
 
 /// One end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct End {
-    /// Its GID; of a recording, the name of the device, or nothing.
+    /// GID; for a recording, the name of the device, or empty.
     pub gid: String,
-    /// Its queue pair; 0 if nobody knows.
+    /// Number of the queue pair; 0 if unknown.
     pub qpn: u32,
 }
 
-/// A connection, and what was sent on it.
+/// A connection and its packets.
 #[derive(Debug, Serialize)]
 pub struct Connection {
     /// Both ends.
     pub ends: [End; 2],
-    /// What each of them sent; of a recording, what the device did.
+    /// What each end sent; for a recording, what the device did.
     pub steps: [Vec<Step>; 2],
 }
 
-/// What a file tells.
+/// The contents of a file.
 #[derive(Debug, Serialize)]
 pub struct Decoded {
     /// Connections, by their ends.
     pub connections: Vec<Connection>,
-    /// Frames that are no packets of RoCE, or that nobody should have sent.
+    /// Number of frames that are not RoCE packets or are invalid.
     pub others: usize,
-    /// Whether there is more in the file than was taken.
+    /// Whether the file contains more than was taken.
     pub more: bool,
     /// Whether it is a recording, which has all steps of one end.
     pub recording: bool,
 }
 
-/// A packet on its way.
+/// A packet in a capture.
 struct Seen {
     nanoseconds: u64,
     from: End,
@@ -76,10 +76,10 @@ struct Seen {
 /// Reads a file.
 ///
 /// # Errors
-/// It is no capture of Ethernet frames and no recording, or damaged.
+/// The file is neither a capture of Ethernet frames nor a recording, or it is damaged.
 pub fn decode(file: &[u8]) -> Result<Decoded> {
-    // The file is anybody's, and neither the parser of captures nor an engine that panicked when it was recorded must
-    // take anything else with it.
+    // The file may come from anywhere. A panic of the capture parser must not affect anything else, and neither must
+    // that of an engine that panics again as it did when it was recorded.
     let read = std::panic::catch_unwind(|| {
         if file.starts_with(RECORDING) {
             replay(file)
@@ -106,9 +106,9 @@ fn capture(file: &[u8]) -> Result<Decoded> {
     })
 }
 
-/// What a device did that was recorded.
+/// Returns the recorded actions of a device.
 fn replay(file: &[u8]) -> Result<Decoded> {
-    // Time is that of the recording.
+    // Times come from the recording.
     let clock: fn() -> u64 = || 0;
     let mut player = Player::new(file).context("the recording is damaged")?;
     let device = player.recording().header().device.clone();
@@ -138,7 +138,7 @@ fn replay(file: &[u8]) -> Result<Decoded> {
     })
 }
 
-/// A connection for each queue pair of a device that did something.
+/// Returns a connection for each queue pair that a device used.
 fn of_queue_pairs(device: &str, steps: &[Step]) -> Vec<Connection> {
     let mut queues: BTreeMap<u32, (u32, BTreeSet<u32>)> = BTreeMap::new();
     for step in steps.iter().filter(|step| step.qpn != 0) {
@@ -181,7 +181,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// Takes a frame. False if there is no room for more.
+    /// Takes a frame. Returns false if there is no room for more.
     fn take(&mut self, nanoseconds: u64, frame: &[u8], comment: &str) -> bool {
         if self.seen.len() >= MAX_PACKETS {
             self.more = true;
@@ -201,7 +201,7 @@ fn seen(nanoseconds: u64, frame: &[u8], segment: &Segment<'_>, comment: &str) ->
         qpn,
     };
     let mut packet = packet_of(segment);
-    // Those that were sent, with what nobody else reads.
+    // The headers as sent, including fields that the parser does not interpret.
     packet.headers = vrnic_roce::headers_of(frame).map_or_else(|_| String::new(), hex);
     Seen {
         nanoseconds,
@@ -213,7 +213,7 @@ fn seen(nanoseconds: u64, frame: &[u8], segment: &Segment<'_>, comment: &str) ->
     }
 }
 
-/// The queue pair that sent a packet, if the comment of vrnicd has it: `NAME QP 0x11 -> QP 0x12: …`.
+/// Returns the queue pair that sent a packet, if it is in the comment by vrnicd: `NAME QP 0x11 -> QP 0x12: …`.
 fn sender(comment: &str) -> Option<u32> {
     let number = |text: &str| {
         let digits = text.rsplit_once("QP 0x")?.1;
@@ -259,13 +259,13 @@ fn comment<'a>(packet: &'a EnhancedPacketBlock<'_>) -> &'a str {
     comments.next().unwrap_or_default()
 }
 
-/// Unit of time of an interface.
+/// Time unit of an interface.
 enum Unit {
-    /// Nanoseconds in a unit.
+    /// Nanoseconds per unit.
     Long(u128),
-    /// Units in a nanosecond.
+    /// Units per nanosecond.
     Short(u128),
-    /// Power of 2 of the units in a second.
+    /// Units per second, as a power of 2.
     Binary(u32),
 }
 
@@ -280,7 +280,7 @@ impl Unit {
     }
 }
 
-/// The unit of an interface; none if its frames are not of Ethernet.
+/// Returns the unit of an interface; none if its frames are not Ethernet.
 fn unit(interface: &InterfaceDescriptionBlock<'_>) -> Option<Unit> {
     if interface.linktype != DataLink::ETHERNET {
         return None;
@@ -315,7 +315,7 @@ fn read_pcap(file: &[u8], frames: &mut Frames) -> Result<()> {
     Ok(())
 }
 
-/// Fills in who sent what nobody says the sender of.
+/// Deduces the unknown senders of packets.
 fn find_senders(all: &mut [Seen]) {
     let mut requests = HashMap::new();
     let mut votes: HashMap<(End, String), BTreeMap<u32, usize>> = HashMap::new();
@@ -353,7 +353,7 @@ fn find_senders(all: &mut [Seen]) {
 
 fn connections(all: Vec<Seen>) -> Vec<Connection> {
     let mut found: BTreeMap<[End; 2], Connection> = BTreeMap::new();
-    // Nanoseconds since 1970 are too many for JavaScript to add something to them.
+    // Nanoseconds since 1970 are too large for exact arithmetic in JavaScript.
     let first = all.iter().map(|seen| seen.nanoseconds).min().unwrap_or(0);
     for seen in all {
         let from_first = seen.from <= seen.to;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Requests and responses of HTTP 1.1, one of each for a connection.
+//! HTTP 1.1 requests and responses; each connection carries one of each.
 
 use std::io::{self, Read, Write};
 
-/// Longest head of a request in bytes.
+/// Largest size of a request's head in bytes.
 pub const MAX_HEAD: usize = 16 << 10;
-/// Longest body of a request in bytes.
+/// Largest size of a request's body in bytes.
 pub const MAX_BODY: usize = 64 << 20;
-/// Fields of a head.
+/// Largest number of fields in a head.
 const MAX_FIELDS: usize = 64;
 
-/// What every response says: nothing is kept, nothing else is loaded, no string becomes markup, no other site may have
-/// it.
+/// Fields of every response: responses are not cached, the page loads nothing from elsewhere, strings cannot become
+/// markup, and no other site may use them.
 const FIELDS: &str = "Cache-Control: no-store\r\n\
     Connection: close\r\n\
     Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -31,12 +31,12 @@ pub struct Request {
     body: Vec<u8>,
 }
 
-/// Why there is no request.
+/// Why a request could not be read.
 #[derive(Debug)]
 pub enum Bad {
-    /// The connection failed, or nothing came.
+    /// The connection failed, or no data came.
     Gone(io::Error),
-    /// It breaks the rules or a limit: the status of the response, and what to say.
+    /// The request violates a rule or a limit: the status and text of the response.
     Refused(u16, &'static str),
 }
 
@@ -47,7 +47,7 @@ impl From<io::Error> for Bad {
 }
 
 impl Request {
-    /// A request.
+    /// Creates a request.
     pub fn new(method: &str, target: &str, fields: Vec<(String, String)>, body: Vec<u8>) -> Self {
         Self {
             method: method.to_owned(),
@@ -60,7 +60,7 @@ impl Request {
     /// Reads a request.
     ///
     /// # Errors
-    /// There is none, or it is refused.
+    /// No request came, or it is refused.
     pub fn read(input: &mut impl Read) -> Result<Self, Bad> {
         let mut bytes = Vec::new();
         let (mut request, behind) = loop {
@@ -102,35 +102,35 @@ impl Request {
             return Err(Bad::Refused(400, "The request is longer than it says."));
         }
         let missing = length - request.body.len();
-        // Memory grows with what comes, not with what was promised.
+        // Memory grows with the received data, not with the announced length.
         if input.take(missing as u64).read_to_end(&mut request.body)? < missing {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         Ok(request)
     }
 
-    /// `GET` or `POST`.
+    /// Returns `GET` or `POST`.
     pub fn method(&self) -> &str {
         &self.method
     }
 
-    /// What is asked for, without the query.
+    /// Returns the path, without the query.
     pub fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    /// A field of the head; its name in small letters.
+    /// Returns a field of the head; `name` is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.fields.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// What came with it.
+    /// Returns the body.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// A parameter of the query as it stands there; the page needs none that is encoded.
+    /// Returns a parameter of the query without decoding it; the page uses no encoded ones.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         let (_, query) = self.target.split_once('?')?;
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -139,7 +139,7 @@ impl Request {
             .map(|(_, value)| value)
     }
 
-    /// All cookies.
+    /// Returns all cookies.
     pub fn cookies(&self) -> impl Iterator<Item = (&str, &str)> {
         let lines = self.fields.iter().filter(|(name, _)| name == "cookie");
         let pairs = lines.flat_map(|(_, line)| line.split(';'));
@@ -147,7 +147,8 @@ impl Request {
     }
 }
 
-/// The request whose head these bytes begin with, and where its body begins. None if there is more to come.
+/// Parses the head of a request, and returns the request and the offset of its body. Returns `None` if the head is
+/// incomplete.
 fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Bad> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut head = httparse::Request::new(&mut fields);
@@ -183,7 +184,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// A file or the like.
+    /// Creates a response with a file or similar content.
     pub fn new(kind: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status: 200,
@@ -192,7 +193,7 @@ impl Response {
         }
     }
 
-    /// A sentence for a person.
+    /// Creates a response with a sentence for the user.
     pub fn text(status: u16, text: &str) -> Self {
         Self {
             status,
@@ -200,24 +201,24 @@ impl Response {
         }
     }
 
-    /// JSON.
+    /// Creates a JSON response.
     pub fn json(value: &serde_json::Value) -> Self {
         Self::new("application/json", value.to_string())
     }
 
-    /// To another address of this server.
+    /// Creates a redirect to another path of this server.
     pub fn see_other(path: &str) -> Self {
         Self::text(303, "").with("Location", path.to_owned())
     }
 
-    /// The same with one more field.
+    /// Adds a field.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: String) -> Self {
         self.fields.push((name, value));
         self
     }
 
-    /// Sends it.
+    /// Sends the response.
     pub fn write(&self, output: &mut impl Write) -> io::Result<()> {
         let length = format!("Content-Length: {}\r\n", self.body.len());
         self.write_head(&length, output)?;
@@ -225,7 +226,7 @@ impl Response {
         output.flush()
     }
 
-    /// Sends all but the body, which is to follow and ends with the connection.
+    /// Sends everything except the body. The body follows, and its end is that of the connection.
     pub fn begin(&self, output: &mut impl Write) -> io::Result<()> {
         self.write_head("", output)
     }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnicctl web`: a page in the browser that shows what the devices of a vrnicd do.
 //!
-//! * [`access`]: who may see it. A token, the names that the server is known by, and no other site.
-//! * [`decode`]: what a capture tells.
+//! * [`access`]: access control by a token, by the server's names, and against other sites.
+//! * [`decode`]: reads captures and recordings.
 //! * [`http`]: requests and responses.
-//! * [`lessons`]: experiments with a lab of their own, for people who learn RDMA.
-//! * [`page`]: the files of the page. They are part of the program.
-//! * [`source`]: what the control socket says, once for all clients.
-//! * [`server`]: which request gets which answer.
+//! * [`lessons`]: experiments in a separate lab, for people who learn RDMA.
+//! * [`page`]: the files of the page, which are part of the program.
+//! * [`source`]: queries the control socket once for all clients.
+//! * [`server`]: dispatches requests.
 //!
-//! The control socket is the only source. Nobody asks it anything while nobody looks. A client has a thread and no
-//! queue: the thread sends the newest state whenever the client has taken the one before. So a slow client misses
-//! states and takes no memory, and clients are counted.
+//! The control socket is the only source of data. It is queried only while a client is watching. Each client has a
+//! thread and no queue: the thread sends the newest state whenever the client has accepted the previous one. So a slow
+//! client misses states but uses no memory. The number of clients is limited.
 //!
-//! The page is modules of JavaScript and a style sheet. It uses nothing from elsewhere. Names come from guests and from
-//! configurations. The page writes them as text; the browser refuses to make markup of strings (Trusted Types) and to
-//! run any script but the files of this crate.
+//! The page consists of JavaScript modules and a style sheet, and uses nothing from elsewhere. Names come from guests
+//! and configurations. The page displays them as text, and the browser refuses to turn strings into markup (Trusted
+//! Types) and to run any script except the files of this crate.
 
 #![forbid(unsafe_code)]
 

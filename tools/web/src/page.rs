@@ -6,7 +6,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 
-/// Path, type and content of each.
+/// Path, type and content of each file.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../page/index.html")),
     ("/style.css", STYLE, include_str!("../page/style.css")),
@@ -23,7 +23,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/failures.js", SCRIPT, include_str!("../page/failures.js")),
 ];
 
-/// Type and content of the file with that path.
+/// Returns the type and content of the file at that path.
 pub fn file(path: &str) -> Option<(&'static str, &'static str)> {
     let found = FILES.iter().find(|(known, _, _)| *known == path);
     found.map(|(_, kind, content)| (*kind, *content))
@@ -33,7 +33,7 @@ pub fn file(path: &str) -> Option<(&'static str, &'static str)> {
 mod tests {
     use super::*;
 
-    /// The policy of the server would block these, and nobody would see why.
+    /// The server's policy would block these without a visible error.
     #[test]
     fn nothing_is_inline_and_nothing_comes_from_elsewhere() {
         for (path, kind, content) in FILES {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The server: which request gets which answer.
+//! The server, which dispatches requests.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -21,38 +21,38 @@ use crate::lessons::{Classroom, LESSONS};
 use crate::page;
 use crate::source::{Source, make_exact};
 
-/// Connections at a time.
+/// Largest number of simultaneous connections.
 const MAX_CLIENTS: usize = 32;
-/// How long a client may take to send a request, and to take a piece of the response.
+/// How long a client may take to send a request, and to accept a part of the response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two signs of life to a client that gets nothing else.
+/// Interval between signs of life to a client that gets nothing else.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Seconds that a capture takes at most.
+/// Longest capture in seconds.
 const MAX_CAPTURE: u64 = 60;
-/// Pages of steps of a device that one answer has.
+/// Largest number of pages of a device's steps in one response.
 const MAX_PAGES: usize = 8;
-/// Objects of a kind that one answer has.
+/// Largest number of objects of each kind in one response.
 const MAX_OBJECTS: usize = 4096;
 
-/// How to serve.
+/// Options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Address to listen at; port 0 is a free one.
+    /// Address to listen at; port 0 means a free port.
     pub listen: SocketAddr,
     /// Control socket of vrnicd.
     pub socket: PathBuf,
-    /// Whether pages may change something.
+    /// Whether pages may make changes.
     pub allow_actions: bool,
 }
 
-/// A server that listens.
+/// A listening server.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
     office: Arc<Office>,
 }
 
-/// Who knows the answers.
+/// What is needed to answer requests.
 #[derive(Debug)]
 struct Office {
     access: Access,
@@ -62,7 +62,7 @@ struct Office {
     classroom: Option<Arc<Classroom>>,
 }
 
-/// A client's place among [`MAX_CLIENTS`], given back when dropped.
+/// A client's slot among [`MAX_CLIENTS`]; given back when dropped.
 struct Place(Arc<Office>);
 
 impl Drop for Place {
@@ -72,12 +72,12 @@ impl Drop for Place {
 }
 
 impl Server {
-    /// Listens. Fails if there is no vrnicd, too.
+    /// Starts to listen. Also fails if there is no vrnicd.
     pub fn bind(options: Options) -> Result<Self> {
         Self::open(options, None)
     }
 
-    /// The same, of a lab where lessons are held.
+    /// Like [`bind`](Self::bind), for a lab with lessons.
     pub fn teach(listen: SocketAddr, classroom: Arc<Classroom>) -> Result<Self> {
         let options = Options {
             listen,
@@ -108,7 +108,7 @@ impl Server {
         })
     }
 
-    /// The address to open in a browser.
+    /// Returns the address to open in a browser.
     pub fn url(&self) -> String {
         format!(
             "http://{}/?token={}",
@@ -117,7 +117,7 @@ impl Server {
         )
     }
 
-    /// Serves for ever.
+    /// Serves forever.
     pub fn run(&self) -> ! {
         let source = self.office.source.clone();
         let watched = std::thread::Builder::new().name("source".into());
@@ -139,16 +139,16 @@ impl Server {
                 continue;
             }
             let thread = std::thread::Builder::new().name("client".into());
-            // Without a thread the client's place and connection are given back at once.
+            // If no thread can be started, the client's slot and connection are released at once.
             let _ = thread.spawn(move || {
-                // Whoever goes away misses the rest.
+                // A client that disconnects misses the rest.
                 let _ = converse(&client, &place.0);
             });
         }
     }
 }
 
-/// Too many are there; nobody waits for this one.
+/// Rejects a client because there are too many, without waiting for it.
 fn refuse(mut client: &TcpStream) {
     let _ = client.set_nonblocking(true);
     let _ = Response::text(503, "Too many clients.").write(&mut client);
@@ -163,7 +163,8 @@ fn converse(client: &TcpStream, office: &Office) -> io::Result<()> {
         Err(Bad::Gone(error)) => return Err(error),
         Err(Bad::Refused(status, why)) => {
             Response::text(status, why).write(&mut output)?;
-            // The rest of the request would reset the connection before the response is read.
+            // Reads the rest of the request: unread data would reset the connection before the client has read the
+            // response.
             client.shutdown(Shutdown::Write)?;
             io::copy(&mut Read::take(client, 1 << 20), &mut io::sink())?;
             return Ok(());
@@ -227,7 +228,7 @@ fn asked(answer: Result<Value>) -> Response {
     }
 }
 
-/// Objects of all devices that are too many to be part of the state.
+/// Returns the objects of all devices of which there are too many to be part of the state.
 fn objects(office: &Office, request: &Request) -> Result<Value> {
     fn cut<T>(mut all: Vec<T>) -> Vec<T> {
         all.truncate(MAX_OBJECTS);
@@ -250,7 +251,7 @@ fn objects(office: &Office, request: &Request) -> Result<Value> {
     })
 }
 
-/// What devices did lately: of each from the step on that the client names.
+/// Returns the latest steps of all devices, for each from the step that the client names.
 fn trace(office: &Office, request: &Request) -> Result<Value> {
     let from = request.parameter("from").unwrap_or_default().split(',');
     let from: Vec<u64> = from.filter_map(|number| number.parse().ok()).collect();
@@ -277,7 +278,7 @@ fn trace(office: &Office, request: &Request) -> Result<Value> {
     })
 }
 
-/// What a page may change.
+/// A change that a page may make.
 #[derive(serde::Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
 enum Action {
@@ -291,7 +292,7 @@ enum Action {
     Log { filter: String },
 }
 
-/// Captures what a device sends and receives for some seconds, and gives the file.
+/// Captures what a device sends and receives for some seconds, and returns the file.
 fn capture(office: &Office, request: &Request) -> Result<Vec<u8>> {
     let index: usize = request.parameter("device").unwrap_or_default().parse()?;
     let seconds: u64 = request.parameter("seconds").unwrap_or_default().parse()?;
@@ -299,7 +300,7 @@ fn capture(office: &Office, request: &Request) -> Result<Vec<u8>> {
         (1..=MAX_CAPTURE).contains(&seconds),
         "a capture takes 1 to {MAX_CAPTURE} seconds"
     );
-    // A client of its own, so that other questions do not wait for it.
+    // Uses its own connection, so that other requests do not have to wait.
     let mut client = office.source.connect()?;
     let devices = client.devices()?;
     let device = devices.get(index).context("there is no such device")?;
@@ -342,20 +343,20 @@ fn act(office: &Office, request: &Request) -> Result<Value> {
     })
 }
 
-/// Begins a lesson, or does its next step.
+/// Starts a lesson or carries out its next step.
 fn go_on(classroom: &Classroom, request: &Request) -> Result<Value> {
     let wanted = serde_json::from_slice(request.body()).context("no such step")?;
     Ok(serde_json::to_value(classroom.go_on(&wanted)?)?)
 }
 
-/// Sends the newest state as often as there is one and the client takes it.
+/// Sends each new state as soon as the client has accepted the previous one.
 fn stream(office: &Office, output: &mut impl Write) -> io::Result<()> {
     Response::new("text/event-stream", "").begin(output)?;
     let mut watcher = office.source.watch();
     loop {
         match watcher.next(HEARTBEAT) {
             Some(state) => write!(output, "data: {state}\n\n")?,
-            // A comment, which fails if nobody is there any more.
+            // A comment; writing it fails if the client has disconnected.
             None => output.write_all(b":\n\n")?,
         }
         output.flush()?;

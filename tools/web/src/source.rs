@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What the control socket says, once for all clients.
+//! Queries the control socket once for all clients.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,29 +11,29 @@ use serde_json::Value;
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::{Device, Explanation, Gid, Qp, SwitchPort};
 
-/// Time between two looks.
+/// Interval between queries.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Queue pairs of a device up to which all of them are in the state.
+/// If a device has more queue pairs than this, they are not all part of the state.
 const QPS_SHOWN: u32 = 4096;
-/// Failures of a device that are in the state.
+/// Number of a device's failures in the state.
 const EXPLANATIONS_SHOWN: usize = 200;
 
-/// The largest number up to which JavaScript has all.
+/// The largest number up to which JavaScript represents all integers exactly.
 const MAX_EXACT: u64 = 1 << 53;
 
-/// A device with what it has.
+/// A device with its objects.
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]
     device: Device,
     gid_table: Vec<Gid>,
     qp_list: Vec<Qp>,
-    /// Whether there are more queue pairs than are listed.
+    /// Whether there are more queue pairs than listed.
     more_qps: bool,
     explanations: Vec<Told>,
 }
 
-/// Something that went wrong, and the sentence that `vrnicctl explain` has for it.
+/// A failure, with the sentence that `vrnicctl explain` prints for it.
 #[derive(Debug, Serialize)]
 struct Told {
     #[serde(flatten)]
@@ -42,35 +42,35 @@ struct Told {
     sentence: String,
 }
 
-/// What one look sees.
+/// The state at one time.
 #[derive(Debug, Serialize)]
 struct State {
     /// Milliseconds since the server started.
     at_ms: u64,
-    /// Whether the page may change something.
+    /// Whether the page may make changes.
     actions: bool,
     /// Whether there are lessons.
     lessons: bool,
-    /// Path of the control socket, for the command lines that do the same.
+    /// Path of the control socket, for equivalent command lines.
     socket: String,
     devices: Vec<Shown>,
     switch: Vec<SwitchPort>,
-    /// Why there is nothing else.
+    /// The error, if there is no data.
     error: Option<String>,
 }
 
-/// The newest state, and how many there were.
+/// The newest state, and the number of states so far.
 #[derive(Debug, Default)]
 struct Newest {
     version: u64,
     text: Arc<str>,
-    /// Clients that want to know.
+    /// Number of watching clients.
     watchers: usize,
-    /// When it was.
+    /// Time of the newest state.
     looked: Option<Instant>,
 }
 
-/// Asks the control socket while somebody looks.
+/// Queries the control socket while clients are watching.
 #[derive(Debug)]
 pub struct Source {
     socket: PathBuf,
@@ -79,15 +79,15 @@ pub struct Source {
     start: Instant,
     newest: Mutex<Newest>,
     changed: Condvar,
-    /// Questions of clients take turns, so that they are one client of vrnicd.
+    /// Clients' requests take turns, so that they count as one client of vrnicd.
     turn: Mutex<()>,
 }
 
-/// A client that looks, as long as it exists.
+/// A watching client; watches as long as it exists.
 #[derive(Debug)]
 pub struct Watcher {
     source: Arc<Source>,
-    /// Version that it has.
+    /// Version of the state that it has.
     seen: u64,
 }
 
@@ -96,8 +96,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Source {
-    /// Of the vrnicd with that control socket. Pages may change something if `actions` says so, and there may be
-    /// `lessons`.
+    /// Creates a source for the vrnicd with that control socket. Pages may make changes if `actions` is set, and
+    /// `lessons` tells whether there are lessons.
     pub fn new(socket: PathBuf, actions: bool, lessons: bool) -> Self {
         Self {
             socket,
@@ -110,27 +110,27 @@ impl Source {
         }
     }
 
-    /// Asks vrnicd something for a client.
+    /// Sends a client's request to vrnicd.
     pub fn ask<T>(&self, question: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
         let _turn = lock(&self.turn);
         question(&mut self.connect()?)
     }
 
-    /// A connection to vrnicd of its own, for what takes long.
+    /// Opens a separate connection to vrnicd, for requests that take long.
     pub fn connect(&self) -> Result<Client> {
         Client::connect(&self.socket)
     }
 
-    /// Whether pages may change something.
+    /// Returns whether pages may make changes.
     pub fn allows_actions(&self) -> bool {
         self.actions
     }
 
-    /// A client begins to look.
+    /// Adds a watching client.
     pub fn watch(self: &Arc<Self>) -> Watcher {
         let mut newest = lock(&self.newest);
         newest.watchers += 1;
-        // What nobody wanted to know for a while is not news.
+        // An old state, from before a time without watchers, is not sent.
         let fresh = newest
             .looked
             .is_some_and(|looked| looked.elapsed() < 2 * INTERVAL);
@@ -143,7 +143,7 @@ impl Source {
         }
     }
 
-    /// Looks once a second while there are watchers, for ever.
+    /// Queries once per second while there are watchers, forever.
     pub fn run(&self) {
         let mut client = None;
         loop {
@@ -159,7 +159,7 @@ impl Source {
                     self.state(Vec::new(), Vec::new(), Some(format!("{error:#}")))
                 }
             };
-            // Maps with keys that are no strings, the one error, are not there.
+            // The only possible error is a map whose keys are not strings, and there is none.
             let mut value = serde_json::to_value(&state).unwrap_or_default();
             make_exact(&mut value);
             let text = value.to_string();
@@ -187,7 +187,7 @@ impl Source {
     }
 
     fn look(&self, kept: &mut Option<Client>) -> Result<State> {
-        // vrnicd drops a client that asks nothing for a minute.
+        // vrnicd disconnects a client that sends no request for a minute.
         let stale = lock(&self.newest)
             .looked
             .is_none_or(|looked| looked.elapsed() > 10 * INTERVAL);
@@ -218,7 +218,7 @@ impl Source {
     }
 }
 
-/// Writes numbers that JavaScript would round as texts, in hexadecimal digits.
+/// Replaces numbers that JavaScript would round by texts in hexadecimal digits.
 pub fn make_exact(value: &mut Value) {
     match value {
         Value::Number(number) => {
@@ -241,7 +241,7 @@ fn tell(what: Explanation) -> Told {
 }
 
 impl Watcher {
-    /// Waits for a state that it does not have, and gives the newest; none if none comes in that time.
+    /// Waits for a new state and returns the newest one; none if none arrives within `patience`.
     pub fn next(&mut self, patience: Duration) -> Option<Arc<str>> {
         let newest = lock(&self.source.newest);
         let known = |newest: &mut Newest| newest.version == self.seen;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The page in a real browser, headless Chromium, against a real vrnicd whose guests are played by this program.
+//! Tests the page in a real browser, headless Chromium, with a real vrnicd whose guests are played by this program.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn the_map_shows_devices_and_their_traffic() {
     picture(&mut browser, "map");
     browser.dark(true);
     picture(&mut browser, "map-dark");
-    // With the keyboard alone.
+    // With the keyboard only.
     browser.key("2");
     browser.until("document.querySelector('nav.chooser a')");
     browser.dark(false);
@@ -50,7 +50,7 @@ fn the_map_shows_devices_and_their_traffic() {
     browser.until("document.querySelector('.machine .lit text')?.textContent === 'RTS'");
     all_is_named(&mut browser);
     picture(&mut browser, "qp");
-    // Its peers write to the beginning of the region of the other.
+    // Each guest writes to the start of its peer's region.
     browser.value("location.hash = 'objects/1'");
     browser.until("performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/trace')).length > 0");
     lab.traffic(Duration::from_secs(3));
@@ -71,9 +71,9 @@ fn the_timeline_tells_the_story_of_a_connection() {
     browser.until("document.querySelectorAll('.card').length === 2");
     browser.key("3");
     browser.until("document.querySelector('#connection-choice option')");
-    // The devices trace from the first question on.
+    // The devices trace from the first request on.
     browser.until("performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/trace')).length > 1");
-    // All steps are drawn at once.
+    // High enough that all steps are drawn at once.
     browser.size(1280, 1400);
     lab.story();
     let labels = "[...document.querySelectorAll('.sequence .step')].map((step) => step.getAttribute('aria-label'))";
@@ -87,7 +87,7 @@ fn the_timeline_tells_the_story_of_a_connection() {
         .iter()
         .map(|label| label.as_str().unwrap())
         .collect();
-    // Each step is there once, in the order in which things happen. Names of requests are libvrnic's: it numbers them.
+    // Each step appears once, in the order of events. libvrnic assigns the wr_ids, by numbering requests.
     let mut rest = seen.iter();
     for wanted in [
         "0: SEND 0x0, 256 B",
@@ -116,7 +116,7 @@ fn the_timeline_tells_the_story_of_a_connection() {
     browser.until("document.querySelector('#step').textContent.includes('no memory region has the remote key')");
     let step = browser.value("document.querySelector('#step').textContent");
     assert!(step.as_str().unwrap().contains("syndrome (AETH)"), "{step}");
-    // And its bytes: an acknowledgement of a reliable connection, with a negative syndrome.
+    // Also checks its bytes: an acknowledgement of a reliable connection, with a NAK syndrome.
     let bytes = browser.value(HEADERS);
     assert_eq!(bytes[0], json!(["BTH", "11", "OpCode", "0x11"]), "{bytes}");
     assert_eq!(
@@ -125,7 +125,7 @@ fn the_timeline_tells_the_story_of_a_connection() {
         "{bytes}"
     );
     assert_eq!(bytes.as_array().unwrap().len(), 9, "{bytes}");
-    // The states of both ends, as they were at the NAK: its sender went to ERR with it, the other one later.
+    // The states of both ends as they were at the NAK: the sender of the NAK went to ERR with it, the other end later.
     assert!(
         step.as_str()
             .unwrap()
@@ -136,14 +136,14 @@ fn the_timeline_tells_the_story_of_a_connection() {
         step.as_str().unwrap().contains("state thenRTS → ERR"),
         "{step}"
     );
-    // And the region that the key nearly names: its last byte is another.
+    // Also shows the region that the key almost matches: only the key's last byte differs.
     let key = lab.key();
     let region = format!(
         "key {:#x}memory region, whose key is {key:#x}: 1048576 bytes at",
         key ^ 1
     );
     assert!(step.as_str().unwrap().contains(&region), "{step}");
-    // Its completion comes with its queue, and with what the NAK was about.
+    // Its completion is shown with its queue, and with the reason for the NAK.
     browser.value("[...document.querySelectorAll('button')].find((button) => button.textContent === 'Next error').click()");
     browser.until("document.querySelector('#step h2').textContent.includes('CQE RDMA WRITE')");
     let step = browser.value("document.querySelector('#step').textContent");
@@ -166,17 +166,17 @@ fn the_timeline_tells_the_story_of_a_connection() {
     picture(&mut browser, "timeline-dark");
     browser.dark(false);
     browser.size(1280, 900);
-    // Only what is told of the step.
+    // Pictures only the description of the step.
     browser.value("document.querySelector('#step').previousElementSibling.hidden = true");
     picture(&mut browser, "step");
     browser.value("document.querySelector('#step').previousElementSibling.hidden = false");
     browser.size(1280, 1560);
-    // What is drawn fills what there is to see of it, also after the window has grown.
+    // The diagram fills the visible area, even after the window has grown.
     browser.until(
         "Math.abs(document.querySelector('.sequence').getBoundingClientRect().height - document.querySelector('.scroller').clientHeight) < 2",
     );
     browser.dark(true);
-    // Only some steps.
+    // Filters some steps.
     browser.value("(() => { const box = document.querySelector('#timeline-filter'); box.value = '0x1'; box.dispatchEvent(new Event('input')) })()");
     browser.until(&format!("{labels}.length === 2"));
     browser.value("(() => { const box = document.querySelector('#timeline-filter'); box.value = ''; box.dispatchEvent(new Event('input')) })()");
@@ -220,7 +220,7 @@ fn actions_do_what_their_command_lines_do() {
     browser.value(&press("Bring the link up"));
     browser.until("document.querySelector('main').textContent.includes('The link is up.')");
     assert_eq!(links(&mut client), ["up", "up"]);
-    // The configuration of this vrnicd does not allow faults, and the page says so.
+    // The configuration of this vrnicd does not allow faults, and the page reports that.
     browser.value(&press("Arm the fault"));
     browser.until("document.querySelector('main').textContent.includes('faults = true')");
     picture(&mut browser, "actions");
@@ -309,7 +309,7 @@ fn rnics_of_a_vm_are_together() {
     ));
     let place = |name: &str| &layout["places"][name];
     let top = |name: &str| place(name)["y"].as_u64().unwrap();
-    // a and c are in the frame of VM 1; the others fill the other column.
+    // a and c are in the frame of VM 1; the others are in the other column.
     assert_eq!(place("a")["x"], place("c")["x"], "{layout}");
     assert!(top("a") < top("c"), "{layout}");
     assert_eq!(place("b")["column"], json!(1), "{layout}");
@@ -327,7 +327,7 @@ fn rnics_of_a_vm_are_together() {
     }
 }
 
-/// Header, bytes, field and value, of each row of the table of the chosen packet's bytes.
+/// JavaScript for header, bytes, field and value in each row of the table with the chosen packet's bytes.
 const HEADERS: &str = "[...document.querySelectorAll('#step .headers tbody tr')].map((row) => [...row.children].map((cell) => cell.textContent))";
 
 #[test]
@@ -353,7 +353,7 @@ fn every_header_is_taken_apart() {
                 ["ImmDt", "00 00 00 2a", "immediate", "0x2a"],
             ]),
         ),
-        // An unreliable connection has the same operations.
+        // UC has the same operations.
         (
             "25",
             "00000001",
@@ -382,7 +382,7 @@ fn every_header_is_taken_apart() {
                 ["DETH", "00 00 01", "SrcQP", "1"],
             ]),
         ),
-        // An extended one has another header in its requests.
+        // Requests of XRC have an additional header.
         (
             "a5",
             "0000000900000001",
@@ -400,7 +400,7 @@ fn every_header_is_taken_apart() {
                 ["AETH", "00 00 01", "MSN", "1"]
             ]),
         ),
-        // What nobody knows, and what ends too early.
+        // Unknown headers, and headers that are cut short.
         ("81", "0000", json!([["rest", "00 00", "", ""]])),
         ("11", "62", json!([["AETH", "62", "syndrome", "0x62"]])),
     ] {
@@ -428,7 +428,7 @@ fn every_header_is_taken_apart() {
     }
 }
 
-/// Contrast of what is written and drawn, as WCAG 2 reckons it: 4.5 for texts, 3 for lines.
+/// Contrast of texts and lines as defined by WCAG 2: at least 4.5 for texts, 3 for lines.
 #[test]
 fn colours_can_be_told_apart_in_light_and_in_dark() {
     const CONTRASTS: &str = "(() => { const probe = document.body.appendChild(document.createElement('p')); \
@@ -485,7 +485,7 @@ fn a_search_finds_words_anywhere_and_whole_numbers() {
     }
 }
 
-/// Everything that can be used has a name, for those who do not see it.
+/// Checks that every control has a name, for people who cannot see it.
 fn all_is_named(browser: &mut Browser) {
     let nameless = "[...document.querySelectorAll('input, select, button, a, [role=button], [role=img], meter')] \
         .filter((one) => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim() || one.ariaHidden)) \
@@ -493,7 +493,7 @@ fn all_is_named(browser: &mut Browser) {
     assert_eq!(browser.value(nameless), json!([]));
 }
 
-/// Draws frames for so many milliseconds, and leaves how many there were a second.
+/// Draws frames for `milliseconds`, and records the number of frames per second.
 fn count_frames(browser: &mut Browser, milliseconds: u32) {
     browser.value(&format!(
         "(() => {{ window.frames_drawn = null; let count = 0; const start = performance.now(); const frame = () => {{ \
@@ -502,7 +502,7 @@ fn count_frames(browser: &mut Browser, milliseconds: u32) {
     ));
 }
 
-/// The figures are for people: `cargo test -p vrnic-web thousand -- --nocapture`.
+/// Prints figures: `cargo test -p vrnic-web thousand -- --nocapture`.
 #[test]
 fn a_thousand_connections_are_shown() {
     let mut lab = Lab::with(1000);
@@ -514,7 +514,7 @@ fn a_thousand_connections_are_shown() {
         browser.key(key);
         browser.until("document.querySelector('main > *')");
         count_frames(&mut browser, 4000);
-        // Six steps each: taken, left, arrived, answered, answer arrived, completed.
+        // Six steps each: taken, sent, arrived, response sent, response arrived, completed.
         lab.paced(1700, Duration::from_secs(5));
         browser.until("window.frames_drawn");
         println!(
@@ -531,7 +531,7 @@ fn a_thousand_connections_are_shown() {
     assert_eq!(browser.errors(), Vec::<String>::new());
 }
 
-/// Names come from others. They are text, whatever they look like.
+/// Names come from guests and configurations. They are always displayed as text.
 #[test]
 fn hostile_names_never_become_markup() {
     let name = "<img src=x onerror=document.title='owned'>\"'&lt;";
@@ -553,7 +553,7 @@ fn hostile_names_never_become_markup() {
     }
     assert_ne!(browser.value("document.title"), json!("owned"));
     assert_eq!(browser.errors(), Vec::<String>::new());
-    // The browser itself refuses to make markup of a string, should the page ever try.
+    // The browser itself refuses to turn a string into markup, should the page ever try.
     let refused =
         "(() => { try { document.body.innerHTML = '<b>'; return false } catch { return true } })()";
     assert_eq!(browser.value(refused), json!(true));

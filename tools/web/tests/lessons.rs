@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Each lesson in a real browser: every button is pressed, and what is seen is what the text says.
+//! Runs each lesson in a real browser: presses every button, and checks that what is shown is what the text says.
 
 mod common;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use vrnic_web::Classroom;
 use vrnic_web::lessons::LESSONS;
 
-/// What a step shows: what the programs say, word by word, and what is drawn, somewhere.
+/// What a step shows: exactly what the programs say, and some of what is drawn.
 struct Seen {
     said: &'static [&'static str],
     drawn: &'static [&'static str],
@@ -19,13 +19,13 @@ struct Seen {
 
 const LABELS: &str = "[...document.querySelectorAll('.sequence .step')].map((step) => step.getAttribute('aria-label'))";
 
-/// How often a packet with the opcode left, by its place in the message, of the last message that is drawn.
+/// For each packet of the last drawn message, by position: how many times a packet with its PSN was sent.
 const PSNS: &str = "(() => { const sent = [...document.querySelectorAll('.sequence .step')].map((step) => step.getAttribute('aria-label')) \
      .map((label) => label.match(/RDMA WRITE (\\w+) PSN (\\d+)/)).filter(Boolean).map(([, opcode, psn]) => [opcode, Number(psn)]); \
      const first = sent.findLast(([opcode]) => opcode === 'First')[1]; \
      return [0, 1, 2, 3, 4, 5, 6, 7].map((place) => sent.filter(([, psn]) => psn === (first + place) % 0x1000000).length); })()";
 
-/// A browser in a lesson.
+/// A browser that shows a lesson.
 struct Pupil {
     browser: Browser,
     _school: School,
@@ -50,7 +50,7 @@ fn open(name: &str) -> Pupil {
     let mut browser = Browser::start();
     browser.size(1440, 1800);
     browser.open(&school.url);
-    // Lessons are what comes first where there are some.
+    // If there are lessons, the page starts with them.
     browser.until("document.querySelector('.lesson')");
     browser.value(&format!("location.hash = 'lessons/{name}'"));
     browser.until(&format!(
@@ -69,7 +69,7 @@ fn choose(browser: &mut Browser, step: &str) {
     ));
 }
 
-/// Presses the button of a step, and looks at what it does.
+/// Presses the button of a step and checks the results.
 fn press(browser: &mut Browser, number: usize, seen: &Seen) {
     let step = format!("document.querySelectorAll('.lesson-step')[{number}]");
     browser.until(&format!(
@@ -91,7 +91,7 @@ fn press(browser: &mut Browser, number: usize, seen: &Seen) {
         .map(|line| line.as_str().unwrap())
         .collect();
     assert_eq!(said, seen.said, "step {number}");
-    // The text says what happened when the reader has had a look.
+    // The text explains what happened only after the reader has had a look.
     let why = format!("{step}.querySelector('details')");
     assert_eq!(
         browser.value(&format!("{why}.open")),
@@ -108,7 +108,7 @@ fn press(browser: &mut Browser, number: usize, seen: &Seen) {
     }
 }
 
-/// Holds a lesson to its end.
+/// Runs a lesson to its end.
 fn hold(name: &str, steps: &[Seen]) -> Pupil {
     let mut browser = open(name);
     for (number, seen) in steps.iter().enumerate() {
@@ -118,7 +118,7 @@ fn hold(name: &str, steps: &[Seen]) -> Pupil {
     browser
 }
 
-/// The lesson is over, and its page is in order.
+/// Checks that the lesson is over and that its page is in order.
 fn end(browser: &mut Browser, name: &str, steps: usize) {
     assert_eq!(
         browser.value("document.querySelectorAll('.lesson-step').length"),
@@ -186,7 +186,7 @@ fn a_send_needs_a_receive() {
     ];
     press(&mut browser, 0, &seen[0]);
     press(&mut browser, 1, &seen[1]);
-    // As the text says, the same packet leaves again and again.
+    // As the text says, the same packet is sent again and again.
     browser.until(&format!(
         "(() => {{ const sent = {LABELS}.filter((label) => label.startsWith('a: SEND Only')); \
          return sent.filter((label) => label === sent.at(-1)).length >= 3 }})()"
@@ -200,7 +200,7 @@ fn a_send_needs_a_receive() {
     browser.size(1440, 1800);
     press(&mut browser, 2, &seen[2]);
     press(&mut browser, 3, &seen[3]);
-    // A click on an error tells the states as they were, beside the text wherever the reader is in it.
+    // A click on an error shows the states as they were, next to the text at any scroll position.
     let error = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').includes('RNR_RETRY_EXC'))";
     choose(&mut browser, error);
     browser.until("document.querySelector('#step').textContent.includes('state thenRTS → ERR')");
@@ -216,7 +216,7 @@ fn a_send_needs_a_receive() {
     browser.value("scrollTo(0, 0)");
     picture(&mut browser, "lesson-step");
     end(&mut browser, "send", 4);
-    // The page that comes after one that was left begins anew.
+    // A page that is opened after another was left starts over.
     browser.value("location.hash = 'lessons/write'");
     browser.until("document.querySelector('.lesson-step').dataset.turn === 'now'");
 }
@@ -311,7 +311,7 @@ fn a_wrong_key_ends_a_connection() {
             },
         ],
     );
-    // What the text promises of the last NAK.
+    // As the text promises for the last NAK.
     let nak = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').startsWith('b: NAK'))";
     choose(&mut browser, nak);
     browser.until("document.querySelector('#step').textContent.includes('remote access exceeds its memory region')");
@@ -446,7 +446,7 @@ fn shared_receives_have_a_limit() {
             },
         ],
     );
-    // The last receive that was taken left two, and reached the limit.
+    // The last receive taken left two receives, which reached the limit.
     let receive = "[...document.querySelectorAll('.sequence .step')].findLast((step) => step.getAttribute('aria-label').includes(' of SRQ '))";
     choose(&mut browser, receive);
     browser.until("/SRQ \\d+2 of \\d+ receives left, no limit armed/.test(document.querySelector('#step').textContent)");
@@ -500,7 +500,7 @@ fn a_page_is_brought_in_when_it_is_needed() {
     );
 }
 
-/// A lesson may be left wherever it is, with requests that wait for something, and nobody can do steps out of turn.
+/// A lesson may be left at any step, even with requests that are waiting, and steps cannot be done out of order.
 #[test]
 fn a_lesson_can_be_left_at_any_step() {
     let classroom = Classroom::open(&program()).unwrap();
@@ -527,7 +527,7 @@ fn a_lesson_can_be_left_at_any_step() {
     assert!(refused("send", None).contains("closed"));
 }
 
-/// Without lessons there is nothing to post to; with them, nonsense is refused.
+/// Without lessons there is nothing to post to; with lessons, invalid requests are refused.
 #[test]
 fn nonsense_is_refused() {
     let post = |url: &str, body: &str| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Who gets what from the server: with and without the token, under other names, from other sites, too many at a time.
+//! What clients get from the server: with and without the token, under other names, from other sites, and if there are
+//! too many.
 
 mod common;
 
@@ -14,7 +15,7 @@ use vrnic_web::{Options, Server};
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::{Act, Object};
 
-/// A request with the token.
+/// Sends a request with the token.
 fn ask(url: &str, method: &str, path: &str, body: &str) -> String {
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n",
@@ -114,7 +115,7 @@ fn a_page_may_only_look_unless_more_is_allowed() {
         "403"
     );
     assert_eq!(status(&ask(&stage.url, "PUT", "/", "")), "405");
-    // What a vrnicd cannot answer is told, and the server goes on.
+    // An error of vrnicd is reported, and the server goes on.
     let answer = ask(&stage.url, "GET", "/api/objects?device=7", "");
     assert!(
         status(&answer) == "502" && answer.contains("no such device"),
@@ -164,7 +165,7 @@ fn a_capture_is_downloaded() {
         "{decoded:?}"
     );
     for connection in &decoded.connections {
-        // Writes and their acknowledgements, each known to be of this connection.
+        // Writes and their acknowledgements, all attributed to this connection.
         assert!(
             connection.ends.iter().all(|end| end.qpn != 0),
             "{connection:?}"
@@ -173,7 +174,7 @@ fn a_capture_is_downloaded() {
             connection.steps.iter().all(|steps| steps.len() > 5),
             "{connection:?}"
         );
-        // They are drawn by the time since the first packet, which JavaScript can reckon with.
+        // Times are relative to the first packet, so JavaScript can calculate with them.
         let mut steps = connection.steps.iter().flatten();
         assert!(
             steps.all(|step| step.at < 60_000_000_000 && step.nanoseconds > step.at),
@@ -185,7 +186,7 @@ fn a_capture_is_downloaded() {
 #[test]
 fn a_recording_tells_what_its_device_did() {
     let mut daemon = Daemon::start(&program(), Fabric::Local, 2).unwrap();
-    // Its devices listen after the control socket.
+    // The devices listen after the control socket, so that is ready.
     drop(daemon.connect(0).unwrap());
     let mut file = tempfile::tempfile().unwrap();
     let mut client = Client::connect(&daemon.control()).unwrap();
@@ -234,7 +235,7 @@ fn a_recording_tells_what_its_device_did() {
         "RTS to ERR",
     ];
     assert_eq!(acts.collect::<Vec<_>>(), wanted);
-    // What the program had polled is not in a recording.
+    // A recording does not tell what the program had polled.
     let failed = connection.steps[0]
         .iter()
         .rfind(|step| matches!(step.act, Act::Completed { .. }));
@@ -242,7 +243,7 @@ fn a_recording_tells_what_its_device_did() {
         panic!("{failed:?}");
     };
     assert_eq!((cq.unread, cq.exact, cq.armed), (Some(4), false, None));
-    // Cut anywhere, it is refused or tells less.
+    // A truncated file is refused or contains less.
     for length in (0..bytes.len()).step_by(97) {
         if let Ok(cut) = vrnic_web::decode::decode(&bytes[..length]) {
             assert!(cut.connections.len() <= 1, "{length}");
@@ -250,7 +251,7 @@ fn a_recording_tells_what_its_device_did() {
     }
 }
 
-/// Reads until the state was sent, and no further.
+/// Reads until the first state has been received, and no further.
 fn first_event(client: &mut TcpStream) -> String {
     let (mut text, mut byte) = (String::new(), [0]);
     while !text.ends_with("\n\n") || !text.contains("data: ") {
@@ -268,7 +269,7 @@ fn a_client_that_does_not_read_costs_no_more_than_its_place() {
         host(&stage.url),
         token(&stage.url)
     );
-    // They take all places, and read nothing.
+    // They take all slots and read nothing.
     let lazy: Vec<_> = (0..32)
         .map(|_| {
             let mut client = connect(&stage.url);
@@ -281,7 +282,7 @@ fn a_client_that_does_not_read_costs_no_more_than_its_place() {
         std::thread::sleep(Duration::from_millis(10));
     }
     drop(lazy);
-    // When they are gone there is room again.
+    // When they disconnect, there is room again.
     while full(&stage.url) {
         std::thread::sleep(Duration::from_millis(50));
     }

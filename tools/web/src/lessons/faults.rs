@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Lessons about what is missing: a packet, or a page.
+//! Lessons about something missing: a packet or a page.
 
 use anyhow::{Result, ensure};
 use vrnic_wire::event::EventType;
@@ -9,10 +9,10 @@ use super::lab::Side::{First, Second};
 use super::lab::{Lab, Wish};
 use super::{Lesson, Step};
 
-/// Bytes of eight packets.
+/// Length of eight packets in bytes.
 const EIGHT: usize = 8 << 10;
 
-/// A WRITE of eight packets.
+/// Performs a WRITE of eight packets.
 fn write_eight(lab: &mut Lab) -> Result<()> {
     let target = lab.target(0)?;
     lab.post(SendOpcode::Write, target, EIGHT)?;
@@ -26,7 +26,7 @@ fn write(lab: &mut Lab, text: &str) -> Result<()> {
     lab.post(SendOpcode::Write, target, text.len())
 }
 
-/// The second RNIC asks for a page.
+/// Waits for a page fault of the second RNIC.
 fn faults(lab: &mut Lab) -> Result<()> {
     let event = lab.event(Second)?;
     let kind = EventType::try_from(event.event_type.get());
@@ -34,7 +34,7 @@ fn faults(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// A lost packet.
+/// Lesson: a lost packet.
 pub const LOSS: Lesson = Lesson {
     name: "loss",
     title: "A lost packet",
@@ -108,7 +108,7 @@ pub const LOSS: Lesson = Lesson {
     },
 };
 
-/// Memory on demand.
+/// Lesson: on-demand paging.
 pub const ODP: Lesson = Lesson {
     name: "odp",
     title: "Memory that is not there (ODP)",

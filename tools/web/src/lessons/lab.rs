@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The lab that lessons are held in: a vrnicd of its own with four RNICs, and the programs that use them. Guests are
-//! played by this process (`vrnic-native`), so that nothing needs a VM or any right. Everything else is what a VM's
-//! programs have, too: libvrnic's queues, vfio-user, the device.
+//! The lab in which lessons take place: a separate vrnicd with four RNICs, and the programs that use them. This process
+//! plays the guests (`vrnic-native`), so no VM and no privilege is needed. Everything else is the same as for programs
+//! in a VM: libvrnic's queues, vfio-user, the device.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,22 +18,22 @@ use vrnic_wire::port::Mtu;
 use vrnic_wire::work::SendOpcode;
 use vrnicd::control::client::Client;
 
-/// RAM of a guest. What one run of a lesson takes of it, less than 200 KiB, is not given back.
+/// Size of a guest's RAM. What one run of a lesson uses, less than 200 KiB, is never freed.
 const RAM: usize = 1 << 30;
-/// Bytes of the region that each program registers.
+/// Length of the region that each program registers, in bytes.
 const REGION: usize = 16 << 10;
-/// Where in it messages arrive.
+/// Offset in it at which messages arrive.
 pub const INBOX: usize = 8 << 10;
-/// Bytes of a receive.
+/// Length of a receive in bytes.
 const RECEIVE: usize = 256;
-/// Entries of a queue.
+/// Number of entries of a queue.
 const ENTRIES: u32 = 16;
-/// Bytes of memory that are shown at most.
+/// Largest number of bytes of memory that are shown.
 const MOST_SHOWN: usize = 80;
-/// How long an event may take that is to come.
+/// How long an expected event may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Names of the RNICs, and what their configuration says beside. The programs are called like them.
+/// Names of the RNICs, which are also those of the programs, and further lines of their configuration.
 const RNICS: [(&str, &str); 4] = [
     ("a", ""),
     ("b", ""),
@@ -41,7 +41,7 @@ const RNICS: [(&str, &str); 4] = [
     ("d", "recovery = \"go-back-n\""),
 ];
 
-/// How connections of lessons are made: slow enough for people to watch.
+/// Attributes of connections in lessons: slow enough to be watched.
 pub const TERMS: Terms = Terms {
     mtu: Mtu::Mtu1024,
     // 655.36 ms.
@@ -49,14 +49,14 @@ pub const TERMS: Terms = Terms {
     // 1.07 s.
     timeout: 18,
     retry_count: 7,
-    // For ever.
+    // Forever.
     rnr_retry: 7,
 };
 
 /// One of the two programs of a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that begins.
+    /// The program that acts first.
     First,
     /// The other.
     Second,
@@ -64,16 +64,16 @@ pub enum Side {
 
 use Side::{First, Second};
 
-/// Something that a program did or saw.
+/// An action or observation of a program.
 #[derive(Clone, Debug, Serialize)]
 pub struct Said {
-    /// Its name.
+    /// Name of the program.
     who: &'static str,
-    /// What, in words.
+    /// Description.
     text: String,
 }
 
-/// What a program has of its RNIC.
+/// The objects that a program has on its RNIC.
 struct Objects {
     qps: Vec<Qp>,
     sends: Cq,
@@ -82,30 +82,30 @@ struct Objects {
     srq: Option<Srq>,
 }
 
-/// A program, and the guest that it runs in.
+/// A program and its guest.
 struct Program {
     name: &'static str,
     vm: Vm,
     has: Option<Objects>,
 }
 
-/// What a lesson wants.
+/// What a lesson needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
-    /// Between the RNICs that know go-back-N only.
+    /// Whether to use the RNICs with go-back-N recovery.
     pub go_back_n: bool,
-    /// Terms of the connection.
+    /// Attributes of the connections.
     pub terms: Terms,
-    /// Connections between the two programs.
+    /// Number of connections between the two programs.
     pub connections: usize,
-    /// The second program takes its receives from a shared receive queue.
+    /// Whether the second program takes its receives from a shared receive queue.
     pub shared: bool,
-    /// The region of the second program is on demand.
+    /// Whether the region of the second program is paged on demand.
     pub on_demand: bool,
 }
 
 impl Default for Wish {
-    /// One connection.
+    /// Returns the needs of a lesson with one connection.
     fn default() -> Self {
         Self {
             go_back_n: false,
@@ -121,14 +121,14 @@ impl Default for Wish {
 pub struct Lab {
     programs: Vec<Program>,
     control: PathBuf,
-    /// Where the first of the two programs is that the lesson is about.
+    /// Index of the first of the lesson's two programs.
     first: usize,
-    /// The connection that is watched.
+    /// Index of the watched connection.
     watched: usize,
-    /// Bytes of the last request.
+    /// Length of the last request in bytes.
     length: usize,
     said: Vec<Said>,
-    /// Dropped behind the guests.
+    /// Dropped after the guests.
     _daemon: Daemon,
 }
 
@@ -138,7 +138,7 @@ impl Program {
         Ok((&mut self.vm, has))
     }
 
-    /// Destroys what it has.
+    /// Destroys its objects.
     fn clear(&mut self) -> Result<()> {
         let Some(mut has) = self.has.take() else {
             return Ok(());
@@ -188,7 +188,7 @@ impl Program {
 }
 
 impl Lab {
-    /// Starts one with that vrnicd.
+    /// Starts a lab with that vrnicd.
     pub fn start(vrnicd: &Path) -> Result<Self> {
         let devices = RNICS.map(|(name, more)| (name.to_owned(), more));
         let mut daemon = Daemon::configured(vrnicd, Fabric::Roce, &devices, "faults = true")?;
@@ -211,7 +211,7 @@ impl Lab {
         })
     }
 
-    /// Its control socket.
+    /// Returns the control socket of the daemon.
     pub fn control(&self) -> &Path {
         &self.control
     }
@@ -225,7 +225,7 @@ impl Lab {
         question(&mut Client::connect(&self.control)?)
     }
 
-    /// Destroys what the lesson before left, and connects two programs.
+    /// Destroys the objects of the previous lesson, and connects two programs.
     pub fn connect(&mut self, wish: &Wish) -> Result<()> {
         for program in &mut self.programs {
             let name = program.name;
@@ -257,7 +257,7 @@ impl Lab {
         self.keep_traced()
     }
 
-    /// Devices trace while somebody asks. A page may do so too late for the first steps.
+    /// Requests traces, so that the devices trace their steps. The page may do so too late for the first steps.
     pub fn keep_traced(&mut self) -> Result<()> {
         self.ask(|client| {
             for (name, _) in RNICS {
@@ -267,7 +267,7 @@ impl Lab {
         })
     }
 
-    /// The watched connection, as the timeline calls it.
+    /// Returns the watched connection, as the timeline names it.
     pub fn connection(&mut self) -> Result<String> {
         let watched = self.watched;
         let mut end = |side| -> Result<String> {
@@ -281,17 +281,17 @@ impl Lab {
         Ok(format!("{} – {}", end(First)?, end(Second)?))
     }
 
-    /// Watches another connection of the lesson, which the programs use from now on.
+    /// Selects another connection of the lesson, which the programs use and the page watches from now on.
     pub fn watch(&mut self, connection: usize) {
         self.watched = connection;
     }
 
-    /// What was said since the last time.
+    /// Returns what was said since the last call.
     pub fn take_said(&mut self) -> Vec<Said> {
         std::mem::take(&mut self.said)
     }
 
-    /// A program says something.
+    /// Lets a program say something.
     pub fn say(&mut self, side: Side, text: impl Into<String>) {
         let who = self.program(side).name;
         self.said.push(Said {
@@ -300,14 +300,14 @@ impl Lab {
         });
     }
 
-    /// Writes a text to a program's memory, for it to be sent or read.
+    /// Writes a text to a program's memory, to be sent or read.
     pub fn put(&mut self, side: Side, text: &str) -> Result<()> {
         let (_, has) = self.program(side).objects()?;
         has.mr.area.memory.write_bytes(0, text.as_bytes());
         Ok(())
     }
 
-    /// Says what stands at an offset of a program's memory, as much as the last request moved, up to the first zero.
+    /// Says what is at an offset in a program's memory: as much as the last request transferred, up to the first zero.
     pub fn show(&mut self, side: Side, offset: usize) -> Result<()> {
         let end = offset + self.length.min(MOST_SHOWN);
         let (_, has) = self.program(side).objects()?;
@@ -323,7 +323,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The second program posts a receive.
+    /// Posts a receive of the second program.
     pub fn receive(&mut self) -> Result<()> {
         let watched = self.watched;
         let (vm, has) = self.program(Second).objects()?;
@@ -346,7 +346,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The first program posts a request about the first `length` bytes of its memory.
+    /// Posts a request of the first program for the first `length` bytes of its memory.
     pub fn post(&mut self, opcode: SendOpcode, target: Target<'_>, length: usize) -> Result<()> {
         self.length = length;
         let watched = self.watched;
@@ -362,13 +362,13 @@ impl Lab {
         Ok(())
     }
 
-    /// An offset of the second program's memory, and its key.
+    /// Returns the address of an offset in the second program's memory, and its key.
     pub fn remote(&mut self, offset: usize) -> Result<(u64, u32)> {
         let (_, has) = self.program(Second).objects()?;
         Ok((has.mr.area.address + offset as u64, has.mr.key))
     }
 
-    /// The same as the target of a request.
+    /// Returns the same as the target of a request.
     pub fn target(&mut self, offset: usize) -> Result<Target<'static>> {
         let (address, rkey) = self.remote(offset)?;
         Ok(Target::Memory { address, rkey })
@@ -382,15 +382,15 @@ impl Lab {
         })
     }
 
-    /// A program waits for a completion, and says what it tells. Of the first program it is that of a request, of the
-    /// second that of a receive.
+    /// Waits for a completion of a program and says what it contains. It is a completion of a request for the first
+    /// program, and of a receive for the second.
     pub fn completion(&mut self, side: Side) -> Result<Status> {
         let cqe = self.cq(side)?.wait_any()?;
         self.say(side, format!("polls its CQ: {}", tell(&cqe)));
         Ok(Status::try_from(cqe.status).unwrap_or(Status::General))
     }
 
-    /// A program looks for a completion, and there must not be one.
+    /// Checks that there is no completion for a program.
     pub fn no_completion(&mut self, side: Side) -> Result<()> {
         if let Some(cqe) = self.cq(side)?.poll() {
             bail!("there is a completion already: {}", tell(&cqe));
@@ -399,7 +399,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits for an asynchronous event of a program, and says what it is.
+    /// Waits for an asynchronous event of a program and says what it is.
     pub fn event(&mut self, side: Side) -> Result<AsyncEvent> {
         let event = self.program(side).vm.async_event(PATIENCE)?;
         let event = event.context("no event came")?;
@@ -412,7 +412,7 @@ impl Lab {
         Ok(event)
     }
 
-    /// There must be no asynchronous event of a program.
+    /// Checks that there is no asynchronous event for a program.
     pub fn no_event(&mut self, side: Side) -> Result<()> {
         if let Some(event) = self.program(side).vm.async_event(Duration::ZERO)? {
             bail!("there is an event already: {event:?}");
@@ -421,7 +421,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Arms a fault at the RNIC of the first program.
+    /// Arms a fault on the first program's RNIC.
     pub fn fault(&mut self, fault: &str) -> Result<()> {
         let name = self.program(First).name;
         self.ask(|client| client.add_fault(name, fault))?;
@@ -456,7 +456,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The driver of the second program takes the page fault, and gives its RNIC the pages.
+    /// Handles a page fault as the driver of the second program: takes the fault and gives the RNIC the pages.
     pub fn bring_pages_in(&mut self) -> Result<()> {
         let (vm, has) = self.program(Second).objects()?;
         let fault = vm.take_page_fault(has.mr.key)?;
@@ -472,7 +472,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The kernel of the second program takes its pages back.
+    /// Takes the second program's pages back, as its kernel.
     pub fn take_pages_back(&mut self) -> Result<()> {
         let (vm, has) = self.program(Second).objects()?;
         let pages = (REGION / 4096) as u32;
@@ -482,7 +482,7 @@ impl Lab {
     }
 }
 
-/// A completion in words. Of an error only the status has a meaning.
+/// Describes a completion. If it reports an error, only the status is valid.
 fn tell(cqe: &Cqe) -> String {
     let status = Status::try_from(cqe.status).map_or("?", Status::name);
     if cqe.status != Status::Success.raw() {

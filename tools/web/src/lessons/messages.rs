@@ -11,14 +11,14 @@ use super::lab::Side::{First, Second};
 use super::lab::{Lab, Wish};
 use super::{Lesson, Step};
 
-/// Writes a text to the beginning of the second program's memory.
+/// Writes a text to the start of the second program's memory.
 fn write(lab: &mut Lab, opcode: SendOpcode, text: &str) -> Result<()> {
     let target = lab.target(0)?;
     lab.put(First, text)?;
     lab.post(opcode, target, text.len())
 }
 
-/// A WRITE that fails because of the remote memory that it names.
+/// Performs a WRITE that fails because of its remote memory.
 fn refused(lab: &mut Lab, target: Target<'_>) -> Result<()> {
     lab.put(First, "This must not arrive")?;
     lab.post(SendOpcode::Write, target, 20)?;
@@ -30,7 +30,7 @@ fn refused(lab: &mut Lab, target: Target<'_>) -> Result<()> {
     lab.show(Second, 0)
 }
 
-/// A WRITE that the peer's program does not see.
+/// Lesson: a WRITE that the peer's program does not notice.
 pub const WRITE: Lesson = Lesson {
     name: "write",
     title: "A WRITE that nobody sees",
@@ -100,7 +100,7 @@ pub const WRITE: Lesson = Lesson {
     begin: |lab| lab.connect(&Wish::default()),
 };
 
-/// A WRITE with a wrong key.
+/// Lesson: a WRITE with a wrong key.
 pub const RKEY: Lesson = Lesson {
     name: "rkey",
     title: "A wrong rkey",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Lessons: six small experiments with real RNICs, for people who have read one article about RDMA.
 //!
-//! Each is a text and some steps. A step has a button; what it does is done by programs in a lab, and the page
-//! shows beside the text what the RNICs did.
+//! Each lesson is a text with some steps. Each step has a button that makes programs in a lab carry it out. Next to the
+//! text, the page shows what the RNICs did.
 
 mod faults;
 mod lab;
@@ -17,20 +17,20 @@ use serde::Serialize;
 
 use lab::{Lab, Said};
 
-/// Something to do in a lesson.
+/// A step of a lesson.
 #[derive(Debug, Serialize)]
 pub struct Step {
-    /// What the button says.
+    /// Label of the button.
     pub button: &'static str,
-    /// What it is about.
+    /// Introduction.
     pub before: &'static str,
-    /// What a program calls for that.
+    /// The function that a program calls for it.
     pub calls: &'static str,
     /// What to look at.
     pub look: &'static str,
     /// What happened, and why.
     pub after: &'static str,
-    /// Does it.
+    /// Carries out the step.
     #[serde(skip)]
     run: fn(&mut Lab) -> Result<()>,
 }
@@ -38,22 +38,22 @@ pub struct Step {
 /// A lesson.
 #[derive(Debug, Serialize)]
 pub struct Lesson {
-    /// What the address of the page has.
+    /// Name in the address of the page.
     pub name: &'static str,
-    /// What people see.
+    /// Title.
     pub title: &'static str,
-    /// What it is about; paragraphs.
+    /// Introduction, in paragraphs.
     pub about: &'static [&'static str],
-    /// What to do, in that order.
+    /// The steps, in order.
     pub steps: &'static [Step],
-    /// What to take home.
+    /// The conclusion.
     pub lesson: &'static str,
     /// Prepares the lab.
     #[serde(skip)]
     begin: fn(&mut Lab) -> Result<()>,
 }
 
-/// All lessons, in the order to read them.
+/// All lessons, in the recommended order.
 pub const LESSONS: [&Lesson; 6] = [
     &receives::SEND,
     &messages::WRITE,
@@ -63,17 +63,17 @@ pub const LESSONS: [&Lesson; 6] = [
     &faults::ODP,
 ];
 
-/// What a page wants.
+/// A request of the page.
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
     /// Name of the lesson.
     lesson: String,
-    /// The step; none to begin the lesson.
+    /// Index of the step; none to start the lesson.
     step: Option<usize>,
 }
 
-/// What a step did.
+/// The results of a step.
 #[derive(Debug, Serialize)]
 pub struct Done {
     /// The connection to watch.
@@ -84,14 +84,14 @@ pub struct Done {
 
 struct Class {
     lab: Lab,
-    /// The lesson that is being held, and its next step.
+    /// The current lesson, and its next step.
     held: Option<(&'static str, usize)>,
 }
 
-/// The lab, and how far the lesson in it is. Pages take turns.
+/// The lab and the progress of its current lesson. Pages take turns.
 pub struct Classroom {
     control: PathBuf,
-    /// None if it is closed.
+    /// None once it is closed.
     class: Mutex<Option<Class>>,
 }
 
@@ -99,7 +99,7 @@ impl Classroom {
     /// Starts a lab with that vrnicd.
     ///
     /// # Errors
-    /// It does not start.
+    /// The lab cannot be started.
     pub fn open(vrnicd: &Path) -> Result<Self> {
         let lab = Lab::start(vrnicd)?;
         Ok(Self {
@@ -113,21 +113,21 @@ impl Classroom {
         *self.class.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Control socket of its vrnicd.
+    /// Returns the control socket of the lab's vrnicd.
     pub fn control(&self) -> &Path {
         &self.control
     }
 
-    /// Begins a lesson, or does its next step.
+    /// Starts a lesson or carries out its next step.
     ///
     /// # Errors
-    /// There is no such lesson or step, it is not its turn, or it fails.
+    /// There is no such lesson or step, the step is out of order, or it fails.
     pub fn go_on(&self, wanted: &Wanted) -> Result<Done> {
         let mut class = self.class.lock().unwrap_or_else(PoisonError::into_inner);
         let Class { lab, held } = class.as_mut().context("the lab is closed")?;
         let lesson = LESSONS.iter().find(|lesson| lesson.name == wanted.lesson);
         let lesson = lesson.context("there is no such lesson")?;
-        // What failed cannot go on.
+        // After a failure, the lesson cannot continue.
         let before = held.take();
         let (run, next) = match wanted.step {
             None => (lesson.begin, 0),

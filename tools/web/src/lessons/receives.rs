@@ -17,7 +17,7 @@ fn send(lab: &mut Lab, text: &str) -> Result<()> {
     lab.post(SendOpcode::Send, Target::Peer, text.len())
 }
 
-/// A SEND without a receive, and its RNR NAK.
+/// Lesson: a SEND without a receive, and its RNR NAK.
 pub const SEND: Lesson = Lesson {
     name: "send",
     title: "A SEND needs a receive",
@@ -115,7 +115,7 @@ pub const SEND: Lesson = Lesson {
     begin: |lab| lab.connect(&Wish::default()),
 };
 
-/// A shared receive queue, and its limit event.
+/// Lesson: a shared receive queue, and its limit event.
 pub const SRQ: Lesson = Lesson {
     name: "srq",
     title: "Many connections share their receives",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Headless Chromium, driven through its debugging pipe.
+//! Headless Chromium, controlled through its debugging pipe.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long anything may take, on a machine that does much else.
+/// How long any action may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
@@ -26,8 +26,8 @@ pub struct Browser {
 impl Browser {
     pub fn start() -> Self {
         let profile = tempfile::tempdir().unwrap();
-        // It shows nothing but our own page, and root, whom its sandbox refuses, may run the tests.
-        // The pipe's descriptors are 3 and 4; a shell puts them there.
+        // Without its sandbox: it displays only our own page, and the sandbox does not work for root, who may run the
+        // tests. The pipe's descriptors are 3 and 4; a shell puts them there.
         let script = r#"exec chromium "$@" 3<&0 4>&1 </dev/null >/dev/null"#;
         let mut process = Command::new("sh")
             .args([
@@ -89,7 +89,7 @@ impl Browser {
         browser
     }
 
-    /// Calls a method of the protocol.
+    /// Calls a method of the debugging protocol.
     pub fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.last += 1;
         let mut message = json!({ "id": self.last, "method": method, "params": parameters });
@@ -131,7 +131,7 @@ impl Browser {
         }
     }
 
-    /// What the page complained of.
+    /// Returns the errors that the page has reported.
     pub fn errors(&mut self) -> Vec<String> {
         self.value("1");
         std::mem::take(&mut self.errors)
@@ -142,7 +142,7 @@ impl Browser {
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'");
     }
 
-    /// The value of an expression.
+    /// Returns the value of an expression.
     pub fn value(&mut self, expression: &str) -> Value {
         let parameters =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
@@ -175,7 +175,7 @@ impl Browser {
         }
     }
 
-    /// Prefers dark colours, or light ones.
+    /// Selects dark or light colours.
     pub fn dark(&mut self, dark: bool) {
         let value = if dark { "dark" } else { "light" };
         let features = json!([{ "name": "prefers-color-scheme", "value": value }, { "name": "prefers-reduced-motion", "value": "reduce" }]);
@@ -191,7 +191,7 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", metrics);
     }
 
-    /// A picture of the page as far as there is something, as PNG.
+    /// Returns a PNG picture of the page, without the empty part at the bottom.
     pub fn screenshot(&mut self) -> Vec<u8> {
         let bottom = "Math.min(Math.ceil(document.querySelector('main').getBoundingClientRect().bottom), innerHeight)";
         let (width, height) = (self.value("innerWidth"), self.value(bottom));

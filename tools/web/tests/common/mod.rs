@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What tests of the server need: a vrnicd to look at, or something that answers like one.
+//! Support for tests of the server: a vrnicd to watch, or something that replies like one.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -23,10 +23,10 @@ use vrnic_web::{Classroom, Options, Server};
 use vrnic_wire::completion::Status;
 use vrnic_wire::work::SendOpcode;
 
-/// Bytes of each region.
+/// Length of each region in bytes.
 const REGION: usize = 1 << 20;
 
-/// Writes a picture of the page to the directory in `VRNIC_PICTURES`, or to the one for what is temporary.
+/// Writes a picture of the page to the directory in `VRNIC_PICTURES`, or to the directory for temporary files.
 pub fn picture(browser: &mut browser::Browser, name: &str) {
     let directory = std::env::var_os("VRNIC_PICTURES");
     let directory = directory.map_or_else(std::env::temp_dir, Into::into);
@@ -38,7 +38,7 @@ pub fn picture(browser: &mut browser::Browser, name: &str) {
     .unwrap();
 }
 
-/// Starts a server for a control socket, and gives its address with the token.
+/// Starts a server for a control socket and returns its address with the token.
 pub fn serve(socket: &Path, allow_actions: bool) -> String {
     let server = Server::bind(Options {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -52,7 +52,7 @@ pub fn serve(socket: &Path, allow_actions: bool) -> String {
     url
 }
 
-/// A lab for lessons, and a server that shows it. Its vrnicd ends with this, and not only with the tests.
+/// A lab for lessons, and a server that shows it. Its vrnicd ends when this is dropped, not only when the tests end.
 pub struct School {
     pub url: String,
     classroom: Arc<Classroom>,
@@ -75,7 +75,7 @@ impl Drop for School {
     }
 }
 
-/// The vrnicd that was built with this test.
+/// Returns the path of the vrnicd that was built with this test.
 pub fn program() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("vrnicd");
@@ -99,17 +99,17 @@ impl Lab {
         Self::with(3)
     }
 
-    /// With so many connections.
+    /// Starts a lab with this many connections.
     pub fn with(connections: usize) -> Self {
         Self::on(Fabric::Local, connections)
     }
 
-    /// With so many connections on a fabric.
+    /// Starts a lab with this many connections on a fabric.
     pub fn on(fabric: Fabric, connections: usize) -> Self {
         Self::of(Daemon::start(&program(), fabric, 2).unwrap(), connections)
     }
 
-    /// With so many connections between the two devices of a vrnicd.
+    /// Creates a lab with this many connections between the two devices of a vrnicd.
     pub fn of(mut daemon: Daemon, connections: usize) -> Self {
         let mut ends = pair::start(&mut daemon, 0, REGION, 4096).unwrap();
         pair::connect(&mut ends, connections, 64).unwrap();
@@ -117,7 +117,7 @@ impl Lab {
         Self { daemon, ends, url }
     }
 
-    /// Keeps the connections busy for that time.
+    /// Keeps the connections busy for `time`.
     pub fn traffic(&mut self, time: Duration) {
         let end = Instant::now() + time;
         let mut load = Load::new(&mut self.ends, Operation::Write, 4096, 1).unwrap();
@@ -128,7 +128,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// Writes on one connection after the other for that time, about `rate` times a second.
+    /// Writes on one connection after the other for `time`, about `rate` times per second.
     pub fn paced(&mut self, rate: u32, time: Duration) {
         let [a, b] = &mut self.ends;
         let (start, mut written) = (Instant::now(), 0u32);
@@ -146,7 +146,7 @@ impl Lab {
         }
     }
 
-    /// Key of the region of the second guest.
+    /// Returns the key of the second guest's region.
     pub fn key(&self) -> u32 {
         let Target::Memory { rkey, .. } = self.ends[1].mr.target(0) else {
             unreachable!("a region is memory");
@@ -154,8 +154,8 @@ impl Lab {
         rkey
     }
 
-    /// Sends a message, writes, reads, and writes with a key that the peer does not have: the first connection is in
-    /// error after that.
+    /// Sends a message, writes, reads, and finally writes with a wrong key, which leaves the first connection in the
+    /// error state.
     pub fn story(&mut self) {
         let key = self.key();
         let [a, b] = &mut self.ends;
@@ -190,7 +190,7 @@ impl Lab {
     }
 }
 
-/// Answers like a vrnicd with one device, whose name and whose guest are hostile.
+/// Replies like a vrnicd with one device that has a hostile name and a hostile guest.
 pub struct Stage {
     pub url: String,
     _directory: TempDir,
@@ -275,7 +275,7 @@ fn lie(request: &Value, name: &str) -> Value {
     }
 }
 
-/// Sends bytes to the server of that address, and gives all that comes back until it closes.
+/// Sends bytes to the server at that address, and returns everything that comes back until it closes the connection.
 pub fn exchange(url: &str, request: &str) -> String {
     let mut stream = connect(url);
     stream.write_all(request.as_bytes()).unwrap();
@@ -292,12 +292,12 @@ pub fn connect(url: &str) -> TcpStream {
     stream
 }
 
-/// Host and port of an address.
+/// Returns host and port of an address.
 pub fn host(url: &str) -> &str {
     url.trim_start_matches("http://").split('/').next().unwrap()
 }
 
-/// The token of an address.
+/// Returns the token in an address.
 pub fn token(url: &str) -> &str {
     url.split_once("token=").unwrap().1
 }
