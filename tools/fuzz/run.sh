@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
-# The jobs of the make that called this are not for cargo.
+# cargo must not use the jobs of the make that called this.
 unset MAKEFLAGS MFLAGS
 out=build/fuzz
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -23,8 +23,8 @@ usage() {
 
 targets() { sed -n 's/^    ("\([a-z_]*\)", .*/\1/p' tools/fuzz/src/lib.rs; }
 
-# The flags of cargo-fuzz but for the sanitizer, which needs an unstable compiler. With --target, build scripts are not
-# instrumented. libFuzzer itself is C++ that comes with the crate, and the clang that bindgen needs compiles it.
+# The flags of cargo-fuzz, except for the sanitizer, which needs an unstable compiler. With --target, build scripts are
+# not instrumented. libFuzzer itself is C++ that comes with the crate; the clang that bindgen needs compiles it.
 build() {
 	local flags=(
 		-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
@@ -37,8 +37,7 @@ build() {
 		--features libfuzzer,libfuzzer-sys/link_libfuzzer --target-dir "$out/target"
 }
 
-# An input that takes 20 seconds hangs, also on a machine that has much else to do. The daemon has its own handler of
-# SIGBUS.
+# An input that takes 20 seconds counts as a hang, even on a busy machine. The daemon has its own handler for SIGBUS.
 fuzz() {
 	local target=$1
 	shift
@@ -68,7 +67,7 @@ all() {
 	return $bad
 }
 
-# A smallest set of inputs that reach whatever all inputs reach.
+# Reduces the inputs to a smallest set that covers the same code.
 minimise() {
 	local target=$1 corpus=tools/fuzz/corpus/$1 few
 	few=$(mktemp -d)

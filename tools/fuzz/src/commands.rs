@@ -2,10 +2,10 @@
 
 //! Commands of a hostile kernel.
 //!
-//! Commands are made whole first, of objects that exist and page lists that lead somewhere, and then
-//! parts of them are changed. Queue pairs that come of them are brought up, given work and rung. In
-//! the end every object that a reply named can be destroyed, and nothing is left. A command that is
-//! refused changes nothing; every reply has the length that it says, and a cause if it is an error.
+//! First, commands are made that are valid: they refer to existing objects, and their page lists point to memory. Then
+//! parts of them are changed. The resulting queue pairs are brought up, given work and rung. At the end, every object
+//! named in a reply must be destroyable, and nothing may be left. A refused command must change nothing. Every reply
+//! must have the length that it states, and a cause if it reports an error.
 
 use crate::{innocent::check_connection, input::Input, objects::Objects};
 use std::time::Duration;
@@ -38,34 +38,34 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pages of the guest's that commands may name.
+/// Number of guest pages that commands may refer to.
 const HEAP_PAGES: usize = 40;
-/// Pages for chunks of page lists.
+/// Number of pages for chunks of page lists.
 const CHUNKS: usize = 4;
-/// Operations of one input.
+/// Largest number of operations in one input.
 const MAX_OPERATIONS: usize = 150;
-/// Bytes of a page.
+/// Size of a page in bytes.
 const PAGE: usize = 4096;
 
-/// A queue pair and where its send queue lies.
+/// A queue pair and the location of its send queue.
 struct MadeQp {
     qpn: u32,
     slot: u32,
     qp_type: u8,
-    /// Byte in the heap where its buffer begins.
+    /// Offset of its buffer in the heap.
     start: usize,
     send_ring: RingLayout,
 }
 
-/// A shared receive queue and where it lies.
+/// A shared receive queue and its location.
 struct MadeSrq {
     srqn: u32,
-    /// Byte in the heap where its buffer begins.
+    /// Offset of its buffer in the heap.
     start: usize,
     ring: RingLayout,
 }
 
-/// Everything that an input acts on.
+/// Everything on which an input acts.
 struct Scene {
     world: World,
     heap: Arena,
@@ -86,7 +86,8 @@ pub fn run(data: &[u8]) {
     scene.end();
 }
 
-/// A command of any bytes, and what the device has to say: the body of the reply if it succeeded.
+/// Executes a command, which may be any bytes, and checks the reply. Returns the body of the reply if the command
+/// succeeded.
 fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
     let count = |node: &Node| {
         let seen = node.rnic.snapshot();
@@ -132,7 +133,7 @@ fn word(body: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(body[at..at + 4].try_into().expect("4 bytes"))
 }
 
-/// The GID of one of a few multicast groups.
+/// Returns the GID of one of a few multicast groups.
 fn group(input: &mut Input<'_>) -> [u8; 16] {
     let mut gid = gid_of(input.below(5));
     if input.take() {
@@ -205,7 +206,7 @@ impl Scene {
                     .doorbell(page, input.take::<u8>().into());
             }
             15 => {
-                // The table of a fast registration, or whatever else lies there.
+                // The table of a fast registration, or of whatever else is at that address.
                 let page = input.below(HEAP_PAGES);
                 let pages = [(); 4].map(|()| self.heap.address(PAGE * input.below(HEAP_PAGES)));
                 self.heap.put(page * PAGE, pages.as_bytes());
@@ -222,7 +223,7 @@ impl Scene {
         self.world.run(Duration::from_micros(20));
     }
 
-    /// Executes a command and learns what came of it.
+    /// Executes a command and records the resulting object.
     fn command(&mut self, input: &mut Input<'_>) {
         let code = input.pick(CommandCode::ALL);
         let (mut request, made) = self.request(code, input);
@@ -239,7 +240,7 @@ impl Scene {
         let code = CommandCode::try_from(code).expect("a command that succeeds has a code");
         let rnic = &self.world.nodes[0].rnic;
         if code == CommandCode::SetGid && [1, 2].iter().any(|&other| rnic.has_gid(&gid_of(other))) {
-            // Who has which address is the fabric's business, which keeps guests from taking others'.
+            // Skipped: the fabric, not the device, prevents guests from taking the addresses of others.
             let index = named(0).into();
             let reserved = 0.into();
             execute(
@@ -332,7 +333,7 @@ impl Scene {
                 let length = usize::from(input.take::<u16>()) % 300;
                 let longer = length.saturating_sub(8);
                 request.resize(length, input.take());
-                // Half of the time the header says so.
+                // Half of the time, the header contains the new length.
                 if input.take() && length >= 8 {
                     request[4..8].copy_from_slice(&(longer as u32).to_le_bytes());
                 }
@@ -346,8 +347,8 @@ impl Scene {
         }
     }
 
-    /// A page list of `length` bytes in the heap, which begins with a page that the input says; gives
-    /// its first byte there, too.
+    /// Returns a page list of `length` bytes in the heap, starting at a page chosen by the input, and its offset in the
+    /// heap.
     fn list(&mut self, length: usize, input: &mut Input<'_>) -> (PageList, usize) {
         let start = input.below(HEAP_PAGES);
         let count = length.div_ceil(PAGE);
@@ -359,7 +360,7 @@ impl Scene {
             1 => self.chunks.address((chunk + 1) % CHUNKS * PAGE),
             _ => input.take(),
         };
-        // Some lists go on in other chunks, which may be this one.
+        // Some lists continue in other chunks, or in this one again.
         let here = match how >> 2 & 7 {
             0 => count.div_ceil(2),
             1 => input.below(256),
@@ -387,7 +388,7 @@ impl Scene {
         (list, start * PAGE)
     }
 
-    /// A request that the device may well execute; with it where its buffer begins in the heap.
+    /// Returns a request that the device may well execute, and the offset of its buffer in the heap.
     fn request(&mut self, code: CommandCode, input: &mut Input<'_>) -> (Vec<u8>, usize) {
         let context = any(&self.objects.contexts, input).into();
         let reserved = 0.into();
@@ -515,7 +516,7 @@ impl Scene {
                         flags |= mr_flags::NESTED;
                         pages.offset = 0.into();
                     }
-                    // As long as a page of a nested one.
+                    // The length of a page of a nested list.
                     if how & 0x08 != 0 {
                         pages.offset = 0.into();
                         pages.length = (PAGE as u64).into();
@@ -560,7 +561,7 @@ impl Scene {
                 let (pd, key) = (pd.into(), key.into());
                 let first_page = (input.below(16) as u32).into();
                 let page_count = (1 + input.below(16) as u32).into();
-                // The two are made alike.
+                // The two commands have the same layout.
                 bytes_of(UnmapPages {
                     pd,
                     key,
@@ -634,7 +635,7 @@ impl Scene {
                 let ring = layout(0, 128, 1 << input.below(9), CQE_STRIDE);
                 let (pages, at) = self.list(ring.end() as usize, input);
                 start = at;
-                // Sometimes an index that may be the consumer's, which nobody moves.
+                // Sometimes an index that may be right for the consumer, which does not move.
                 let index = if input.take() {
                     0
                 } else {
@@ -764,7 +765,7 @@ impl Scene {
                     let srqn = any(&self.objects.srqs, input);
                     let old = self.srqs.iter().find(|srq| srq.srqn == srqn);
                     if let Some(old) = old.filter(|_| input.take()) {
-                        // As a driver does it, but for the entries.
+                        // As a driver would write it, except for the entries.
                         let index = old.start + offset::DRIVER_INDEX;
                         let index = self.heap.get(index % (HEAP_PAGES * PAGE), 4);
                         self.heap.put(at + offset::DRIVER_INDEX, &index);
@@ -794,7 +795,7 @@ impl Scene {
         (request, start)
     }
 
-    /// Takes a queue pair to a state in which it works, connected to one of the same device.
+    /// Moves a queue pair to a state in which it works, connected to one of the same device.
     fn bring_up(&mut self, input: &mut Input<'_>) {
         let numbers: Vec<_> = self.qps.iter().map(|qp| (qp.qpn, qp.qp_type)).collect();
         if numbers.is_empty() {
@@ -829,7 +830,7 @@ impl Scene {
         }
     }
 
-    /// Posts something to a queue pair and rings.
+    /// Posts something to a queue pair and rings its doorbell.
     fn post(&mut self, input: &mut Input<'_>) {
         if self.qps.is_empty() {
             return;
@@ -895,7 +896,7 @@ impl Scene {
         }
     }
 
-    /// Puts something that resembles a receive into a shared receive queue.
+    /// Writes something similar to a receive to a shared receive queue.
     fn post_shared(&mut self, input: &mut Input<'_>) {
         if self.srqs.is_empty() {
             return;
@@ -934,7 +935,7 @@ impl Scene {
     }
 }
 
-/// Attributes of common transitions.
+/// Attribute masks of common transitions.
 const MASKS: [u32; 6] = [
     attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::ACCESS_FLAGS,
     attribute::STATE
@@ -989,7 +990,7 @@ fn layout(header: u32, first: u32, entries: u32, stride: u32) -> RingLayout {
     }
 }
 
-/// One of the numbers, or of none that exists if there are none.
+/// Returns one of the numbers, or an arbitrary one if there are none.
 fn any(numbers: &[u32], input: &mut Input<'_>) -> u32 {
     let place = input.below(16);
     numbers

@@ -2,10 +2,10 @@
 
 //! A hostile client of the control socket.
 //!
-//! The daemon's own server and worker run in threads, with a device that has objects to show. An
-//! input is what one client writes: requests, requests with bytes changed, plain bytes. Each line gets
-//! one reply, which is one object of the protocol, until a line is too long; then the connection
-//! ends. Another client gets its answer all the while.
+//! The daemon's own server and worker run in threads, with a device that has objects to show. An input is what one
+//! client writes: requests, requests with changed bytes, and plain bytes. Each line must get one reply, which is one
+//! object of the protocol, until a line is too long; then the connection ends. Meanwhile, another client must get its
+//! replies.
 
 use crate::{
     input::Input,
@@ -33,10 +33,10 @@ use vrnicd::{
     waker::Waker,
 };
 
-/// Longest that an answer may take.
+/// Longest time for a reply.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Where the server listens; it runs as long as the process.
+/// Path of the server's socket; the server runs as long as the process.
 static SOCKET: LazyLock<PathBuf> = LazyLock::new(|| {
     let directory = std::env::temp_dir().join(format!("vrnic-fuzz-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("directory");
@@ -72,12 +72,12 @@ pub fn run(data: &[u8]) {
     let client = UnixStream::connect(&*SOCKET).expect("server");
     client.set_read_timeout(Some(PATIENCE)).expect("socket");
     client.set_write_timeout(Some(PATIENCE)).expect("socket");
-    // The server may hang up before it has read everything.
+    // The server may close the connection before it has read everything.
     let _ = (&client).write_all(&sent);
     let _ = client.shutdown(Shutdown::Write);
     let mut replies = Vec::new();
     if let Err(error) = BufReader::new(&client).read_to_end(&mut replies) {
-        // Hanging up with bytes unread resets the connection.
+        // Closing a connection with unread bytes resets it.
         assert_eq!(
             error.kind(),
             std::io::ErrorKind::ConnectionReset,
@@ -92,7 +92,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(devices[0].state, "up");
 }
 
-/// Each line got its reply.
+/// Checks that each line got its reply.
 fn check(sent: &[u8], replies: &[u8]) {
     let mut lines = 0;
     let mut too_long = false;
@@ -118,7 +118,7 @@ fn check(sent: &[u8], replies: &[u8]) {
     }
 }
 
-/// A description of a fault that is right or nearly so. The one whose purpose is a panic is left out.
+/// Returns a description of a fault that is valid or almost valid, except the fault that causes a panic.
 fn fault(input: &mut Input<'_>) -> String {
     let kinds: Vec<&Kind> = Kind::all()
         .filter(|kind| kind.name != "engine-panic")
@@ -151,7 +151,7 @@ fn fault(input: &mut Input<'_>) -> String {
     text
 }
 
-/// Appends a request that is right or nearly so.
+/// Appends a request that is valid or almost valid.
 fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
     const REQUESTS: [&str; 19] = [
         "fault_add",

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Frames of a hostile guest that are to leave by a UDP socket, and datagrams of a hostile network.
+//! Frames of a hostile guest for a UDP socket, and datagrams of a hostile network.
 //!
-//! A good frame that leaves arrives as one that says the same. What arrives is what was sent, behind headers that say
-//! where it came from.
+//! A valid frame must arrive as one with the same contents. A datagram that arrives must become a frame with the same
+//! bytes and with headers that tell where it came from.
 
 use vrnic_engine::segment::Path;
 use vrnic_roce::{Carrier, HEADROOM, Outline, UDP_PORT, gid_of, parse};
 use vrnic_wire::port::NO_VLAN;
 
-/// Where a datagram from `outline`'s source arrives.
+/// Returns the path of a datagram that arrives from `outline`'s source.
 fn path(outline: &Outline) -> Path {
     Path {
         source: gid_of(outline.source),

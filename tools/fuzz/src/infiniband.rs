@@ -2,10 +2,10 @@
 
 //! Packets of a hostile HCA in an InfiniBand subnet.
 //!
-//! Two HCAs and a switch, all guarded by a management key, have been brought up. The third port of the switch sends
-//! them anything: frames of any bytes, and management datagrams that are right or nearly so. What the key guards stays
-//! as it was, and a packet of one HCA arrives at the other once. So does a long message, whatever segments, window
-//! updates and ends of transfers the hostile one sends besides.
+//! Two HCAs and a switch have been brought up, all protected by a management key. The third port of the switch sends
+//! them anything: frames of any bytes, and management datagrams that are valid or almost valid. What the key protects
+//! must not change, and a packet from one HCA must arrive at the other exactly once. So must a long message, whatever
+//! segments, window updates and ends of transfers the hostile port sends.
 
 use crate::input::Input;
 use std::time::Duration;
@@ -24,20 +24,20 @@ use vrnic_infiniband::{
     switch::{Output, Switch},
 };
 
-/// Operations of one input.
+/// Largest number of operations in one input.
 const MAX_OPERATIONS: usize = 200;
-/// The key.
+/// The management key.
 const KEY: u64 = 0x5f1e_8c03_77d2_a94b;
-/// LIDs of the switch, and of the HCAs at its first ports.
+/// LIDs of the switch and of the HCAs at its first two ports.
 const LIDS: [Lid; 3] = [1, 2, 3];
-/// Port of the switch that the hostile HCA is at.
+/// Port of the switch with the hostile HCA.
 const HOSTILE: u8 = 3;
 
-/// Everything that an input acts on.
+/// Everything on which an input acts.
 struct Scene {
     switch: Switch,
     hcas: [Hca; 2],
-    /// Long messages of the HCAs.
+    /// Long messages (RMPP) of the HCAs.
     long: [Rmpp; 2],
     now: Duration,
     frame: Vec<u8>,
@@ -55,7 +55,7 @@ pub fn run(data: &[u8]) {
     scene.exchange_long();
 }
 
-/// The attributes that a manager sets, without counters.
+/// Returns the attributes that a manager sets, without counters.
 fn guarded_of(agent: &Agent, ports: std::ops::Range<u8>) -> Vec<(PortInfo, Vec<u16>, Vec<u64>)> {
     let ports = ports.filter_map(|port| agent.port(port));
     ports
@@ -71,7 +71,7 @@ fn guarded_of(agent: &Agent, ports: std::ops::Range<u8>) -> Vec<(PortInfo, Vec<u
         .collect()
 }
 
-/// Writes an attribute as the manager does.
+/// Sets an attribute as the manager does.
 fn set(agent: &mut Agent, attribute: u16, modifier: u32, data: [u8; 64]) {
     let request = Smp {
         m_key: KEY,
@@ -83,7 +83,7 @@ fn set(agent: &mut Agent, attribute: u16, modifier: u32, data: [u8; 64]) {
     assert!(done, "{answer:?}");
 }
 
-/// Brings a port up, with a LID if packets end at it.
+/// Brings a port up, and assigns its LID if it is an endpoint.
 fn set_port(agent: &mut Agent, port: u8, lid: Option<Lid>) {
     let states = [PortState::ARMED, PortState::ACTIVE];
     for state in if port == 0 { &states[..1] } else { &states[..] } {
@@ -156,7 +156,7 @@ impl Scene {
                         *byte = value;
                     }
                 }
-                // With a right CRC, so that it gets further.
+                // Gives it a valid CRC, so that it gets further.
                 let lane = self.frame.first().map_or(0, |byte| byte >> 4);
                 set_lane(&mut self.frame, lane);
             }
@@ -175,7 +175,7 @@ impl Scene {
             _ => self.build(input),
         }
         if let Ok(packet) = Packet::parse(&self.frame) {
-            // As the device behind an HCA reads it.
+            // The device behind an HCA parses it as well.
             let _ = vrnicd::fabric::subnet::read(&packet, &mut Vec::new());
         }
         self.now += Duration::from_micros(10);
@@ -183,7 +183,7 @@ impl Scene {
         self.carry(outputs);
     }
 
-    /// A management datagram that is right or nearly so.
+    /// Builds a management datagram that is valid or almost valid.
     fn build(&mut self, input: &mut Input<'_>) {
         let methods = [
             Method::GET,
@@ -229,7 +229,8 @@ impl Scene {
         self.frame = Packet::datagram((4, to), 0, bth, deth, &payload).to_bytes();
     }
 
-    /// A segment to the first HCA that is right or nearly so, or a long message that it sends to the hostile one.
+    /// Sends the first HCA a segment that is valid or almost valid, or lets the HCA send a long message to the hostile
+    /// one.
     fn segment(&mut self, input: &mut Input<'_>) {
         let hostile = peer(4);
         let class = input.pick(&[class::ADMINISTRATION, class::VENDOR_OUI_FIRST, 0x10, 4]);
@@ -265,7 +266,7 @@ impl Scene {
         if input.below(4) == 0 {
             let mut message = mad.to_vec();
             message.resize(input.below(256) * 16, 0);
-            // It has no end if the hostile one is silent, and does not begin if too many have not ended.
+            // The transfer never ends if the hostile HCA is silent, and does not start if too many have not ended.
             let _ = long.send(hostile, message, Delivery::default(), self.now);
         } else {
             long.receive(hostile, &mad, self.now);
@@ -275,7 +276,7 @@ impl Scene {
         assert!(outputs < 1 << 12, "{outputs} answers to one segment");
     }
 
-    /// A long message of one HCA arrives at the other, once.
+    /// Checks that a long message from one HCA arrives at the other exactly once.
     fn exchange_long(&mut self) {
         let mut message = vec![7; 1000];
         Header::request(class::ADMINISTRATION, Method(0x92), 0x11, 0).write(&mut message);
@@ -305,7 +306,8 @@ impl Scene {
         assert_eq!(arrived, 1);
     }
 
-    /// What leaves the switch arrives at an HCA; packets of a program, which are not hostile ones.
+    /// Delivers the switch's output to the HCAs. Returns the number of packets for programs that did not come from the
+    /// hostile port.
     fn carry(&mut self, outputs: Vec<Output>) -> usize {
         let mut delivered = 0;
         for output in outputs {
@@ -341,7 +343,7 @@ impl Scene {
         delivered
     }
 
-    /// A packet of one HCA arrives at the other, once.
+    /// Checks that a packet from one HCA arrives at the other exactly once.
     fn exchange(&mut self) {
         let bth = Bth {
             pkey: 0xffff,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Those who have nothing to do with an attack and must not notice it.
+//! Checks that parties not involved in an attack are not affected.
 
 use std::time::Duration;
 use vrnic_engine::testing::{Connection, Faults, Send, World};
 use vrnic_wire::{completion::Status, work::SendOpcode};
 
-/// A connection of others still carries a message, there and back.
+/// Checks that an uninvolved connection still carries a message in both directions.
 pub fn check_connection(world: &mut World, c: &mut Connection) {
     world.faults = Faults::default();
     for (side, text) in [(0, *b"still here"), (1, *b"here, too!")] {
@@ -23,25 +23,25 @@ pub fn check_connection(world: &mut World, c: &mut Connection) {
     }
 }
 
-/// What nobody but its owner may read or write, and nobody else can say.
+/// Contents of memory that only its owner may read or write. Nothing else contains these bytes.
 const SECRET: [u8; 24] = *b"\xd7\x19\x85\xf1\x3c\xe2\x68\xab\x90\x4e\x27\xb6\x02\xdd\x71\x5f\xa8\x14\xc3\x36\xef\x8a\x59\x6d";
 
-/// Bytes that are looked at together.
+/// Number of bytes compared at a time.
 const BLOCK: usize = 256;
 
-/// Fills `length` bytes with the secret.
+/// Returns `length` bytes of the secret.
 pub fn secret(length: usize) -> Vec<u8> {
     SECRET.iter().copied().cycle().take(length).collect()
 }
 
-/// Panics if there is a piece of the secret in what others see.
+/// Panics if something visible to others contains a part of the secret.
 pub fn check_no_secret(bytes: &[u8]) {
     // Any 12 bytes of the secret contain 8 that begin at a multiple of 4.
     let told = |window: &[u8]| (0..=16).step_by(4).any(|at| window == &SECRET[at..at + 8]);
     for start in (0..bytes.len()).step_by(BLOCK) {
         let end = bytes.len().min(start + BLOCK + 7);
         let block = &bytes[start..end];
-        // Most memory was never written, and comparing it as a whole is much faster.
+        // Most memory has never been written, and comparing a block as a whole is much faster.
         if block != &[block[0]; BLOCK + 7][..block.len()] {
             assert!(!block.windows(8).any(told), "a secret leaks");
         }

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Hostile bytes for every door of the device.
+//! Fuzz targets for every interface of the device.
 //!
-//! Each target is a function that takes any bytes and panics if the device does what it must not:
-//! an attack may break what belongs to the attacker, but nothing panics, hangs or grows without a
-//! bound, nobody else notices, no completion is lost, and everything can be destroyed in the end.
-//! Bytes are not taken as they come but as a sequence of operations (see [`input`]), so that a fuzzer
-//! soon gets past the first checks.
+//! Each target is a function that takes any bytes and panics if the device does something that it must not do. An
+//! attack may break what belongs to the attacker. But nothing may panic, hang or grow without bound, others must not be
+//! affected, no completion may be lost, and everything must be destroyable at the end. The bytes are interpreted as a
+//! sequence of operations (see [`input`]), so that a fuzzer soon gets past the first checks.
 //!
-//! `make fuzz` searches with libFuzzer (feature `libfuzzer`, `src/main.rs`), and what it found worth
-//! keeping is in `corpus/`, which `tests/replay.rs` runs as a plain test.
+//! `make fuzz` searches with libFuzzer (feature `libfuzzer`, `src/main.rs`). Inputs worth keeping are in `corpus/`,
+//! which `tests/replay.rs` runs as a plain test.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -31,7 +30,7 @@ pub mod vfio_user;
 /// Runs one input.
 pub type Target = fn(&[u8]);
 
-/// All targets by their names, which are also those of their corpora.
+/// All targets by name; their corpora have the same names.
 pub const TARGETS: &[(&str, Target)] = &[
     ("responder", responder::run),
     ("commands", commands::run),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Devices of the daemon and the machines in front of them, all in one thread.
+//! Devices of the daemon and the machines connected to them, all in one thread.
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::{
@@ -41,38 +41,38 @@ use zerocopy::IntoBytes;
 
 /// Names of the devices.
 pub const NAMES: [&str; 2] = ["a", "b"];
-/// Bytes of a machine's memory.
+/// Size of a machine's memory in bytes.
 pub const RAM: u64 = 64 << 12;
-/// First bytes of the control queue and of the queue of asynchronous events.
+/// Addresses of the control queue and of the queue of asynchronous events.
 pub const QUEUES: [u64; 2] = [0, 0x4000];
-/// Entries of these.
+/// Number of entries of these queues.
 pub const QUEUE_SIZE: u16 = 16;
-/// Where requests lie, where replies go.
+/// Address of requests.
 pub const REQUEST: u64 = 0x8000;
-/// Where replies go.
+/// Address of replies.
 pub const REPLY: u64 = 0x9000;
-/// First of the pages that page lists are made of.
+/// Address of the first page for chunks of page lists.
 pub const CHUNKS: u64 = 0xa000;
-/// First of the pages that page lists name.
+/// Address of the first page to which page lists refer.
 pub const HEAP: u64 = 0x10000;
 /// The region with the virtio structures.
 pub const BAR0: u32 = 0;
-/// Offset of the queue notifications in it.
+/// Offset of the queue notifications in [`BAR0`].
 pub const NOTIFY: u64 = 0x4000;
 
-/// What the worker of the daemon does.
+/// Does the work of the daemon's worker.
 pub struct Worker {
     /// The devices, none of which is on a wire.
     pub devices: Vec<Device>,
     shared: Shared,
     fabric: Local,
-    /// Empty.
+    /// An empty network.
     network: Network,
     now: Instant,
 }
 
 impl Worker {
-    /// Devices `a` and `b`, which are down.
+    /// Creates devices `a` and `b`, which are down.
     pub fn new() -> Self {
         let text = |name: &str, last: u8| {
             format!(
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Lets time pass, and gives every device a turn.
+    /// Lets time pass and gives every device a turn.
     pub fn turn(&mut self, time: Duration) {
         self.now = self.now + time;
         let now = self.now;
@@ -128,7 +128,7 @@ impl Worker {
 
     fn deliver(&mut self, from: usize) {
         let now = self.now;
-        // Answers to answers come in the next turn.
+        // Responses to responses are delivered in the next turn.
         for segment in std::mem::take(&mut self.shared.outbox.segments) {
             if let Route::Device(to) = self.fabric.route(from, &segment) {
                 let device = &mut self.devices[to];
@@ -139,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Answers a question of a client of the control socket.
+    /// Answers a question from a client of the control socket.
     pub fn answer(&mut self, mut question: Question) {
         let (devices, shared) = (&mut self.devices, &mut self.shared);
         let topic = &mut question.topic;
@@ -147,7 +147,7 @@ impl Worker {
         question.answer(reply);
     }
 
-    /// Panics if an engine did.
+    /// Panics if an engine has panicked.
     pub fn check(&self) {
         for device in &self.devices {
             let mut record = device.record();
@@ -165,10 +165,10 @@ impl Default for Worker {
 
 /// RAM of a machine.
 pub struct Ram {
-    /// What a VMM gives to the daemon.
+    /// Descriptor that a VMM gives to the daemon.
     pub fd: OwnedFd,
     view: Mapping,
-    /// Entries that were made available in the control queue.
+    /// Number of entries made available in the control queue.
     offered: u16,
 }
 
@@ -179,7 +179,7 @@ impl Default for Ram {
 }
 
 impl Ram {
-    /// Memory of zeros.
+    /// Creates memory filled with zeros.
     pub fn new() -> Self {
         let fd = memfd_create("ram", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&fd, RAM).expect("memory");
@@ -191,19 +191,19 @@ impl Ram {
         }
     }
 
-    /// Writes what fits.
+    /// Writes as much as fits.
     pub fn put(&self, at: u64, bytes: &[u8]) {
         let _ = self.view.write(at, bytes);
     }
 
-    /// Reads.
+    /// Reads `N` bytes.
     pub fn get<const N: usize>(&self, at: u64) -> [u8; N] {
         let mut bytes = [0; N];
         let _ = self.view.read(at, &mut bytes);
         bytes
     }
 
-    /// A list of the first pages from [`HEAP`] on.
+    /// Returns a page list of the first pages from [`HEAP`] on.
     pub fn page_list(&self, count: u32, length: u64) -> PageList {
         let mut chunk = [[0; 8], u64::from(count).to_le_bytes()].concat();
         for page in 0..u64::from(count) {
@@ -228,7 +228,7 @@ impl Ram {
         self.put(QUEUES[0] + 16 * u64::from(index), &bytes);
     }
 
-    /// Makes the chain that begins with a descriptor available in the control queue.
+    /// Makes the chain that begins with descriptor `head` available in the control queue.
     pub fn offer(&mut self, head: u16) {
         let available = available(0);
         let slot = u64::from(self.offered % QUEUE_SIZE);
@@ -237,7 +237,7 @@ impl Ram {
         self.put(available + 2, &self.offered.to_le_bytes());
     }
 
-    /// Forgets what was offered, as a driver does that begins anew.
+    /// Clears the queues, as a driver does that starts over.
     pub fn restart(&mut self) {
         self.put(0, &vec![0; 0x8000]);
         self.offered = 0;
@@ -258,17 +258,17 @@ impl Ram {
     }
 }
 
-/// Where the available ring of a queue is.
+/// Returns the address of a queue's available ring.
 fn available(queue: usize) -> u64 {
     QUEUES[queue] + 16 * u64::from(QUEUE_SIZE)
 }
 
-/// Where the used ring of a queue is.
+/// Returns the address of a queue's used ring.
 fn used(queue: usize) -> u64 {
     QUEUES[queue] + 0x1000
 }
 
-/// Register writes by which a driver comes up, after a reset.
+/// Returns the register writes with which a driver brings the device up, starting with a reset.
 pub fn bring_up() -> Vec<(u64, Vec<u8>)> {
     let mut writes: Vec<(u64, Vec<u8>)> = vec![(0x14, vec![0]), (0x14, vec![3])];
     for half in 0..2u32 {
@@ -294,7 +294,7 @@ pub fn bring_up() -> Vec<(u64, Vec<u8>)> {
     writes
 }
 
-/// A PCI function in front of device `index`, as a new VMM finds it.
+/// Returns a PCI function for device `index`, as a new VMM finds it.
 pub fn plug_in(worker: &Worker, index: usize) -> PciDevice {
     let device = &worker.devices[index];
     let backend: Arc<dyn Backend> = device.mailbox().clone();
@@ -303,14 +303,14 @@ pub fn plug_in(worker: &Worker, index: usize) -> PciDevice {
     PciDevice::new(function, memory, None)
 }
 
-/// A machine whose driver does everything right.
+/// A machine with a correct driver.
 pub struct Innocent {
     ram: Ram,
     pci: PciDevice,
 }
 
 impl Innocent {
-    /// A machine at device `index`, with its driver up.
+    /// Creates a machine for device `index`, with its driver up.
     pub fn new(worker: &mut Worker, index: usize) -> Self {
         let mut pci = plug_in(worker, index);
         let ram = Ram::new();
@@ -330,7 +330,7 @@ impl Innocent {
         Self { ram, pci }
     }
 
-    /// Executes a command: the status and what follows it.
+    /// Executes a command; returns the status and the rest of the reply.
     pub fn execute(
         &mut self,
         worker: &mut Worker,
@@ -354,13 +354,13 @@ impl Innocent {
         )
     }
 
-    /// A command gets its reply.
+    /// Checks that a command gets its reply.
     pub fn check(&mut self, worker: &mut Worker) {
         let (status, _) = self.execute(worker, CommandCode::QueryDevice, &[]);
         assert_eq!(status, Status::Ok.raw());
     }
 
-    /// Creates some objects of each kind, and fails to create another.
+    /// Creates some objects of each kind, and fails to create another one.
     pub fn create_objects(&mut self, worker: &mut Worker) {
         let gid = SetGid {
             entry: GidEntry {
@@ -424,7 +424,7 @@ impl Innocent {
         assert_ne!(status, Status::Ok.raw());
     }
 
-    /// Creates an object; its number.
+    /// Creates an object and returns its number.
     fn create(&mut self, worker: &mut Worker, code: CommandCode, body: &[u8]) -> u32 {
         let (status, reply) = self.execute(worker, code, body);
         assert_eq!(status, Status::Ok.raw(), "{code:?}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The targets under libFuzzer. The environment's `VRNIC_FUZZ` names the target; arguments are those
-//! of libFuzzer.
+//! Runs a target under libFuzzer. The environment variable `VRNIC_FUZZ` names the target; the arguments are those of
+//! libFuzzer.
 
 #![no_main]
 

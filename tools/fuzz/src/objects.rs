@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Objects of a device, so that all can be destroyed in the end.
+//! Records the objects of a device, so that all can be destroyed at the end.
 
 use vrnic_engine::{
     Rnic,
@@ -35,7 +35,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// The context and the protection domain of a guest.
+    /// Creates a record with the context and the protection domain of a guest.
     pub fn of(guest: &Guest) -> Self {
         Self {
             contexts: vec![guest.context],
@@ -44,7 +44,7 @@ impl Objects {
         }
     }
 
-    /// Adds what one side of a connection consists of. `pd` is that of its region.
+    /// Adds the objects of one side of a connection. `pd` is the protection domain of its region.
     pub fn add_side(&mut self, pd: u32, c: &Connection, side: usize) {
         self.qps.push(c.qps[side].qpn);
         self.cqs
@@ -52,7 +52,7 @@ impl Objects {
         self.mrs.push((pd, c.mrs[side].key));
     }
 
-    /// Destroys everything, after which the device has nothing left.
+    /// Destroys everything and checks that the device has nothing left.
     pub fn destroy(self, guest: &Guest, rnic: &mut Rnic) {
         let reserved = 0.into();
         for qpn in self.qps {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Recordings that somebody made up.
+//! Forged recordings.
 //!
-//! What is no recording is refused, and what is one but does not belong to this engine differs from what it does. Both
-//! is told, and the engine does not panic over anything that stands in a recording. An engine in a state that never was
-//! may panic, so such states are only read.
+//! Bytes that are not a recording must be refused. A recording that does not belong to this engine must be reported as
+//! different from what the engine does. The engine must not panic over the contents of a recording. In an impossible
+//! state, however, an engine may panic, so a recording that contains a state is not replayed; only the state is
+//! checked.
 
 use vrnic_engine::recording::{Failed, Player, Recording, replay};
 

@@ -2,12 +2,11 @@
 
 //! Frames of a hostile network for a device with queue pairs of each kind.
 //!
-//! The device of node 0 is attacked. Node 1, which its reliable connection leads to, and the whole
-//! network say anything: frames whose fields are chosen near valid ones, frames with bytes changed
-//! and the checksums made right again, and plain bytes. Meanwhile node 0 posts work and time passes.
-//! In the end each request that it posted has completed exactly once and in order, memory that
-//! nobody gave rights to is as it was and was told nobody, and a connection of the same device with
-//! node 2 still works.
+//! The device of node 0 is attacked. Its peer, node 1, and the whole network send anything: frames with almost valid
+//! fields, frames with changed bytes and corrected checksums, and plain bytes. Meanwhile, node 0 posts work and time
+//! passes. At the end, each request that node 0 posted must have completed exactly once and in order, memory to which
+//! no rights were granted must be unchanged and must not have leaked, and a connection of the same device with node 2
+//! must still work.
 
 use crate::{
     innocent::{check_connection, check_no_secret, secret},
@@ -36,11 +35,11 @@ use vrnic_wire::{
     work::{AddressVector, SendOpcode, placement},
 };
 
-/// Bytes of the regions of a connection.
+/// Length of the regions of a connection in bytes.
 const REGION: usize = 20_000;
-/// Entries of a queue.
+/// Number of entries of a queue.
 const ENTRIES: u32 = 16;
-/// Operations of one input.
+/// Largest number of operations in one input.
 const MAX_OPERATIONS: usize = 200;
 /// Q_Key of the datagram queue pair.
 const QKEY: u32 = 0x1111_1111;
@@ -57,14 +56,14 @@ fn segment_of(frame: &[u8]) -> Option<Segment<'_>> {
     parse(frame).ok()
 }
 
-/// A queue pair of node 0, and what was posted to it.
+/// A queue pair of node 0 and what was posted to it.
 struct Posted {
     qp: Qp,
     send_cq: Cq,
     recv_cq: Cq,
-    /// Name of each send, and whether it asked for a completion.
+    /// `wr_id` of each send, and whether it requested a completion.
     sends: Vec<(u64, bool)>,
-    /// Names of the receives.
+    /// `wr_id`s of the receives.
     receives: Vec<u64>,
     sent: Vec<Completion>,
     received: Vec<Completion>,
@@ -88,7 +87,7 @@ impl Posted {
         self.received.extend(self.recv_cq.drain());
     }
 
-    /// Each request completed once and in order, now that the queue pair is in error.
+    /// Checks that each request has completed once and in order, now that the queue pair is in the error state.
     fn check(&self) {
         let mut done = self.sent.iter().peekable();
         for &(wr_id, signaled) in &self.sends {
@@ -101,16 +100,16 @@ impl Posted {
     }
 }
 
-/// Everything that an input acts on.
+/// Everything on which an input acts.
 struct Scene {
     world: World,
-    /// Reliable connection, datagrams, general services, unreliable connection.
+    /// The queue pairs: RC, UD, GSI, UC.
     posted: [Posted; 4],
-    /// Both ends of the reliable connection; only the other one's queues are used.
+    /// Both ends of the reliable connection; only the peer's queues are used.
     c: Connection,
-    /// A region whose owner gave no rights to the network, and one of another protection domain.
+    /// A region without rights for the network, and one in another protection domain.
     private: [Mr; 2],
-    /// Keys that a frame may name, with the address that they begin at.
+    /// Keys that a frame may contain, each with the address at which the memory begins.
     keys: Vec<(u32, u64)>,
     innocent: Connection,
     objects: Objects,
@@ -141,7 +140,7 @@ impl Scene {
             ..RnicConfig::default()
         };
         let mut world = World::new(3, 96, &config, 1);
-        // Only frames of the largest MTU fit on a wire.
+        // Only frames with the largest MTU fit on a wire.
         if settings & 1 == 0 {
             world.wire = Some(Wire {
                 encode: frame_of,
@@ -261,14 +260,14 @@ impl Scene {
         self.world.run(Duration::from_micros(20));
     }
 
-    /// What node 0 is doing on a queue pair.
+    /// Returns the state of a queue pair of node 0.
     fn snapshot(&self, qpn: u32) -> Option<QpSnapshot> {
         let node = &self.world.nodes[0];
         let mut places = (0..).map_while(|place| node.rnic.qp_page(place, 1, &node.guest.view));
         places.find_map(|page| page.into_iter().find(|qp| qp.number == qpn))
     }
 
-    /// A segment that is nearly right.
+    /// Returns an almost valid segment.
     fn forge<'p>(&self, input: &mut Input<'_>, bytes: &'p [u8]) -> Segment<'p> {
         let body = self.body(input);
         let bits = input.take::<u8>();
@@ -452,7 +451,7 @@ impl Scene {
         }
     }
 
-    /// A segment comes to node 0, as a frame if there is a wire.
+    /// Delivers a segment to node 0, as a frame if there is a wire.
     fn arrive(&mut self, segment: Segment<'_>) {
         if self.world.wire.is_some() {
             let mut frame = vec![0; MAX_FRAME];
@@ -467,19 +466,19 @@ impl Scene {
         }
     }
 
-    /// Bytes come to node 0.
+    /// Delivers bytes to node 0.
     fn arrive_bytes(&mut self, frame: &[u8]) {
         let Ok(segment) = parse(frame) else {
             return;
         };
-        // Nothing protects a connection from a network that knows all about it.
+        // A connection cannot be protected from a network that knows everything about it.
         let spoofed = segment.destination_qpn == self.innocent.qps[0].qpn;
         if segment.path.destination == gid_of(0) && !spoofed {
             self.world.deliver(segment);
         }
     }
 
-    /// The last frame comes again, with bytes changed.
+    /// Delivers the last frame again, with changed bytes.
     fn change_frame(&mut self, input: &mut Input<'_>) {
         let mut frame = std::mem::take(&mut self.last_frame);
         for _ in 0..=input.below(4) {
@@ -502,7 +501,7 @@ impl Scene {
         self.last_frame = frame;
     }
 
-    /// Node 0 posts a send to one of its connections.
+    /// Posts a send to one of node 0's connections.
     fn post_send(&mut self, input: &mut Input<'_>) {
         const OPCODES: [SendOpcode; 10] = [
             SendOpcode::Write,
@@ -561,7 +560,7 @@ impl Scene {
         }
     }
 
-    /// Node 0 posts a datagram.
+    /// Posts a datagram on node 0.
     fn post_datagram(&mut self, input: &mut Input<'_>) {
         let which = 1 + input.below(2);
         let address = AddressVector {
@@ -585,7 +584,7 @@ impl Scene {
         }
     }
 
-    /// Node 0 posts a receive.
+    /// Posts a receive on node 0.
     fn post_receive(&mut self, input: &mut Input<'_>) {
         let which = input.below(4);
         let posted = &mut self.posted[which];
@@ -599,7 +598,7 @@ impl Scene {
         }
     }
 
-    /// The peer speaks the protocol for once.
+    /// Lets the peer act according to the protocol.
     fn peer_acts(&mut self, input: &mut Input<'_>) {
         let opcode = input.pick(&[
             SendOpcode::Write,
@@ -629,7 +628,7 @@ impl Scene {
         self.c.recv_cqs[1].drain();
     }
 
-    /// The driver of node 0 does something.
+    /// Lets the driver of node 0 do something.
     fn control(&mut self, input: &mut Input<'_>) {
         let Node { rnic, guest } = &mut self.world.nodes[0];
         let which = input.below(4);

@@ -2,12 +2,11 @@
 
 //! A hostile process: garbage in rings, in the notify area and in doorbells.
 //!
-//! The process has a context of its own with connections of both kinds to itself, one of them with a
-//! shared receive queue, one to another guest, and a datagram queue pair; regions, windows, and keys
-//! of others that it must not use. It writes
-//! work requests that are nearly right, plain garbage, wild indices, and rings everybody's doorbells.
-//! A connection of the same guest's driver does not notice, and memory of another protection domain
-//! neither changes nor turns up in what the process can read.
+//! The process has its own context: connections of both kinds to itself, one of them with a shared receive queue, one
+//! connection to another guest, and a datagram queue pair; also regions, windows, and keys of others that it must not
+//! use. It writes almost valid work requests, plain garbage and invalid indices, and rings everyone's doorbells. A
+//! connection of the same guest's driver must not be affected. Memory of another protection domain must not change or
+//! appear in memory that the process can read.
 
 use crate::{
     innocent::{check_connection, check_no_secret, secret},
@@ -30,13 +29,13 @@ use vrnic_wire::{
 };
 use zerocopy::IntoBytes;
 
-/// Bytes of a region of the process.
+/// Length of a region of the process in bytes.
 const REGION: usize = 20_000;
-/// Bytes of a region that is not the process's.
+/// Length of a region that does not belong to the process, in bytes.
 const PRIVATE: usize = 4096;
-/// Operations of one input.
+/// Largest number of operations in one input.
 const MAX_OPERATIONS: usize = 200;
-/// Doorbell slots of the context.
+/// Number of doorbell slots of the context.
 const SLOTS: u32 = 64;
 
 /// A queue pair of the process.
@@ -44,32 +43,32 @@ struct OwnQp {
     qp: Qp,
     qp_type: QpType,
     attributes: QpAttributes,
-    /// Entries written to its send and its receive queue.
+    /// Number of entries written to its send and its receive queue.
     written: [u32; 2],
 }
 
-/// Everything that an input acts on.
+/// Everything on which an input acts.
 struct Scene {
     world: World,
     area: Arena,
     /// Doorbell pages: that of the process and that of the driver.
     pages: [u32; 2],
     qps: Vec<OwnQp>,
-    /// The shared receive queue that the last two queue pairs use.
+    /// The shared receive queue of the last two queue pairs.
     srqn: u32,
     /// Rings of the process's completion queues.
     cqs: Vec<Ring>,
-    /// Keys that work requests may name, with the address that they begin at.
+    /// Keys that work requests may contain, each with the address at which the memory begins.
     keys: Vec<(u32, u64)>,
     own: Vec<Mr>,
     private: Vec<Mr>,
-    /// The other end of a connection.
+    /// The connection to the other guest.
     peer: Connection,
     innocent: Connection,
     objects: Objects,
 }
 
-/// The multicast group that the process's datagrams queue pair is in.
+/// The multicast group of the process's datagram queue pair.
 const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 1, 1];
 
 /// Runs one input.
@@ -98,7 +97,7 @@ impl Scene {
             entries: 16,
             ..QpOptions::default()
         };
-        // The driver's own connection, and memory of its protection domain.
+        // The driver's own connection, and memory in its protection domain.
         let innocent = world.connect([0, 2], &options, 1000, |_, _| {});
         let Node { rnic, guest } = &mut world.nodes[0];
         let mut objects = Objects::of(guest);
@@ -130,7 +129,7 @@ impl Scene {
         objects.pds.extend([pd, other]);
         guest.context = context.get();
         guest.pd = other;
-        // Two processes may share a context, as threads of libraries do; their domains keep them apart.
+        // Two processes may share a context, as threads of libraries do; their protection domains isolate them.
         let others = guest.full_mr(rnic, PRIVATE);
         guest.pd = pd;
         objects.mrs.push((other, others.key));
@@ -302,7 +301,7 @@ impl Scene {
             0 => 8,
             1 => input.take::<u8>().into(),
             2 => input.take::<u16>().into(),
-            // What is nowhere has no end, and two million packets of it take their time.
+            // The null region has no end, and two million packets to it would take too long.
             _ if key == NULL_KEY => input.take::<u32>() & 0xf_ffff,
             _ => input.take(),
         };
@@ -313,7 +312,7 @@ impl Scene {
         }
     }
 
-    /// A work request that is right or nearly so.
+    /// Returns a work request that is valid or almost valid.
     fn request(&self, input: &mut Input<'_>, qp_type: QpType) -> Send {
         const OPCODES: [SendOpcode; 13] = [
             SendOpcode::Write,
@@ -419,7 +418,7 @@ impl Scene {
         self.post(which, 1, entry, input);
     }
 
-    /// Writes an entry, perhaps changed, advances the producer index, perhaps too far, and rings.
+    /// Writes an entry, which may be changed, advances the producer index, maybe too far, and rings.
     fn post(&mut self, which: usize, queue: usize, mut entry: Vec<u8>, input: &mut Input<'_>) {
         let how = input.take::<u8>();
         for _ in 0..how & 3 {
@@ -457,7 +456,7 @@ impl Scene {
         self.area.put(at, &new.to_le_bytes());
     }
 
-    /// Bytes anywhere in the memory of a queue pair.
+    /// Writes bytes anywhere in the memory of a queue pair.
     fn write_rings(&self, input: &mut Input<'_>) {
         let arena = &self.qps[input.below(self.qps.len())].qp.sq.arena;
         let bytes = input.bytes(64);
@@ -478,7 +477,7 @@ impl Scene {
                 let value: u32 = input.take();
                 ring.arena.put(header + offset::ARM, &value.to_le_bytes());
             }
-            // What a process does that polls: everything that is there is taken.
+            // A polling process: all available completions are taken.
             _ => {
                 let produced = ring.arena.get(header + offset::DEVICE_INDEX, 4);
                 ring.arena.put(header + offset::DRIVER_INDEX, &produced);
@@ -506,7 +505,7 @@ impl Scene {
         self.world.nodes[0].rnic.doorbell(page, slot);
     }
 
-    /// The driver does something that the process asks for.
+    /// Lets the driver do something that the process requests.
     fn drive(&mut self, input: &mut Input<'_>) {
         let which = input.below(self.qps.len());
         let own = &mut self.qps[which];
@@ -545,7 +544,7 @@ impl Scene {
         }
     }
 
-    /// The other guest posts something, too.
+    /// Lets the other guest post something as well.
     fn peer_acts(&mut self, input: &mut Input<'_>) {
         let (key, address) = input.pick(&self.keys);
         let length = usize::from(input.take::<u8>());

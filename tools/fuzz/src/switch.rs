@@ -2,10 +2,10 @@
 
 //! Frames of hostile ports for the switch.
 //!
-//! Two NICs in a VLAN of their own talk to each other while two other ports, an access port and a
-//! trunk, send anything, claim any address, go down and come back, and do not take what waits for
-//! them. No frame of the VLAN reaches who is not in it, none is lost or comes twice once there is room
-//! again, and nobody takes the address of a NIC.
+//! Two NICs in a separate VLAN talk to each other. Meanwhile two other ports, an access port and a trunk, send
+//! anything, claim any address, go down and come back, and do not take frames queued for them. No frame of the VLAN may
+//! reach a port outside of it, none may be lost or duplicated once there is room again, and no port may take over the
+//! address of a NIC.
 
 use crate::input::Input;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use vrnic_switch::{
     Endpoint, Impairment, Mac, Member, PortConfig, PortId, QueueLimits, Switch, Vlan, Vlans,
 };
 
-/// Operations of one input.
+/// Largest number of operations in one input.
 const MAX_OPERATIONS: usize = 300;
-/// What frames of the NICs consist of, and no others.
+/// Bytes that only frames of the NICs contain.
 const PRIVATE: [u8; 12] = *b"\xd7\x19\x85\xf1\x3c\xe2\x68\xab\x90\x4e\x27\xb6";
 
 fn nic(number: u8) -> Mac {
@@ -30,7 +30,7 @@ fn vlan(identifier: u16) -> Vlan {
     Vlan::new(identifier).expect("VLAN")
 }
 
-/// Everything that an input acts on.
+/// Everything on which an input acts.
 struct Scene {
     switch: Switch,
     nics: [PortId; 2],
@@ -64,7 +64,7 @@ impl Scene {
             };
             switch.add_port(config).expect("port")
         });
-        // The trunk carries VLANs 1 to 4, or, as an uplink may, that of the NICs too.
+        // The trunk carries VLANs 1 to 4 or, as an uplink may, also that of the NICs.
         let with_own = settings & 1 != 0;
         let vlans = [
             Vlans::Access(vlan(1)),
@@ -131,14 +131,14 @@ impl Scene {
         }
     }
 
-    /// A frame comes from a hostile port.
+    /// Sends a frame from a hostile port.
     fn send(&mut self, from: Endpoint, frame: Vec<u8>) {
         if !is_private(&frame) {
             self.switch.receive(from, frame, self.now);
         }
     }
 
-    /// A frame that is right or nearly so.
+    /// Builds a frame that is valid or almost valid.
     fn build(&mut self, input: &mut Input<'_>) {
         let address = |input: &mut Input<'_>| match input.below(8) {
             0 => nic(0),
@@ -163,7 +163,8 @@ impl Scene {
         frame.resize(start + length, 0);
     }
 
-    /// Gives frames out; endpoints with a bit in `stuck` take none. Frames of the NICs that NICs got.
+    /// Delivers frames; endpoints with a bit in `stuck` take none. Returns the numbers of frames from NICs that the
+    /// NICs received.
     fn drain(&mut self, stuck: u8) -> [usize; 2] {
         let mut got = [0; 2];
         let nics = self.nics;
@@ -191,7 +192,7 @@ impl Scene {
         got
     }
 
-    /// The NICs talk to each other; each frame arrives once.
+    /// Checks that the NICs can talk to each other, and that each frame arrives once.
     fn exchange(&mut self) {
         self.drain(0);
         for (from, to) in [(0, 1), (1, 0)] {

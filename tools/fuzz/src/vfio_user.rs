@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A hostile VMM and the driver behind it: messages over vfio-user, and memory that both change.
+//! A hostile VMM and the driver in its VM: vfio-user messages, and memory that both change.
 //!
-//! An input is a sequence of messages, most of them with the layout that their command needs, with
-//! descriptors of all sorts, and of changes of the machine's memory: virtqueues, commands, page
-//! lists. Messages go to the daemon's own session over a real socket; after each the worker has its
-//! turns. The device of another VM works on, no engine panics, and every descriptor that was sent is
-//! closed in the end.
+//! An input is a sequence of messages, most of them with the layout that their command needs and with descriptors of
+//! all kinds, and of changes to the machine's memory: virtqueues, commands, page lists. Messages go to the daemon's own
+//! session over a real socket; after each message, the worker has its turns. The device of another VM must continue to
+//! work, no engine may panic, and every descriptor that was sent must be closed at the end.
 
 use crate::{
     input::Input,
@@ -51,12 +50,12 @@ use vrnicd::{
 };
 use zerocopy::IntoBytes;
 
-/// Operations of one input.
+/// Largest number of operations in one input.
 const MAX_OPERATIONS: usize = 120;
-/// Messages that are sent before the daemon reads: their replies have to fit the socket.
+/// Number of messages sent before the daemon reads. Their replies must fit the socket.
 const BATCH: usize = 40;
 
-/// The attacked device, with a worker that has its turns whenever something was done.
+/// The attacked device, and a worker that has its turns after each operation.
 struct Turning {
     pci: PciDevice,
     worker: Worker,
@@ -64,7 +63,7 @@ struct Turning {
 }
 
 impl Turning {
-    /// Takes replies from the socket.
+    /// Reads replies from the socket.
     fn take_replies(&self) {
         let mut client = &self.client;
         let mut buffer = [0; 4096];
@@ -125,24 +124,24 @@ impl Device for Turning {
     }
 }
 
-/// Descriptors that a client may send.
+/// Kinds of descriptors that a client may send.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Kind {
     Ram,
     OtherRam,
     ReadOnlyRam,
     EventFd,
-    /// What nobody has a use for.
+    /// A descriptor of no use.
     Junk,
 }
 
-/// Bytes of a message, and what comes along.
+/// The bytes of a message and its descriptors.
 struct Message {
     bytes: Vec<u8>,
     fds: Vec<Kind>,
 }
 
-/// Everything that an input acts on.
+/// Everything on which an input acts.
 struct Scene {
     device: Turning,
     stop: Arc<Stop>,
@@ -153,7 +152,7 @@ struct Scene {
     other: Ram,
     read_only: OwnedFd,
     eventfd: OwnedFd,
-    /// A pipe; the end that is sent is junk, the other tells when it is closed.
+    /// A pipe. One end is sent as junk; the other end shows when that has been closed.
     junk: (OwnedFd, OwnedFd),
     innocent: Innocent,
 }
@@ -214,7 +213,7 @@ impl Scene {
             }
             27 => {
                 self.flush();
-                // The memory of a VM that is killed, or wants to kill.
+                // The memory of a VM that is killed, or that attacks.
                 let _ = ftruncate(&self.ram.fd, u64::from(input.take::<u8>()) << 12);
             }
             28 => {
@@ -225,7 +224,7 @@ impl Scene {
                 });
             }
             29 => {
-                // The VMM goes and another one comes.
+                // The VMM disconnects and another one connects.
                 self.flush();
                 self.device.pci = plug_in(&self.device.worker, 0);
                 self.negotiated = false;
@@ -238,7 +237,7 @@ impl Scene {
         }
     }
 
-    /// Sends what was prepared, and lets the daemon read it to the end.
+    /// Sends the prepared messages and lets the daemon read them to the end.
     fn flush(&mut self) {
         if self.batch.is_empty() {
             return;
@@ -257,7 +256,7 @@ impl Scene {
                     Kind::Junk => self.junk.1.as_fd(),
                 })
                 .collect();
-            // What does not fit the socket is lost, and the session loses step.
+            // Messages that do not fit the socket are lost, and the session loses synchronization.
             let _ = send(client.as_fd(), &message.bytes, &fds);
         }
         client.shutdown(Shutdown::Write).expect("socket");
@@ -281,7 +280,7 @@ impl Scene {
         self.batch.push(Message { bytes, fds });
     }
 
-    /// A message that is right or nearly so.
+    /// Prepares a message that is valid or almost valid.
     fn message(&mut self, input: &mut Input<'_>) {
         let (command, body, fds) = self.body(input);
         self.prepare(command, &body, fds);
@@ -299,7 +298,7 @@ impl Scene {
         if how & 0x80 != 0
             && let Some(flags) = message.bytes.get_mut(8)
         {
-            // No reply.
+            // Requests no reply.
             *flags |= 1 << 4;
         }
     }
@@ -440,7 +439,7 @@ impl Scene {
         self.prepare(command::REGION_WRITE, &body, Vec::new());
     }
 
-    /// The driver comes up as it should.
+    /// Brings the device up as a correct driver does.
     fn come_up(&mut self) {
         self.flush();
         if !self.negotiated {
@@ -462,7 +461,7 @@ impl Scene {
         self.flush();
     }
 
-    /// The driver sends a command that is right or nearly so.
+    /// Sends a command that is valid or almost valid.
     fn command(&mut self, input: &mut Input<'_>) {
         self.flush();
         let number = input.below(8) as u32;
@@ -528,7 +527,7 @@ impl Scene {
         self.flush();
     }
 
-    /// Any descriptor, made available or not.
+    /// Writes arbitrary descriptors and may make them available.
     fn chain(&mut self, input: &mut Input<'_>) {
         self.flush();
         for _ in 0..input.below(4) {
@@ -545,7 +544,7 @@ impl Scene {
         self.write(BAR0, NOTIFY + 4 * queue, &[queue as u8, 0]);
     }
 
-    /// A chunk of a page list.
+    /// Writes a chunk of a page list.
     fn page_list(&mut self, input: &mut Input<'_>) {
         self.flush();
         let next = CHUNKS + 4096 * u64::from(input.take::<u8>() & 3);
@@ -585,7 +584,7 @@ impl Scene {
     }
 }
 
-/// Mostly nothing, else what makes a page address odd.
+/// Returns 0 in most cases, otherwise an offset that makes a page address unaligned.
 fn odd(input: &mut Input<'_>) -> u64 {
     match input.below(16) {
         0 => input.take(),
@@ -605,7 +604,7 @@ fn number(input: &mut Input<'_>) -> u64 {
     }
 }
 
-/// A place in a region.
+/// Returns an access to a region.
 fn access(input: &mut Input<'_>) -> RegionAccess {
     const REGISTERS: [(u64, u32); 24] = [
         (0x14, 1),
@@ -648,7 +647,7 @@ fn access(input: &mut Input<'_>) -> RegionAccess {
             region: 4,
             count: 4,
         },
-        // Configuration space, where there is a window to the BARs.
+        // Configuration space, which has a window to the BARs.
         5 | 6 => RegionAccess {
             offset: input.take::<u8>().into(),
             region: 7,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Every input of every corpus again.
+//! Runs every input of every corpus again.
 
 use std::{fs, path::Path};
 
