@@ -240,7 +240,8 @@ impl Scene {
         let code = CommandCode::try_from(code).expect("a command that succeeds has a code");
         let rnic = &self.world.nodes[0].rnic;
         if code == CommandCode::SetGid && [1, 2].iter().any(|&other| rnic.has_gid(&gid_of(other))) {
-            // Skipped: the fabric, not the device, prevents guests from taking the addresses of others.
+            // The device accepts this, so remove it again: the fabric, not the device, prevents guests from taking the
+            // addresses of others.
             let index = named(0).into();
             let reserved = 0.into();
             execute(

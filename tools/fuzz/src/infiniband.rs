@@ -306,8 +306,8 @@ impl Scene {
         assert_eq!(arrived, 1);
     }
 
-    /// Delivers the switch's output to the HCAs. Returns the number of packets for programs that did not come from the
-    /// hostile port.
+    /// Delivers the switch's output to the HCAs. Returns how many packets of [`exchange`](Self::exchange) were
+    /// delivered.
     fn carry(&mut self, outputs: Vec<Output>) -> usize {
         let mut delivered = 0;
         for output in outputs {
