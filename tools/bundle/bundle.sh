@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Makes build/bundle and, of it, build/bundle.tar.gz: the lab for any x86-64 Linux, which needs no root, compiler or
-# network there. `make bundle` builds first what this puts together. The layout is that of the source tree, so that the
-# lab finds its things in either, see tools/lab/src/settings.rs.
+# Builds build/bundle and packs it as build/bundle.tar.gz: the lab for any x86-64 Linux, where it needs neither root nor
+# a compiler nor a network. `make bundle` first builds what this script collects. The layout is that of the source tree,
+# so that the lab finds its files in both, see tools/lab/src/settings.rs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bundle=build/bundle
@@ -19,7 +19,7 @@ rm -rf "$bundle" "$bundle.tar.gz"
 mkdir -p "$bundle/bin" "$bundle/build/setup" "$bundle/qemu"
 
 say "programs that need no library ..."
-# Of the machine's libraries none is used: they may be older.
+# Linked statically: the libraries of the target machine may be older.
 (cd tools && RUSTFLAGS='-C target-feature=+crt-static' env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --target $target \
 	-p vrnicd -p vrnicctl -p vrnic-replay -p vrnic-lab --bin vrnicd --bin vrnicctl --bin vrnic-replay --bin vrnic-lab) >>"$log" 2>&1
 for program in vrnicd vrnicctl vrnic-replay vrnic-lab; do
@@ -29,7 +29,7 @@ ln -s bin/vrnic-lab "$bundle/vrnic-lab"
 
 say "what the VMs see as /vrnic ..."
 tools/target/release/vrnic-lab stage "$bundle/share" >>"$log" 2>&1
-# Linux runs these programs in VMs only, where nobody debugs them.
+# These programs run only in the VMs, where nobody debugs them.
 find "$bundle/share/bin" "$bundle/share/lib" -maxdepth 1 -type f -exec strip {} + 2>>"$log" || true
 
 say "Linux $release ..."
@@ -56,7 +56,7 @@ cp -P "$qemu"/lib/x86_64-linux-gnu/*.so* "$bundle/qemu/lib/"
 cp "$qemu"/lib/x86_64-linux-gnu/qemu/*.so "$bundle/qemu/lib/qemu/" 2>>"$log" || true
 cp -rL "$qemu/share/qemu" "$qemu/share/seabios" "$bundle/qemu/share/" 2>>"$log" || true
 cp "$qemu"/lib/ipxe/qemu/*virtio* "$bundle/qemu/ipxe/" 2>>"$log" || true
-# Firmware of other processors.
+# Remove firmware for other processors.
 rm -f "$bundle"/qemu/share/qemu/{skiboot,openbios,slof,opensbi,u-boot,hppa,palcode,s390,edk2,vof,pnv}* "$bundle"/qemu/share/qemu/*.dtb
 cat >"$bundle/qemu/qemu-system-x86_64" <<'EOF'
 #!/bin/sh

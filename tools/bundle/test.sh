@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The bundle does what it promises where there is nothing but it: in a root directory with busybox and the bundle,
-# without network, for a user without rights.
+# Checks that the bundle works without anything else: in a root directory that contains only busybox and the bundle,
+# without a network, as an unprivileged user.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -f build/bundle.tar.gz ] || { echo "build/bundle.tar.gz is missing: run \`make bundle\`"; exit 1; }
@@ -15,14 +15,14 @@ for applet in sh cat env cut dirname readlink ls mount mkdir rm; do ln -s busybo
 begin=$SECONDS
 tar -xzf build/bundle.tar.gz -C "$root/home"
 unpacked=$((SECONDS - begin))
-# Some user who owns nothing else.
+# A user without any files outside this directory.
 user=()
 if [ "$(id -u)" = 0 ]; then
 	chown -R 65534:65534 "$root"
 	user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
 fi
 
-# there COMMAND...: in that root directory.
+# there COMMAND...: runs COMMAND in that root directory.
 there() {
 	"${user[@]}" env -i PATH=/bin:/usr/bin:/sbin:/usr/sbin unshare --map-root-user --mount --net --pid --fork --kill-child \
 		sh -c 'mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc" && cd "$1/home" && exec chroot "$@"' \
