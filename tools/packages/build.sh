@@ -1,11 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `make packages`: builds the Debian packages in a Debian 13, and has lintian look at them.
+# `make packages`: builds the Debian packages in a Debian 13 root directory and checks them with lintian.
 #
 #   build.sh DIRECTORY      puts the packages there; the sources are in DIRECTORY/vrnic-VERSION meanwhile
 #
-# In there the sources are always at the same path, since cargo makes names of it. The crates come from the same registry
-# as those of `make build`, and are all there is from the network.
+# Inside that root directory the sources always have the same path, since cargo derives names from it. The crates come
+# from the same registry as for `make build`; nothing else is downloaded.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/packages
@@ -19,7 +19,7 @@ source=vrnic-$version log=$out/build.log
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
-# step WHAT COMMAND...: with its output in the log.
+# step WHAT COMMAND...: runs COMMAND with its output in the log.
 step() {
 	local what=$1 start=$SECONDS
 	shift
@@ -32,7 +32,8 @@ step() {
 	echo "$what: done in $((SECONDS - start))s"
 }
 
-# inside COMMAND: in the Debian 13, which stays as it is, with DIRECTORY as /build and without a network.
+# inside COMMAND: runs COMMAND in the Debian 13 root directory, which is mounted read-only, with DIRECTORY as /build and
+# without a network.
 inside() {
 	as_root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8 unshare --mount --net --pid --fork --kill-child \
 		sh -euc '
@@ -47,7 +48,7 @@ inside() {
 		' sh "$root" "$out" "$1"
 }
 
-# The sources without what was built in them, and how they become packages.
+# Copies the sources without build results, adds the Debian packaging, and downloads the crates.
 copy_sources() {
 	rm -rf "${out:?}/$source" "$out/cargo" "$out"/*.deb "$out"/*.changes "$out"/*.buildinfo
 	mkdir -p "$out/$source"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Builds vrnic.ko, in the current directory, for an installed kernel. A module in Rust needs the metadata of the kernel's
-# crates. A kernel tree that was built here has it. Packages of headers lack it: then it is made of the source of that
-# very version, by the compilers that built the kernel.
+# Builds vrnic.ko in the current directory for an installed kernel. A module in Rust needs the metadata of the kernel's
+# crates. A kernel tree that was built on this machine has it. Header packages lack it: then this script generates it
+# from the source of exactly that version, with the compilers that built the kernel.
 #
 #   dkms-build.sh RELEASE TREE      the release as `uname -r` has it; TREE is what modules are built with
 set -eu
@@ -10,7 +10,8 @@ release=$1 tree=$2
 export LC_ALL=C
 made=$PWD/kernel
 
-# say TEXT: to the log of dkms and to who started dkms, who otherwise only learns where that log is.
+# say TEXT: prints TEXT to the log of dkms and to the standard error of the program that started dkms, where otherwise
+# only the path of that log appears.
 say() {
 	printf '%s\n' "$1"
 	pid=$PPID
@@ -21,7 +22,7 @@ say() {
 }
 
 missing=
-# need WHAT WHAT_TO_DO: notes what is missing, so that all of it is said at once.
+# need WHAT WHAT_TO_DO: reports something missing and continues, so that one run reports everything that is missing.
 need() {
 	missing=yes
 	say "$1; $2"
@@ -29,8 +30,8 @@ need() {
 
 setting() { sed -n "s/^CONFIG_$1=\"\?\([^\"]*\)\"\?$/\1/p" "$tree/.config"; }
 
-# The kernel's symbols carry the version of rustc in their names, and its metadata is of one rustc. The source that
-# comes with it is Debian's rust-src.
+# compilers: checks for the tools that built the kernel. The kernel's symbol names contain the version of rustc, and its
+# metadata can only be read by the rustc that wrote it. Debian's rust-src has the matching library sources.
 compilers() {
 	wanted=$(setting RUSTC_VERSION_TEXT)
 	found=$(rustc --version 2>/dev/null || echo none)
@@ -45,10 +46,10 @@ compilers() {
 	done
 }
 
-# source_version DIRECTORY: of a kernel's source.
+# source_version DIRECTORY: prints the version of the kernel source in DIRECTORY.
 source_version() { sed -n 's/^\(VERSION\|PATCHLEVEL\|SUBLEVEL\) = //p' "$1/Makefile" | paste -sd .; }
 
-# find_source: sets source to where the kernel's source is, unpacked if need be.
+# find_source: sets source to the directory of the kernel's source, which it unpacks if necessary.
 find_source() {
 	version=${release%%[+-]*}
 	series=$(printf '%s\n' "$version" | cut -d . -f 1,2)
@@ -71,7 +72,7 @@ find_source() {
 		"install linux-source-$series, or unpack the source of $version as /usr/src/linux-$version"
 }
 
-# prepare: makes the metadata in $made/obj, with the configuration and the symbols of the kernel.
+# prepare: generates the metadata in $made/obj from the configuration and the symbols of the kernel.
 prepare() {
 	mkdir "$made/obj"
 	cp "$tree/.config" "$made/obj/"
@@ -87,7 +88,7 @@ prepare() {
 	tree=$made/obj
 }
 
-# What dkms sets is for its own make.
+# dkms sets these for the make that it runs itself.
 unset KERNELRELEASE MAKEFLAGS ARCH
 rm -rf "$made"
 mkdir "$made"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Prints the names, licences and notices of the crates that the programs of the given packages are linked with. The
-# text of the Apache licence is in /usr/share/common-licenses.
+# Prints the names, licences and copyright notices of the crates that are linked into the programs of the given
+# packages. The text of the Apache licence is in /usr/share/common-licenses.
 # usage: crates.sh PACKAGE...
 set -eu
 cd "$(dirname "$0")/../tools"
