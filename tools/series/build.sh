@@ -1,11 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Builds the kernel with the patches of build/series, as far as they are about it: the Rust crates, virtio and RDMA.
+# Builds the parts of the kernel that the patches of build/series affect: the Rust crates, virtio and RDMA.
 #
-#   build.sh m|y [NUMBER] [TARGET...]    INFINIBAND is a module or built in; only the first patches; or something else
+#   build.sh m|y [NUMBER] [TARGET...]
 #
-# The sources are hard links to the pristine ones, and what the patches change are files of their own. Sources and objects
-# are kept outside the tree, so that the next build, of any tree, compiles only what differs.
+# INFINIBAND is a module (m) or built in (y). NUMBER limits how many patches are applied. TARGET is built instead of the
+# parts above.
+#
+# The sources are hard links to the pristine ones; files that the patches change are separate copies. Sources and objects
+# are kept outside the tree, so that the next run, in any tree, compiles only what differs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
@@ -20,13 +23,13 @@ key=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG"; }
 tree=$builds/$key/tree
 objects=$builds/$key/objects-$infiniband
 
-# One build at a time. Those of other kernels are of no use any more.
+# One build at a time. Remove the builds of other kernels.
 mkdir -p "$builds/$key"
 exec 9>"$builds/lock"
 flock -n 9 || { echo "waiting for the build of the series in another tree ..."; flock 9; }
 find "$builds" -mindepth 1 -maxdepth 1 -type d ! -name "$key" -exec rm -rf {} +
 
-# apply: makes the tree the pristine one with the first patches.
+# apply: makes the tree pristine, then applies the first $number patches.
 apply() {
 	local patch count=0
 	if [ ! -d "$tree" ]; then
@@ -53,7 +56,7 @@ apply() {
 		[ ! -f "$KERNEL/$path" ] || cp "$KERNEL/$path" "$tree/$path"
 	done
 	cp "$series/files" "$tree.changed"
-	# What did not change keeps its time, so that make does not compile it again.
+	# Unchanged files keep their times, so that make does not compile them again.
 	rsync -rc --out-format='changed: %n' "$series/changed/" "$tree/"
 }
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Builds the kernel after each patch of build/series, or after patches FROM to TO: check.sh [FROM [TO]]. Warnings
-# are counted: on the way there is code whose users are in a later patch.
+# Builds the kernel after each patch of build/series, or after patches FROM to TO: check.sh [FROM [TO]]. Warnings are
+# counted but allowed: patches in the middle of the series add code whose users come in a later patch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 count=$(($(ls build/series/0*.patch | wc -l) - 1))

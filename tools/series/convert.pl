@@ -1,11 +1,12 @@
 #!/usr/bin/perl
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# One source file as it stands in the kernel tree: convert.pl PATH MODULES <FILE >CONVERTED. PATH is where the file is
-# here, and MODULES the directory of its modules there: those that are not in the series yet are not declared.
+# Converts one source file to the form that it has in the kernel tree: convert.pl PATH MODULES <FILE >CONVERTED. PATH is
+# the file's path in this repository. MODULES is the directory of its modules in the kernel tree: declarations of
+# modules that the series has not added there yet are removed.
 #
-# Out of the tree the abstractions are crates beside `kernel`, and `rust/bindings` adds what `kernel` lacks or keeps to
-# itself. In the tree `rust/virtio` is a module of `kernel`, and what `compat` rebuilds are methods of the real types.
-# Names are all that differs, so names are all that is changed here.
+# Out of tree, the abstractions are crates next to `kernel`, and `rust/bindings` adds what `kernel` lacks or keeps
+# private. In the kernel tree, `rust/virtio` is a module of `kernel`, and the functions of `compat` are methods of the
+# real types. Only names differ, so only names are changed here.
 use strict;
 use warnings;
 
@@ -13,7 +14,7 @@ my ($path, $modules) = @ARGV;
 local $/;
 $_ = <STDIN>;
 
-# Each part of the abstractions has tests, and an option, of its own.
+# Each part of the abstractions has its own tests, with their own option.
 my $option = $path =~ m{^rust/virtio/} ? 'RUST_VIRTIO' : $path =~ m{^rust/} ? 'RUST_INFINIBAND' : 'INFINIBAND_VRNIC';
 s/CONFIG_INFINIBAND_VRNIC_KUNIT_TEST/CONFIG_${option}_KUNIT_TEST/g;
 
@@ -46,12 +47,12 @@ sub modules {
 	}
 }
 
-# Tests come with what all of them need.
+# Tests are added together with everything that they need.
 sub tests {
 	s/^#\[cfg\(CONFIG_\w+_KUNIT_TEST\)\]\nmod tests;\n\n//m unless -e "$modules/tests.rs";
 }
 
-# `compat::f(object)` is a method of the object.
+# `compat::f(object)` becomes a method call on the object.
 sub compat {
 	my $arguments = qr/\((?:[^()]++|(\((?:[^()]++|(?-1))*+\)))*+\)/;
 	s{(?:\w+::)*\bcompat::(?:device|gfp)_as_raw($arguments)}{receiver($1) . '.as_raw()'}ge;
@@ -63,13 +64,13 @@ sub compat {
 	s{^    compat,( //)?\n}{}m;
 }
 
-# The object of a call whose only argument, in parentheses, is this.
+# Returns the object of a call, given the call's parentheses with their only argument.
 sub receiver {
 	my ($object) = $_[0] =~ /^\(&?(.*)\)$/s;
 	return $object;
 }
 
-# One crate has all bindings.
+# In the kernel tree one crate has all bindings.
 sub bindings {
 	s{^pub\(crate\) use vrnic_bindings::compat;\n}{}m;
 	if ($path =~ m{^rust/virtio/}) {
@@ -81,7 +82,7 @@ sub bindings {
 	}
 }
 
-# A module of the kernel crate. What it imports of that crate, and of itself, has other names there.
+# Converts a module of the kernel crate. Its imports from that crate and from itself have other names there.
 sub kernel_crate {
 	my @moved;
 	s/^use crate::\{\n((?: .*\n)*?)\};\n/own_imports($1, \@moved)/mge;
@@ -95,7 +96,7 @@ sub kernel_crate {
 	s/\n\n\n+/\n\n/g;
 }
 
-# The imports of this module from itself, without those that come from elsewhere in the kernel crate.
+# Returns the imports of this module from itself. Those that come from elsewhere in the kernel crate go to `moved`.
 sub own_imports {
 	my ($own, $moved) = @_;
 	push @$moved, 'bindings' if $own =~ s/^    bindings,( \/\/)?\n//m;
@@ -106,7 +107,7 @@ sub own_imports {
 	return "use crate::virtio::{\n$own};\n";
 }
 
-# Users of what has moved, and no tests that run on the host.
+# Converts users of what has moved, and removes the tests that run on the host.
 sub drivers {
 	s{(?<![:\w"])virtio::(\w+!)}{kernel::$1}g;
 	s{(?<![:\w"])virtio::}{kernel::virtio::}g;
@@ -115,7 +116,7 @@ sub drivers {
 	s{\n+\z}{\n};
 }
 
-# The kernel's macro names the kernel's bindings.
+# The kernel's own macro refers to the kernel's bindings.
 sub trace {
 	s{^(/// .*\n)*macro_rules! declare_trace \{\n.*?^\}\n\n}{}ms;
 	s{^use vrnic_bindings::compat;\n}{}m;

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What the scripts of this directory share. Sourced.
+# Shared by the scripts of this directory, which source it.
 
-# Builds here have jobs of their own.
+# Builds here choose their own number of jobs: stay out of the jobserver of a calling make.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-# The lab's kernel, or that of KDIR: with what it was configured and built, and its pristine sources, which nothing changes.
+# The lab's kernel, or that of KDIR: its build directory, its configuration, and its pristine sources, which nothing
+# changes.
 BUILT=build/kernel/$([ -n "${KDIR:-}" ] && echo own || echo lab)
 CONFIG=$(readlink -f "$BUILT/tree/.config")
 KERNEL=$(readlink -f "$BUILT/tree")

@@ -1,16 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `make series`: this tree's kernel side as patches for a pristine kernel tree, in build/series.
+# `make series`: exports the kernel side of this tree to build/series, as patches for a pristine kernel tree.
 #
 #   series.sh [--signoff]
 #
-# Each file of commits/ makes one patch: its message, then what it takes from this tree, then its changes of files that
-# the kernel has, as a diff. What it takes is given by lines of two kinds:
+# Each file of commits/ becomes one patch. It contains the commit message, then lines that name what to take from this
+# tree, then a diff of the kernel's own files. The lines are of two kinds:
 #
 #   file HERE THERE     a file or a directory of files, in the form that it has in the kernel tree (convert.pl)
 #   merge HERE THERE    a file of helpers, added to one that the kernel has
 #
-# The patches come from a repository of only the files that they change. Who runs this is the author: git config says who.
+# The patches come from a repository that contains only the files that they change. The author is the user who runs
+# this, as named by git config.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
@@ -20,23 +21,24 @@ commits=$here/tools/series/commits
 repository=build/series/repository
 signoff=${1:-}
 
-# file HERE THERE: takes a file, or all sources of a directory.
+# file HERE THERE: converts and copies a file, or all sources of a directory.
 file() {
 	local from=$1 to=$2 modules source
 	if [ -d "$here/$from" ]; then
-		# What is deepest first, and there the root last: a file declares the modules that are there.
+		# Deepest files first, and lib.rs last at each depth: convert.pl removes declarations of modules that are not there
+		# yet.
 		(cd "$here/$from" && git ls-files) | awk -F/ '{ print -NF, $NF == "lib.rs", $0 }' | sort -s -n -k 1,1 -k 2,2 |
 			while read -r _ _ source; do file "$from/$source" "$to/$source"; done
 		return
 	fi
 	mkdir -p "$(dirname "$to")"
-	# The modules of a crate's root stand beside it, those of another file in a directory of its name.
+	# The modules of lib.rs are in its own directory, those of another file in a directory of its name.
 	case $to in */lib.rs) modules=$(dirname "$to") ;; *) modules=${to%.rs} ;; esac
 	perl "$here/tools/series/convert.pl" "$from" "$modules" <"$here/$from" >"$to"
 	case $to in *.rs) rustfmt --edition 2021 --config-path "$KERNEL/.rustfmt.toml" --config skip_children=true "$to" ;; esac
 }
 
-# merge HERE THERE: adds helpers, with the headers that they need.
+# merge HERE THERE: appends helpers to a file of the kernel, together with the headers that they need.
 merge() {
 	local from=$here/$1 to=$2 include
 	grep '^#include' "$from" | while read -r include; do
@@ -45,7 +47,7 @@ merge() {
 	sed '1,/^#include/{/^#include/!d}; /^#include/d' "$from" >>"$to"
 }
 
-# base COMMIT...: the files of the kernel that the commits change, as they are there.
+# base COMMIT...: copies the files that the commits change from the pristine kernel, and commits them.
 base() {
 	local path
 	sed -n 's|^--- a/||p; s|^merge [^ ]* ||p' "$@" | sort -u | while read -r path; do
@@ -55,7 +57,7 @@ base() {
 	git commit -q --allow-empty -m "Linux $(make -s --no-print-directory -C "$KERNEL" kernelversion)"
 }
 
-# commit FILE: makes what the file says.
+# commit FILE: makes the commit that FILE of commits/ describes.
 commit() {
 	local verb from to
 	sed '1,/^---$/d; /^diff --git/,$d' "$1" | while read -r verb from to; do
@@ -75,7 +77,7 @@ name=$(git config user.name) && address=$(git config user.email) || {
 	[ -z "$signoff" ] || { echo "git config does not say who signs: set user.name and user.email" >&2; exit 1; }
 	name=nobody address=nobody@localhost
 }
-# The same tree makes the same patches.
+# Dates come from the last commit, so that the same tree gives the same patches.
 GIT_AUTHOR_DATE=$(git log -1 --format=%cI)
 export GIT_AUTHOR_DATE GIT_COMMITTER_DATE=$GIT_AUTHOR_DATE
 rm -rf "$repository" build/series/*.patch
