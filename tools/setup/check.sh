@@ -1,18 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `make check`: formatting, lints, documentation and file rules. Everything runs; the end says what failed.
+# `make check`: formatting, lints, documentation and file rules. Runs all checks and names those that failed at the end.
 # usage: check.sh build/kernel/NAME, of the kernel that the module is checked with
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
-# The jobs of the make that called this are not for cargo.
+# Keep cargo out of the jobserver of the make that called this.
 unset MAKEFLAGS MFLAGS
 kernel=$1 kdir=$(readlink "$1/tree")
 logs=build/check
 mkdir -p "$logs"
 failed=()
 
-# check NAME COMMAND...: runs it with its output in a log, which is shown when it fails.
+# check NAME COMMAND...: runs COMMAND with its output in a log, the end of which is shown if COMMAND fails.
 check() {
 	local name=$1 start=$SECONDS
 	shift
@@ -44,24 +44,25 @@ whitespace() {
 		! tracked '*.rs' '*.rst' '*.toml' | xargs grep -nP '\t' --
 }
 
-# long PATTERN FILE...: lines that match; links cannot be broken.
+# long PATTERN FILE...: prints the lines that match, other than those with links, which cannot be broken. Fails if there
+# are any.
 long() {
 	local pattern=$1
 	shift
 	[ $# -eq 0 ] || ! LC_ALL=C.UTF-8 grep -nHP "$pattern" "$@" | grep -vE 'https?:'
 }
 
-# Code is rustfmt's; this is about comments and C. 100 columns on the kernel's side, 120 elsewhere.
+# Covers comments and C, since rustfmt takes care of Rust code: 100 columns for the kernel's side, 120 elsewhere.
 line_length() {
 	local bad=0 comment='^(?=\s*//)'
-	# Paths here have no blanks.
+	# Paths here contain no blanks.
 	long "$comment.{101,}" $(tracked 'rust/*.rs' 'drivers/*.rs') || bad=1
 	long '^.{101,}' $(tracked 'rust/*.c' 'rust/*.h' 'include/*.h') || bad=1
 	long "$comment.{121,}" $(tracked 'tools/*.rs' 'tests/*.rs') || bad=1
 	return $bad
 }
 
-# No path of a developer's machine, and nothing left to do.
+# Forbids paths of a developer's machine, and notes about unfinished work.
 machine_paths() {
 	! tracked . | grep -v 'setup/check.sh$' | xargs grep -nP '(?<![\w.$}/])(?<!\w")/(root|work|home/\w+)/[\w.]' --
 }
@@ -70,19 +71,19 @@ leftovers() {
 		xargs grep -nwE 'TODO|FIXME|XXX|HACK|todo!|unimplemented!' --
 }
 
-# Under pipefail a VM test fails when `grep -q` has found what it looks for before its writer is done; what a guest's own
-# shell runs has no pipefail.
+# In VM tests, which run under pipefail, a pipe may fail if `grep -q` finds its text and exits before the writer is
+# done. Commands for a guest's own shell (`sh -c`) run without pipefail.
 early_pipe_ends() { ! tracked 'tests/vm/*' tools/lab/vmtest.sh | xargs grep -nE '\| *grep -[a-zA-Z]*q' -- | grep -v 'sh -c'; }
 
-# `unsafe` stays where it is expected: the abstractions, and named modules of the daemon and the provider.
-# The driver has one: its registration.
+# Allows `unsafe` only where it is expected: in the abstractions and in named modules of the daemon and the provider.
+# The driver has one use: its registration.
 unsafe_code() {
 	! tracked 'drivers/*.rs' 'tools/engine/*.rs' 'tools/switch/*.rs' 'tools/lab/*.rs' 'rust/wire/*.rs' |
 		xargs grep -nE '\bunsafe\b *(\{|fn|impl|trait|extern)' -- | grep -v 'Registration::new('
 }
 
 kernel_rustfmt() {
-	# The tree's own style file, whichever directory a source lies in.
+	# Always use the kernel tree's own style file, whatever the directory of the source.
 	local config
 	config=$(readlink -f "$kdir/source" 2>/dev/null || echo "$kdir")/.rustfmt.toml
 	[ -f "$config" ] || config=$kdir/.rustfmt.toml
@@ -90,17 +91,17 @@ kernel_rustfmt() {
 		tracked 'rust/*.rs' 'drivers/*.rs' | xargs rustfmt --check --edition 2021 --config-path "$config"
 }
 
-# The module with clippy in a copy of its own; a warning is an error.
+# Runs clippy on a separate copy of the module. Warnings are errors.
 kernel_clippy() {
 	bash tools/setup/module-sources.sh build/clippy
-	# Only what is compiled is linted.
+	# Clippy sees only what is compiled, so compile everything again.
 	find build/clippy -name '*.o' -delete
 	"$kernel/make" M="$PWD/build/clippy" CLIPPY=1 CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y modules || return 1
-	# Quietly: grep refuses to read the file that it would write to.
+	# With -q: its output would go to this log, and grep refuses to read the file that it writes to.
 	! grep -qE '^(warning|error)' "$logs/kernel-clippy.log"
 }
 
-# The crates of the module as clippy just compiled them; a kernel tree documents only its own.
+# Documents the module's crates with the flags of their clippy build: a kernel tree can document only its own crates.
 kernel_docs() {
 	local crate saved flag flags bad=0
 	for crate in rust/wire/vrnic_wire rust/bindings/lib rust/virtio/lib rust/rdma/lib rust/rdma/example/lib drivers/infiniband/hw/vrnic/main; do
@@ -122,15 +123,15 @@ kernel_docs() {
 
 userspace_docs() { (cd tools && RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items); }
 
-# Pedantic, without the lints that are about taste, and without the one on `as` that shortens: rings, PSNs and
-# registers are cut to their width on purpose, and hosts have 64 bits.
+# Pedantic lints, without those that are a matter of taste, and without the one on `as` casts that truncate: code
+# reduces ring indices, PSNs and registers to their width on purpose, and hosts have 64 bits.
 userspace_clippy() {
 	local allowed=(
 		module_name_repetitions must_use_candidate missing_errors_doc missing_panics_doc too_many_lines
 		struct_excessive_bools similar_names struct_field_names doc_markdown enum_glob_use wildcard_imports
 		needless_pass_by_value unnecessary_wraps duration_suboptimal_units cast_possible_truncation
 	)
-	# The fuzzer's own program needs nothing to be linked for this.
+	# Includes the fuzzer's own program: linting links nothing.
 	(cd tools && cargo clippy --workspace --all-targets --features vrnic-fuzz/libfuzzer --release -- \
 		-D warnings -W clippy::pedantic \
 		$(printf -- '-A clippy::%s ' "${allowed[@]}"))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The compilers of Debian 13, which has built its kernels with them: GCC and binutils, rustc with its sources, bindgen
-# with libclang, pahole. A kernel and a module in Rust need the same rustc, since it is part of all symbols' names.
-# Unpacked, not installed: they are the same on every machine, and its own stay as they are.
-# COMPILERS_DIR holds links in bin/, named as Kbuild expects them, and LIBCLANG_DIR libclang. Sourced by setup.sh.
+# The compilers with which Debian 13 builds its kernels: GCC and binutils, rustc with its sources, bindgen with
+# libclang, pahole. A kernel and a module in Rust need the same rustc, since its version is part of all symbol names.
+# They are unpacked rather than installed: so they are the same on every machine, whose own compilers are left alone.
+# COMPILERS_DIR/bin has links named as Kbuild expects; LIBCLANG_DIR has libclang. Sourced by setup.sh.
 
 COMPILERS_PACKAGES=(gcc-14-x86-64-linux-gnu binutils-x86-64-linux-gnu rustc rust-src bindgen libclang1-19 pahole)
-# Large packages that these name and that nothing here uses: headers and libraries of programs.
+# Large dependencies that nothing here uses: headers and libraries for programs.
 COMPILERS_UNUSED='^lib(clang-19-dev|stdc\+\+-14-dev|objc-14-dev|asan8|tsan2|lsan0|hwasan0|ubsan1)$|^linux-libc-dev$'
 
 compilers_unpack() {
@@ -16,14 +16,14 @@ compilers_unpack() {
 	for deb in "$tmp"/*.deb; do
 		echo "unpacking $(basename "$deb")"
 		case $deb in
-		# Of rustc's own sources Kbuild takes the library, a sixth.
+		# Kbuild needs only the library of rustc's sources, a sixth of them.
 		*/rust-src_*) dpkg-deb --fsys-tarfile "$deb" | tar -C "$root" -x --wildcards './usr/lib/rustlib/src*' './usr/src/rustc-*/library/*' ;;
 		*) dpkg-deb -x "$deb" "$root" ;;
 		esac
 	done
 	rm -rf "$tmp"
 	bin=$root/usr/bin libexec=$root/usr/libexec/gcc/x86_64-linux-gnu/14
-	# What gcc runs lies beside its compiler proper.
+	# gcc looks for the assembler and the linker next to cc1.
 	ln -s "$bin/x86_64-linux-gnu-as" "$libexec/as"
 	ln -s "$bin/x86_64-linux-gnu-ld" "$libexec/ld"
 	for name in gcc-14 as ld.bfd ar nm objcopy objdump readelf strip; do

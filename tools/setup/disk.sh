@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A disk image as clouds have it, for `make test-disk`: Debian 13 with systemd, cloud-init and an ssh server, as qcow2.
-# build/setup/disk.qcow2 becomes a link to it. Sourced by setup.sh.
+# A disk image like those of clouds, for `make test-disk`: Debian 13 with systemd, cloud-init and an ssh server, as
+# qcow2. build/setup/disk.qcow2 becomes a link to it. Sourced by setup.sh.
 
 DISK_PACKAGES=(
 	systemd-sysv udev dbus cloud-init ifupdown openssh-server iproute2 kmod procps e2fsprogs

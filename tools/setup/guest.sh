@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guests' root directories: unmodified minimal Debian 13 with RDMA programs, served read-only over 9p. build/setup/guest
-# becomes a link to the usual one, and build/setup/apps to one that has what `make test-apps` runs besides: MPI, UCX,
-# libfabric, and ssh, by which MPI starts its processes. Sourced by setup.sh.
+# The guests' root directories: unmodified minimal Debian 13 with RDMA programs, served read-only over 9p.
+# build/setup/guest becomes a link to the usual one. build/setup/apps becomes a link to one that also has what `make
+# test-apps` runs: MPI, UCX, libfabric, and ssh, with which MPI starts its processes. Sourced by setup.sh.
 
 GUEST_SUITE=trixie
 GUEST_PACKAGES=(
@@ -11,12 +11,12 @@ GUEST_PACKAGES=(
 )
 APPS_PACKAGES=(openmpi-bin python3-mpi4py ucx-utils libfabric-bin openssh-server openssh-client)
 
-# guest_build DIRECTORY MIRROR PACKAGE...
+# guest_build DIRECTORY MIRROR PACKAGE...: builds a root directory with these packages.
 guest_build() {
 	local dir=$1 uri=$2
 	shift 2
 	rm -rf "$dir" 2>/dev/null || as_root rm -rf "$dir"
-	# The proxy and the like of this machine's apt are handed on.
+	# Pass on the proxy that this machine's apt uses.
 	apt-config dump | grep -E '^Acquire::(http|https)::Proxy' >"$dir.apt.conf" || true
 	as_root mmdebstrap --variant=minbase --architectures=amd64 \
 		--include="$(IFS=,; echo "$*")" \
@@ -26,12 +26,12 @@ guest_build() {
 		--customize-hook="mkdir -p \"\$1/vrnic\" \"\$1/lib/modules\" && install -m 755 '$SETUP_DIR/guest-init' \"\$1/sbin/vrnic-init\"" \
 		--customize-hook='echo vrnic >"$1/etc/hostname"' \
 		"$GUEST_SUITE" "$dir" "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $GUEST_SUITE main"
-	# Everyone may read the image: QEMU need not run as root. Nothing in it is secret.
+	# Make the image readable for everyone, since QEMU need not run as root. Nothing in it is secret.
 	as_root chmod -R a+rX "$dir"
 	rm -f "$dir.apt.conf"
 }
 
-# guest_image NAME MIB WHAT PACKAGE...: makes the image and links it as build/setup/NAME.
+# guest_image NAME MIB WHAT PACKAGE...: builds the image, which needs MIB of space, and links it as build/setup/NAME.
 guest_image() {
 	local name=$1 space=$2 what=$3 root
 	shift 3

@@ -1,17 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guests' kernels, of which VRNIC_KERNEL names one:
+# The guests' kernels. VRNIC_KERNEL selects one of:
 #
 #   stock   Debian's own, see stock.sh
-#   lab     of the same source, tinyconfig plus kernel.config: KUnit, failing allocations, and other checks that cost little
-#   debug   lab, kernel-storage.config, and kernel-debug.config, which needs clang
-#   races   lab, kernel-storage.config, and kernel-races.config
+#   lab     the same source with tinyconfig plus kernel.config: KUnit, fault injection, and other cheap checks
+#   debug   lab plus kernel-storage.config and kernel-debug.config; built by clang
+#   races   lab plus kernel-storage.config and kernel-races.config
 #
-# A user's own configured and built tree is used as it is: KDIR=. In build/kernel/NAME, where NAME is one of these or
-# `own`, `tree` becomes a link to the tree that modules are built with, and `make` runs make in it with the compilers that
-# made the kernel. Sourced by setup.sh.
+# A user's own configured and built tree (KDIR=) is used unchanged. In build/kernel/NAME, where NAME is one of these or
+# `own`, `tree` becomes a link to the tree that modules are built with, and `make` runs make in it with the compilers
+# that built the kernel. Sourced by setup.sh.
 
-# kernel_compiler TREE: the compiler that built it.
+# kernel_compiler TREE: prints the name of the C compiler that built TREE.
 kernel_compiler() {
 	local version
 	version=$(sed -n 's/^CONFIG_CLANG_VERSION=\([1-9][0-9]*\)[0-9]\{4\}$/\1/p' "$1/.config")
@@ -24,10 +24,10 @@ kernel_compiler() {
 	fi
 }
 
-# kernel_make DIRECTORY ARGS...: make in DIRECTORY/obj.
+# kernel_make DIRECTORY ARGS...: runs make with DIRECTORY/obj as the object tree.
 kernel_make() { LIBCLANG_PATH=$LIBCLANG_DIR make -C "$SOURCE_DIR" O="$1/obj" "${KERNEL_VARIABLES[@]}" "${@:2}"; }
 
-# kernel_compilers CC RUSTC: KERNEL_VARIABLES for a kernel that these built.
+# kernel_compilers CC RUSTC: sets KERNEL_VARIABLES for a kernel built by these compilers.
 kernel_compilers() { KERNEL_VARIABLES=(CC="$1" RUSTC="$2" BINDGEN="$COMPILERS_DIR/bin/bindgen"); }
 
 kernel_configure() {
@@ -39,14 +39,14 @@ kernel_configure() {
 	kernel_make "$dir" tinyconfig
 	cat "$@" >>"$dir/obj/.config"
 	kernel_make "$dir" olddefconfig
-	# Every option that was asked for must have survived: a renamed option or a missing dependency is told here,
-	# not by a guest that does not boot.
+	# Check that every requested option is in the result: so a renamed option or a missing dependency is reported here, not
+	# by a guest that does not boot.
 	sed -n 's/^\(CONFIG_[A-Z0-9_]*=[ym]\)$/\1/p' "$@" | sort -u | while read -r option; do
 		grep -qxF "$option" "$dir/obj/.config" || { echo "not accepted by the kernel's configuration: $option"; exit 1; }
 	done
 }
 
-# kernel_own: the tree that KDIR= names, if modules can be built for it.
+# kernel_own: sets KERNEL_TREE to the tree that KDIR= names, after checking that modules can be built for it.
 kernel_own() {
 	local release file
 	KERNEL_TREE=$(cd "$KDIR" 2>/dev/null && pwd) || die "KDIR=$KDIR is not a directory" "give a configured and built kernel tree"
@@ -61,7 +61,8 @@ kernel_own() {
 		die "the kernel in KDIR=$KDIR is $release, and the driver needs $KERNEL_SERIES or newer" "give the tree of a newer kernel, or unset KDIR: then it is Debian's"
 }
 
-# kernel_own_compilers: those that made it. Its metadata is of one rustc.
+# kernel_own_compilers: selects the compilers that built the tree of KDIR=. Only the rustc that wrote its metadata can
+# read it.
 kernel_own_compilers() {
 	local made rustc
 	made=$(sed -n 's/^CONFIG_RUSTC_VERSION_TEXT="\(.*\)"$/\1/p' "$KERNEL_TREE/.config")
@@ -73,13 +74,13 @@ kernel_own_compilers() {
 	die "the kernel in KDIR=$KDIR was built by another Rust: $made" "rebuild it with RUSTC=/usr/bin/rustc or RUSTC=$rustc"
 }
 
-# kernel_lab CC FRAGMENT...: of Debian's source, by that compiler, with these configurations.
+# kernel_lab CC FRAGMENT...: builds Debian's source with the compiler CC and these configuration fragments.
 kernel_lab() {
 	local key dir cc=$1
 	local -x APT_CONFIG
 	shift
 	kernel_compilers "$cc" /usr/bin/rustc
-	# The object tree holds absolute paths and metadata of one compiler: both are part of the key.
+	# The object tree contains absolute paths and metadata of one compiler: both are part of the key.
 	key=$(key_of "$SETUP_DIR"/{kernel,source}.sh "$@" "$(/usr/bin/rustc --version)" "$("$cc" --version | head -n 1)" \
 		"$COMPILERS_DIR" "$CACHE")
 	dir=$CACHE/kernel/$key
@@ -107,7 +108,7 @@ kernel_record() {
 		echo ' "$@"'
 	} >"$dir/make.new"
 	chmod +x "$dir/make.new"
-	# Unchanged, it keeps its time.
+	# If nothing changed, the file keeps its time.
 	if cmp -s "$dir/make.new" "$dir/make"; then rm "$dir/make.new"; else mv "$dir/make.new" "$dir/make"; fi
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Shared by the setup scripts: where things are cached, how they are keyed, how progress and failures look.
+# Shared by the setup scripts: where things are cached, how they are keyed, how progress and failures are reported.
 # Sourced by bash with `set -euo pipefail`.
 
 SETUP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,16 +12,17 @@ mkdir -p "$CACHE" "$LOGS" 2>/dev/null || {
 	echo "       give a directory that this user may write: VRNIC_CACHE=DIR" >&2
 	exit 1
 }
-# Builds here have jobs of their own.
+# Builds here choose their own number of jobs: stay out of the jobserver of a calling make.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-# Debian's own tools first: a rustup toolchain earlier in PATH has no rust-src and would be picked up by Kbuild.
+# Debian's own tools come first: a rustup toolchain earlier in PATH has no rust-src, and Kbuild would use it.
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin
 export LC_ALL=C.UTF-8
 
 say() { printf '%s\n' "$*"; }
 
-# die WHAT WHAT_TO_DO: every failure names both. What runs beside this ends, and shows them once more, see step().
+# die WHAT WHAT_TO_DO: ends the setup; every failure says what went wrong and what to do about it. Setups of other parts
+# that run in parallel stop when they see the file $FAILED (see step()), and make prints it at the end.
 FAILED=$TREE/build/setup/failed
 die() {
 	printf '%s\n' "setup: $1" ${2:+"       $2"} | tee "$FAILED" >&2
@@ -38,7 +39,8 @@ as_root() {
 	fi
 }
 
-# key_of STRING...: a short hash over the strings and over the contents, but for comments, of those that are files.
+# key_of STRING...: prints a short hash of the strings; of strings that name files, it hashes the contents without
+# comments.
 key_of() {
 	local item
 	for item in "$@"; do
@@ -46,11 +48,11 @@ key_of() {
 	done | sha256sum | cut -c1-16
 }
 
-# ready DIR: true once DIR was finished; the stamp is the last thing written.
+# ready DIR: succeeds if DIR is complete, that is, if the stamp, which is written last, exists.
 ready() { [ -f "$1/.complete" ]; }
 finish() { date -u +%FT%TZ >"$1/.complete"; }
 
-# need_space MIB WHAT: ends the setup before something is half made for want of space.
+# need_space MIB WHAT: fails if there is too little space, before something is left half made.
 need_space() {
 	local free
 	free=$(df --output=avail -BM "$CACHE" | tail -n 1 | tr -dc 0-9)
@@ -58,8 +60,8 @@ need_space() {
 		"make room there, or set VRNIC_CACHE= to a directory on a larger disk"
 }
 
-# step WHAT LOG LINES COMMAND...: runs COMMAND with its output in LOG and says every 20 seconds how far it is, in lines
-# that others' may come between. LINES is the number of lines the log usually has.
+# step WHAT LOG LINES COMMAND...: runs COMMAND with its output in LOG and reports progress every 20 seconds, in complete
+# lines, since other parts may print in between. LINES is the number of lines that the log usually has.
 step() {
 	local what=$1 log=$2 lines=$3 pid start now last=0 pct fd
 	shift 3
@@ -67,7 +69,7 @@ step() {
 	: >"$log"
 	say "$what ..."
 	(
-		# Without our locks and what others left open: dash, and so mmdebstrap, knows no descriptor above 9.
+		# Close our locks and descriptors left open by others: dash, and so mmdebstrap, cannot handle descriptors above 9.
 		for fd in "/proc/$BASHPID/fd"/*; do
 			fd=${fd##*/}
 			[ "$fd" -le 2 ] || [ "$fd" = 255 ] || eval "exec $fd>&-"
@@ -97,7 +99,7 @@ step() {
 	STEP_PID=
 }
 STEP_PID=
-# end_all PID: the process and all that it started.
+# end_all PID: ends the process and all its descendants.
 end_all() {
 	local child
 	for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_all "$child"; done
@@ -106,7 +108,7 @@ end_all() {
 trap '[ -z "$STEP_PID" ] || end_all "$STEP_PID"' EXIT
 trap 'exit 130' INT TERM
 
-# The Debian release this machine runs: 12 or 13.
+# host_release: prints the Debian release of this machine, 12 or 13.
 host_release() {
 	local id version
 	id=$(. /etc/os-release && echo "${ID:-}")
@@ -117,7 +119,7 @@ host_release() {
 	esac
 }
 
-# The address of this machine's own Debian mirror, from its apt configuration.
+# mirror: prints the address of this machine's own Debian mirror, from its apt configuration.
 mirror() {
 	local codename uri
 	codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
@@ -127,22 +129,23 @@ mirror() {
 	printf '%s\n' "$uri"
 }
 
-# apt_state NAME STATUS SUITE...: a private apt state with these suites of the machine's mirror, so that the machine's
-# own sources stay as they are. STATUS is the dpkg status it sees (/dev/null: as if nothing were installed).
-# Sets APT_CONFIG for what follows.
+# apt_state NAME STATUS SUITE...: makes a private apt state with these suites of the machine's mirror, so that the
+# machine's own sources are left alone. STATUS is the dpkg status file that apt sees (empty: as if nothing were
+# installed). Sets APT_CONFIG for the commands that follow.
 apt_state() {
 	local name=$1 status=$2 dir suite uri stamp options
 	shift 2
 	dir=$CACHE/apt/$name
 	uri=$(mirror)
 	mkdir -p "$dir"/{etc/preferences.d,state,lists/partial,cache/archives/partial}
-	# Other parts of the setup may come to this state at the same time.
+	# Other parts of the setup may use this state at the same time.
 	exec 8>"$dir/lock"
 	flock 8
 	[ "$status" != empty ] || { status=$dir/state/status; : >"$status"; }
 	for suite in "$@"; do
 		options=signed-by=/usr/share/keyrings/debian-archive-keyring.gpg
-		# A mirror that stands still has unstable and testing past their dates; what it signed is as good as ever.
+		# On a mirror that is no longer updated, the release files of unstable and testing expire; their signatures remain
+		# valid.
 		case $suite in sid | forky) options+=' check-valid-until=no' ;; esac
 		printf 'deb [%s] %s %s main\n' "$options" "$uri" "$suite"
 	done >"$dir/etc/sources.list.new"
@@ -162,7 +165,7 @@ apt_state() {
 	EOF
 	export APT_CONFIG=$dir/apt.conf
 	stamp=$dir/updated
-	# Package indexes are fetched once a day at most.
+	# Fetch package indexes once a day at most.
 	if ! cmp -s "$dir/etc/sources.list.new" "$dir/etc/sources.list" || [ -z "$(find "$stamp" -mmin -1440 2>/dev/null)" ]; then
 		mv "$dir/etc/sources.list.new" "$dir/etc/sources.list"
 		step "package indexes ($*)" "$LOGS/apt-$name.log" 12 apt-get -o APT::Update::Error-Mode=any update
@@ -173,13 +176,13 @@ apt_state() {
 	flock -u 8
 }
 
-# apt_closure PACKAGE...: what the state of apt_state would install for them.
+# apt_closure PACKAGE...: prints what apt would install for these packages in the state of apt_state.
 apt_closure() { apt-get -s -y --no-install-recommends install "$@" | awk '$1 == "Inst" { print $2 }'; }
 
-# apt_version PACKAGE: the version that state would install, or nothing.
+# apt_version PACKAGE: prints the version that apt would install in that state, or nothing.
 apt_version() { apt-cache policy "$1" | awk '$1 == "Candidate:" && $2 != "(none)" { print $2 }'; }
 
-# apt_fetch DIRECTORY PACKAGE...: these packages and no others.
+# apt_fetch DIRECTORY PACKAGE...: downloads these packages and no others.
 apt_fetch() {
 	local dir=$1
 	shift
@@ -187,8 +190,8 @@ apt_fetch() {
 	(cd "$dir" && apt-get download "$@")
 }
 
-# own_loader ROOT PROGRAM...: makes programs of packages that were unpacked in ROOT run there, with the loader and the
-# libraries that came along: this machine's may be older.
+# own_loader ROOT PROGRAM...: replaces programs of packages that were unpacked in ROOT by scripts that run them with the
+# loader and the libraries of ROOT, since this machine's may be older.
 own_loader() {
 	local lib=$1/usr/lib/x86_64-linux-gnu program
 	shift
@@ -202,7 +205,7 @@ own_loader() {
 	done
 }
 
-# lock PART: one setup of a part at a time; a second one waits and says so.
+# lock PART: lets only one setup prepare PART at a time; a second one says so and waits.
 lock() {
 	exec 9>"$CACHE/lock.$1"
 	if ! flock -n 9; then

@@ -1,19 +1,19 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Packages of this machine, the Rust toolchain among them. Sourced by setup.sh.
+# Installs the packages that this machine needs, including the Rust toolchain. Sourced by setup.sh.
 
-# What the modules, the guest image and the lab need on both releases.
+# What the modules, the guest image and the lab need on Debian 12 and 13.
 HOST_PACKAGES=(
 	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 xz-utils zstd kmod pkg-config rsync
 	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev iproute2
 )
-# What tests, checks, fuzzers and charts need besides.
+# What tests, checks, fuzzers and charts need in addition.
 TEST_PACKAGES=(python3-docutils fonts-dejavu-core tshark clang-19 chromium libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients)
-# The Rust toolchain by its names in Debian 13; the lab's kernels need its sources, checks the rest.
+# The Rust toolchain by its names in Debian 13. The lab's kernels need its sources, the checks the rest.
 RUST_PACKAGES=(rustc cargo)
 RUST_TEST_PACKAGES=(rust-src rust-clippy rustfmt)
 
-# missing PACKAGE...: those that are not installed.
+# missing PACKAGE...: prints those that are not installed.
 missing() {
 	local package
 	for package in "$@"; do
@@ -23,12 +23,13 @@ missing() {
 
 apt_install() { as_root env DEBIAN_FRONTEND=noninteractive ${APT_CONFIG:+APT_CONFIG="$APT_CONFIG"} apt-get -y --no-install-recommends install "$@"; }
 
-# apt_lines ARGS...: how many lines installing will log, about: apt says how many packages come along.
+# apt_lines ARGS...: prints about how many lines the installation will log, from the number of packages in apt's
+# simulation.
 apt_lines() { echo $(($(apt-get -s --no-install-recommends install "$@" 2>/dev/null | grep -c '^Inst') * 4 + 20)); }
 
 apt_refresh() { as_root apt-get -o APT::Update::Error-Mode=any update; }
 
-# install_missing WHAT PACKAGE...: from the machine's own sources.
+# install_missing WHAT PACKAGE...: installs missing packages from the machine's own sources.
 install_missing() {
 	local what=$1 list
 	shift
@@ -45,7 +46,7 @@ rustc_is_new_enough() {
 	[ -n "$version" ] && [ "$(printf '%s\n1.95.0\n' "$version" | sort -V | head -n 1)" = 1.95.0 ]
 }
 
-# install_rust PACKAGE...: of a Rust that the programs here can be built with.
+# install_rust PACKAGE...: installs packages of a Rust toolchain that is new enough for the programs here.
 install_rust() {
 	local list
 	if [ "$(host_release)" = 12 ]; then
@@ -53,8 +54,8 @@ install_rust() {
 		install_missing "Rust from Debian 12 security" "${list[@]}"
 		return
 	fi
-	# Debian 13 itself has 1.85: the newer toolchain comes from backports through a private apt state, which leaves
-	# the machine's sources as they are.
+	# Debian 13 itself has Rust 1.85. The newer toolchain comes from backports, through a private apt state, so that the
+	# machine's sources are left alone.
 	mapfile -t list < <(missing "$@")
 	if [ ${#list[@]} -gt 0 ] || ! rustc_is_new_enough; then
 		(

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Where packages are built: a Debian 13 with debhelper, lintian and the Rust of its backports, so that they are the same
-# whatever this machine runs. build/setup/packaging becomes a link to it. Sourced by setup.sh.
+# The root directory in which packages are built: Debian 13 with debhelper, lintian and the Rust of its backports, so
+# that the packages do not depend on what this machine runs. build/setup/packaging becomes a link to it. Sourced by
+# setup.sh.
 
 PACKAGING_PACKAGES=(debhelper dh-dkms libibverbs-dev lintian cargo rustc rsync binutils libc6-dev gcc man-db systemd)
 

@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A QEMU with vfio-user-pci (10.1 or newer). build/setup/qemu becomes a link to it. Order: the user's QEMU=, an installed
-# one that is new enough, else Debian 13 backports' packages unpacked into the cache and run through their own loader:
-# nothing is installed and no root is needed. Sourced by setup.sh.
+# A QEMU with vfio-user-pci (10.1 or newer), to which build/setup/qemu becomes a link. In this order: the user's QEMU=,
+# an installed one that is new enough, or the packages of Debian 13 backports. These are unpacked into the cache and run
+# with their own loader, so nothing is installed and no root is needed. Sourced by setup.sh.
 
 QEMU_SUITES=(trixie trixie-backports)
 
-# Reads the whole list: QEMU would fail when the pipe closes at the first match, and the pipeline with it.
+# Reads the whole list: if the pipe closed at the first match, QEMU would fail and so would the pipeline.
 qemu_has_vfio_user() { [[ "$("$1" -device help 2>/dev/null)" == *'"vfio-user-pci"'* ]]; }
 
 qemu_download() {
@@ -19,7 +19,7 @@ qemu_download() {
 		echo "unpacking $(basename "$deb")"
 		dpkg-deb -x "$deb" "$tmp/root"
 	done
-	# Written for the final place: the directory is renamed below.
+	# Contains the final path: the directory is renamed below.
 	cat >"$tmp/qemu-system-x86_64" <<-EOF
 		#!/bin/sh
 		# Runs the unpacked QEMU through its own loader and libraries.
@@ -48,7 +48,7 @@ qemu_find() {
 	qemu_unpacked
 }
 
-# qemu_unpacked: sets QEMU_PATH to that of the packages.
+# qemu_unpacked: sets QEMU_PATH to the QEMU of the packages, which it unpacks if necessary.
 qemu_unpacked() {
 	local key dir
 	key=$(key_of "$SETUP_DIR/qemu.sh" "${QEMU_SUITES[@]}" "$CACHE")

@@ -1,16 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Prepares what `make run` needs, and links it in build/setup and build/kernel. Quick when nothing is to be done.
+# Prepares what `make run` and the tests need, and links it in build/setup and build/kernel. Quick if nothing is to be
+# done.
 # usage: setup.sh PART...
-#   packages    of this machine
-#   tests       packages that tests and checks need besides
-#   kernel      the one that VRNIC_KERNEL or KDIR names
-#   qemu
+#   packages    packages to install on this machine
+#   tests       more packages, for tests and checks
+#   kernel      the kernel that VRNIC_KERNEL or KDIR names
+#   qemu        a QEMU with vfio-user-pci
 #   guest       the guests' root directory
-#   apps        a second one, for `make test-apps`
+#   apps        a second root directory, for `make test-apps`
 #   userland    RDMA programs of a newer release, for tests
-#   bundle      what `make bundle` needs besides
-#   packaging   a Debian 13 to build packages in
+#   bundle      what `make bundle` needs in addition
+#   packaging   a Debian 13 root directory to build packages in
 #   disk        a disk image with cloud-init, for `make test-disk`
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -36,7 +37,7 @@ for part in "$@"; do
 	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps userland bundle packaging disk" ;;
 	esac
 	if [ "$part" = kernel ]; then
-		# Kernels may be prepared side by side; they share the compilers.
+		# Several kernels may be prepared in parallel; they share the compilers.
 		(lock compilers; setup_compilers)
 		lock "kernel-${VRNIC_KERNEL:-stock}"
 	else

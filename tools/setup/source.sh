@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The source of the kernel as Debian 13 backports has it, for all kernels of the setup. Sourced by setup.sh.
+# The kernel source of Debian 13 backports, used for all kernels of the setup. Sourced by setup.sh.
 
 KERNEL_SERIES=7.3
 KERNEL_SUITES=(trixie trixie-backports)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Debian's own kernel, unmodified: of Debian 13 backports, which has the first with the Rust that the driver needs.
-# The packages give the kernel, its modules and its configuration; what a module in Rust needs besides, the metadata of
-# the kernel's crates, is in none of them and is made here, of the same source, by the same compilers.
+# Debian's own kernel, unmodified, from Debian 13 backports, which has the first one with the Rust that the driver
+# needs. The packages contain the kernel, its modules and its configuration. A module in Rust also needs the metadata of
+# the kernel's crates, which no package contains: it is generated here from the same source with the same compilers.
 # Sourced by setup.sh.
 
-# Modules for hardware that no VM here has: two thirds of all.
+# Modules for hardware that no VM here has: two thirds of all modules.
 STOCK_WITHOUT=(
 	sound drivers/{accel,comedi,gpu,hid,hwmon,iio,infiniband/hw,media,mmc,mtd,net/ethernet,net/wireless,platform,staging,usb}
 )
 
-# stock_version: the newest such kernel, as `uname -r` has it. Needs the state of apt_state.
+# stock_version: prints the version of the newest such kernel, as `uname -r` has it. Needs the state of apt_state.
 stock_version() {
 	apt-cache pkgnames "linux-headers-$KERNEL_SERIES" |
 		sed -n "s/^linux-headers-\($KERNEL_SERIES[.0-9]*+deb13-amd64\)$/\1/p" | sort -V | tail -n 1
@@ -28,7 +28,7 @@ stock_unpack() {
 	dpkg-deb --fsys-tarfile "$tmp"/linux-modules-*.deb |
 		tar -C "$tmp" -x $(printf -- "--exclude=./usr/lib/modules/$version/kernel/%s " "${STOCK_WITHOUT[@]}")
 	mv "$tmp/usr/lib/modules/$version" "$root/lib/modules/"
-	# depmod reads them all before every run of the lab: 0.2 seconds as they are then, 3 if it had to unpack them.
+	# depmod reads all modules before every run of the lab: this takes 0.2 seconds if they are unpacked, 3 if not.
 	find "$root" -name '*.ko.xz' -print0 | xargs -0 -n 64 -P "$JOBS" xz -d
 	depmod -b "$root" "$version"
 }
@@ -37,10 +37,11 @@ stock_prepare() {
 	local dir=$1 version=$2 headers=$1/packages/usr/src/linux-headers-$2 changed
 	mkdir -p "$dir/obj"
 	cp "$headers/.config" "$dir/obj/"
-	# What the version has beyond that of the source.
+	# The part of the version that the source does not have.
 	echo "+${version#*+}" >"$dir/obj/localversion"
 	kernel_make "$dir" olddefconfig
-	# The configuration says which compilers it is for. How modules are signed does not matter: ours are not.
+	# This also checks the compilers, which are part of the configuration. How modules are signed does not matter: ours are
+	# not.
 	if changed=$(diff "$headers/.config" "$dir/obj/.config" | grep '^[<>]' | grep -vE 'MODULE_SIG|OPENSSL'); then
 		printf 'not what Debian configured: %s\n' "$changed"
 		return 1
@@ -53,7 +54,7 @@ stock_prepare() {
 	cp "$headers/Module.symvers" "$dir/obj/"
 }
 
-# stock_lab: what the lab boots, where it looks for it.
+# stock_lab: puts what the lab boots where the lab looks for it.
 stock_lab() {
 	local dir=$1 version=$2
 	mkdir -p "$dir/obj/arch/x86/boot" "$dir/obj/lab"
@@ -64,8 +65,8 @@ stock_lab() {
 	rm -rf "$dir/packages"
 }
 
-# setup_stock: sets KERNEL_TREE and KERNEL_VARIABLES. A later kernel of Debian is taken when the directory of this one
-# is deleted.
+# setup_stock: sets KERNEL_TREE and KERNEL_VARIABLES. An existing kernel is kept: delete its directory to get a newer
+# one from Debian.
 setup_stock() {
 	local key dir version bin=$COMPILERS_DIR/bin
 	local -x APT_CONFIG
@@ -73,7 +74,7 @@ setup_stock() {
 		CROSS_COMPILE="$bin/x86_64-linux-gnu-" CC="$bin/x86_64-linux-gnu-gcc-14" PAHOLE="$bin/pahole"
 		RUSTC="$bin/rustc" HOSTRUSTC="$bin/rustc" BINDGEN="$bin/bindgen"
 	)
-	# The object tree holds absolute paths and metadata of one compiler: both are part of the key.
+	# The object tree contains absolute paths and metadata of one compiler: both are part of the key.
 	key=$(key_of "$SETUP_DIR"/{stock,initramfs,source}.sh "$SETUP_DIR/initramfs-init" "$COMPILERS_DIR" \
 		"$(gcc --version | head -n 1)" "$CACHE")
 	for dir in "$CACHE/stock"/*-"$key"; do

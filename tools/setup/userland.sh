@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The RDMA programs and libraries of rdma-core 65 (Debian unstable or testing), for the guests of Debian 13: the provider
-# is built for both releases and both are run. Unpacked, not installed; each program runs through its own loader and
-# libraries. So does a Python, with which rdma-core's own tests are run: they stand in lib/rdma-core-tests.
-# build/setup/userland becomes a link to it: bin/, which the lab adds to the guests' share, and lib/. Sourced by setup.sh.
+# The RDMA programs and libraries of rdma-core 65 (Debian unstable or testing), for guests that otherwise run Debian 13:
+# the provider is built for both releases, and both are tested. They are unpacked rather than installed, and each
+# program runs with its own loader and libraries. This includes a Python for rdma-core's own tests, which are in
+# lib/rdma-core-tests. build/setup/userland becomes a link to the directory with bin/, which the lab adds to the guests'
+# share, and lib/. Sourced by setup.sh.
 
 USERLAND_SUITES=(sid forky)
 USERLAND_PACKAGES=(ibverbs-utils perftest python3-pyverbs rdmacm-utils)
 
-# userland_program USERLAND FILE [NAME [VARIABLE]]: FILE in programs/, and bin/NAME-65, which runs it.
+# userland_program USERLAND FILE [NAME [VARIABLE]]: copies FILE to programs/, and writes the script bin/NAME-65 that
+# runs it, with VARIABLE set.
 userland_program() {
 	local userland=$1 name=${3:-$(basename "$2")}
 	cp -L "$2" "$userland/programs/$name"
@@ -20,7 +22,7 @@ userland_program() {
 	chmod +x "$userland/bin/$name-65"
 }
 
-# userland_download DIRECTORY SUITE: of Debian's packages.
+# userland_download DIRECTORY SUITE: downloads and unpacks Debian's packages.
 userland_download() {
 	local dir=$1 suite=$2 tmp=$1.tmp packages=$1.deb deb library name program python
 	rm -rf "$tmp" "$packages" "$dir"
@@ -33,7 +35,7 @@ userland_download() {
 	done
 	[ -f "$tmp/root/usr/lib/x86_64-linux-gnu/libibverbs.so.1.18.65.0" ] ||
 		{ echo "$suite has no rdma-core 65.0 any more"; exit 1; }
-	# Without links, since the lab copies plain files; each library under the name that others ask for.
+	# Without links, since the lab copies plain files only; each library has the name by which others load it.
 	for library in "$tmp"/root/usr/lib/x86_64-linux-gnu/*.so*; do
 		name=$(objdump -p "$library" 2>/dev/null | awk '$1 == "SONAME" { print $2 }' || :)
 		cp -L "$library" "$tmp/lib/${name:-$(basename "$library")}"
@@ -57,7 +59,7 @@ setup_userland() {
 	dir=$CACHE/userland/$(key_of "$SETUP_DIR/userland.sh")
 	mkdir -p "$CACHE/userland"
 	rm -f "$TREE/build/setup/userland"
-	# Both suites move on. Without it everything but its tests, which fail, can be run.
+	# Both suites may move on to a newer release. Then only the tests of rdma-core 65 fail.
 	for suite in "${USERLAND_SUITES[@]}"; do
 		ready "$dir" || (
 			apt_state "userland-$suite" empty "$suite"
