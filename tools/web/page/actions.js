@@ -4,13 +4,13 @@
 import { button, el, reconcile, say } from "./dom.js";
 import { ask, now } from "./state.js";
 
-/** Faults to begin with: what each shows, and its description. */
+/** Examples of faults: what each does, and its description. */
 const EXAMPLES = [
   ["lose the third packet that arrives", "drop type=rc nth=3"],
   ["lose an acknowledgement", "lost-ack type=rc nth=5"],
 ];
 
-/** A word as a shell takes it. */
+/** Quotes a word for a shell. */
 function quote(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
@@ -19,7 +19,10 @@ function commandLine(...words) {
   return ["vrnicctl", "--socket", now.socket, ...words].map(quote).join(" ");
 }
 
-/** An action: its button, and the command line that does the same. `make` gives the action and the words. */
+/**
+ * Makes an action: a button, and the command line that does the same. `make` returns the action and the words of the
+ * command line.
+ */
 function action(title, make, report) {
   const code = el("code");
   const act = button(title, async () => {
@@ -66,7 +69,7 @@ function makeDevice(device) {
   return box;
 }
 
-/** The view. */
+/** Makes the view. */
 export function actionsView() {
   const only = el("p", { class: "panel" }, "This page may only look. To allow these actions, start ",
     el("code", {}, "vrnicctl web --allow-actions"), ". The command lines below do the same.");

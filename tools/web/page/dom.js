@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Elements, and numbers for people. Text is text: nothing here makes markup of a string.
+// Elements, and numbers in readable form. Strings become text only: nothing here interprets a string as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -14,24 +14,24 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** An element of HTML. An attribute `onNAME` is a listener, `text` the content. */
+/** Makes an HTML element. An attribute `onNAME` is a listener; `text` is the content. */
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** An element of SVG. */
+/** Makes an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Sets the text of an element if it is another. */
+/** Sets the text of an element unless it is already the same. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
 /**
- * Makes the children of `parent` those of `items`, in order. Children stay the same elements as long as their keys
- * stay, so that focus and selection do, too.
+ * Makes the children of `parent` correspond to `items`, in order. A child remains the same element as long as its key
+ * remains, so focus and selection do too.
  */
 export function reconcile(parent, items, key, create, update) {
   const known = parent.known ??= new Map();
@@ -55,7 +55,8 @@ export function reconcile(parent, items, key, create, update) {
 }
 
 /**
- * Whether a text has all words of a search. A number is a word of its own: 0x1 does not find 0x168aa971, nor 17 find 170.
+ * Returns a function that tells whether a text contains all words of a search. A number matches only as a whole word:
+ * 0x1 does not find 0x168aa971, nor does 17 find 170.
  */
 export function searching(search) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean)
@@ -68,7 +69,7 @@ export function searching(search) {
 
 const UNITS = ["", "k", "M", "G", "T"];
 
-/** A number with three digits and a unit. */
+/** Formats a number with three digits and a unit. */
 export function short(number) {
   let unit = 0;
   while (Math.abs(number) >= 999.5 && unit < UNITS.length - 1) { number /= 1000; unit += 1; }
@@ -76,16 +77,16 @@ export function short(number) {
   return `${number.toFixed(digits)}${unit ? " " + UNITS[unit] : ""}`;
 }
 
-/** A number of things. */
+/** Formats a number of things. */
 export const counted = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
-/** A number of bytes. */
+/** Formats a number of bytes. */
 export function bytes(number) {
   const text = short(number);
   return /[a-zA-Z]$/.test(text) ? `${text}B` : `${text} B`;
 }
 
-/** A number of bytes that is a power of 2, or nearly. */
+/** Formats a number of bytes with binary units. No number means all memory. */
 export function size(number) {
   if (number === null || number === undefined) return "all memory";
   let unit = 0;
@@ -94,28 +95,28 @@ export function size(number) {
   return `${Number.isInteger(number) ? number : number.toFixed(1)} ${units[unit]}`;
 }
 
-/** A number in hexadecimal digits. */
+/** Formats a number in hexadecimal digits. */
 export function hex(number, digits = 0) {
-  // Numbers that are too large to be exact come as text.
+  // The server sends numbers that are too large to be exact as text.
   return typeof number === "string" ? number : `0x${number.toString(16).padStart(digits, "0")}`;
 }
 
-/** A time of the devices' clock, in nanoseconds, as seconds. */
+/** Formats a time of the devices' clock, given in nanoseconds, as seconds. */
 export function seconds(nanoseconds) {
   return (nanoseconds / 1e9).toFixed(6);
 }
 
-/** A button that does something. */
+/** Makes a button that calls `act`. */
 export function button(text, act, attributes = {}) {
   return el("button", { type: "button", onclick: act, ...attributes }, text);
 }
 
-/** Name and value, as a row of a list of them. */
+/** Makes a row of a list of names and values. */
 export function fact(name, value) {
   return el("div", {}, el("dt", {}, name), el("dd", {}, value));
 }
 
-/** A line of the last values; its text says what it shows to those who do not see it. */
+/** Makes a small chart of the last values. `label` describes it for screen readers. */
 export function sparkline(values, label) {
   const [width, height] = [120, 24];
   const most = Math.max(...values, 1e-9);

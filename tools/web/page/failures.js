@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What went wrong, and why: as `vrnicctl explain` tells it, of both ends.
+// What went wrong, and why, on both ends: the explanations of `vrnicctl explain`.
 
 import { el, fact, hex, reconcile, say, searching, seconds } from "./dom.js";
 import { now } from "./state.js";
 
-/** Failures that are shown. */
+/** How many failures are shown. */
 const SHOWN = 300;
 
 function makeRow({ device, told }) {
@@ -39,7 +39,7 @@ function updateRow(row, { told }) {
   say(row.parts.count, told.count > 1 ? `${told.count}` : "");
 }
 
-/** A table of failures; `wanted` says which. */
+/** Makes a table of failures. Its `update` shows those for which `wanted` returns true. */
 export function failureTable(caption) {
   const body = el("tbody");
   const none = el("p", { class: "dim", text: "Nothing went wrong." });
@@ -56,7 +56,7 @@ export function failureTable(caption) {
   return { element: el("div", { class: "scroll" }, none, table), update };
 }
 
-/** The view. */
+/** Makes the view. */
 export function failuresView() {
   const table = failureTable("The newest failures of all devices first");
   const filter = el("input", { type: "search", id: "failure-filter", placeholder: "for example REM_ACCESS, QP 17 or 0x7", oninput: () => update() });

@@ -7,7 +7,7 @@ const bit = (value, place) => (value >> place) & 1;
 const inHex = (value) => `0x${value.toString(16)}`;
 const inDecimal = (value) => `${value}`;
 
-/** Fields of each header: name, bytes, and what to show of the number that they are. */
+/** Fields of each header: name, length in bytes, and how to show the value. */
 const FIELDS = {
   BTH: [
     ["OpCode", 1, inHex],
@@ -27,20 +27,24 @@ const FIELDS = {
   rest: [["", Infinity, () => ""]],
 };
 
-/** Headers behind the BTH, by the operation in the low bits of its opcode. Those of datagrams are by the whole opcode. */
+/**
+ * Headers after the BTH, by the operation in the low bits of the opcode. Those of datagrams are by the whole opcode.
+ */
 const EXTENDED = {
   0x03: ["ImmDt"], 0x05: ["ImmDt"], 0x06: ["RETH"], 0x09: ["ImmDt"], 0x0a: ["RETH"], 0x0b: ["RETH", "ImmDt"], 0x0c: ["RETH"],
   0x0d: ["AETH"], 0x0f: ["AETH"], 0x10: ["AETH"], 0x11: ["AETH"], 0x12: ["AETH", "AtomicAckETH"], 0x13: ["AtomicETH"],
   0x14: ["AtomicETH"], 0x16: ["IETH"], 0x17: ["IETH"], 0x1c: ["FETH", "RETH"], 0x1d: ["RETH"],
 };
 const DATAGRAM = { 0x64: ["DETH"], 0x65: ["DETH", "ImmDt"] };
-/** First opcode of datagrams, behind those of connections: reliable and unreliable. */
+/** First opcode of datagrams. Those below are of connections, reliable and unreliable. */
 const DATAGRAMS = 0x40;
-/** Opcodes of extended reliable connections, whose requests name a shared receive queue: all but responses do. */
+/**
+ * Range of the opcodes of extended reliable connections. All their packets but responses name a shared receive queue.
+ */
 const [XRC, BEHIND_XRC] = [0xa0, 0xc0];
 const isResponse = (operation) => operation >= 0x0d && operation <= 0x12;
 
-/** Names of the headers behind the BTH. */
+/** Returns the names of the headers after the BTH. */
 function extendedHeaders(opcode) {
   const operation = opcode & 0x1f;
   const xrc = opcode >= XRC && opcode < BEHIND_XRC;
@@ -48,7 +52,7 @@ function extendedHeaders(opcode) {
   return [...(xrc && !isResponse(operation) ? ["XRCETH"] : []), ...(EXTENDED[operation] ?? [])];
 }
 
-/** Rows [header, bytes, field, value] of headers in hexadecimal digits. */
+/** Returns rows [header, bytes, field, value] of headers in hexadecimal digits. */
 export function fields(digits) {
   const extended = extendedHeaders(parseInt(digits.slice(0, 2), 16));
   const rows = [];
@@ -58,7 +62,7 @@ export function fields(digits) {
       const bytes = digits.slice(at, at + 2 * length);
       if (bytes === "") return rows;
       at += bytes.length;
-      // Eight bytes are more than a number holds.
+      // A number cannot hold eight bytes exactly.
       const value = length > 6 ? BigInt(`0x${bytes}`) : parseInt(bytes, 16);
       rows.push([header, bytes.match(/../g).join(" "), name, show(value)]);
     }
@@ -66,7 +70,7 @@ export function fields(digits) {
   return rows;
 }
 
-/** A table of them. */
+/** Makes a table of the headers. */
 export function headerTable(digits) {
   const rows = fields(digits);
   const cells = (row, index) => [

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Lessons: a text whose steps real programs do, and beside it what their RNICs did.
+// Lessons: texts whose steps are carried out by real programs, next to a diagram of what their RNICs did.
 
 import { button, el, say } from "./dom.js";
 import { ask, isPaused } from "./state.js";
 import { timelineView } from "./timeline.js";
 
-/** How to read the picture. */
+/** How to read the diagram. */
 const LEGEND = "The outer lines are the programs, the inner ones their RNICs. Time runs down. Each arrow is something that a real device "
   + "did just now: choose one to see its fields. What comes from a program is drawn when its RNIC takes it, not when it is posted. The number behind an operation is the name of the work request (wr_id), which the library (libvrnic) gives it here. Names of statuses are drawn without IBV_WC_.";
 
-/** Words of the field that the lessons and the diagram use. */
+/** Terms that the lessons and the diagram use. */
 const WORDS = [
   ["RNIC", "A network card that does RDMA: remote direct memory access. It moves data between the memories of programs without the kernel."],
   ["work request, wr_id", "What a program asks its RNIC to do. The program gives it a number, the wr_id, by which it knows the completion again."],
@@ -27,12 +27,12 @@ const WORDS = [
   ["event", "How an RNIC tells a program something that is not about one work request, or that a CQ has a new entry."],
 ];
 
-/** Text in which what stands between two backticks is code. */
+/** Makes a paragraph. Text between two backticks is code. */
 function prose(text, attributes = {}) {
   return el("p", attributes, ...text.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part)));
 }
 
-/** A step: its button, and what is to be seen. */
+/** Makes a step: its button, and the results of the step. */
 function makeStep(step, number, act) {
   const said = el("ul", { class: "said", "aria-label": "What the programs did and saw" });
   const trouble = el("p", { class: "bad", role: "alert" });
@@ -43,7 +43,7 @@ function makeStep(step, number, act) {
     el("pre", { class: "calls", "aria-label": "What a program calls" }, step.calls), prose(step.look, { class: "look" }), press, trouble, done);
   return {
     element,
-    /** Shows that it is its turn, or not yet, or that it is done. */
+    /** Shows whether the step is done, is next, or comes later. */
     setTurn(turn, busy) {
       element.dataset.turn = turn;
       press.disabled = turn !== "now" || busy;
@@ -56,7 +56,7 @@ function makeStep(step, number, act) {
   };
 }
 
-/** One lesson. */
+/** Makes one lesson. */
 function makeLesson(lesson, following) {
   const timeline = timelineView({ embedded: true });
   const trouble = el("p", { class: "bad", role: "alert" });
@@ -103,7 +103,7 @@ function makeLesson(lesson, following) {
   return { element, renew };
 }
 
-/** The view. */
+/** Makes the view. */
 export function lessonsView() {
   const list = el("nav", { class: "chooser", "aria-label": "Lessons" });
   const place = el("div");

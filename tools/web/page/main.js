@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The frame of the page: which view is shown, pause, colours, and whether the server is there.
+// The frame of the page: the views, pause, colours, and the state of the connection to the server.
 
 import { el, say } from "./dom.js";
 import { connect, isPaused, listen, now, pause } from "./state.js";
@@ -28,14 +28,17 @@ function decode(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    // Somebody typed it.
+    // An address that was typed by hand may not be a valid encoding.
     return text;
   }
 }
 
 const isThere = (view) => view.there?.() ?? true;
 
-/** The address of a view is `#NAME/DETAIL/…`; details are encoded. Where lessons are held, they are what comes first. */
+/**
+ * Returns the view that the address names as `#NAME/DETAIL/…`, with its decoded details. Without a valid name, this is
+ * the view of lessons if the server has any, else the map.
+ */
 function place() {
   const [name, ...details] = location.hash.slice(1).split("/").map(decode);
   const first = VIEWS.find((view) => view.name === (now.lessons ? "lessons" : "map"));

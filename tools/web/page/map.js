@@ -5,16 +5,16 @@ import { bytes, counted, el, fact, reconcile, say, short, sparkline, svg } from 
 import { now, ofDevice, ofPort, ofQp, peerOf, rate, series } from "./state.js";
 
 const [WIDTH, CARD, CARD_HEIGHT, GAP] = [960, 250, 132, 20];
-/** Of the frame of a VM: what is around its RNICs, at the sides and above them, and what is between two frames. */
+/** Frame of a VM: the margins at the sides of its RNICs and above them, and the space between two frames. */
 const [PAD, HEAD, SPACE] = [12, 28, 18];
 const LOSSES = ["retransmitted_pkts", "rx_dropped", "rnr_nak_sent", "out_of_sequence", "completion_errors"];
 
-/** Address of a device in the view of objects. */
+/** Returns the address of a device in the view of objects. */
 const linkTo = (device, ...more) => `#objects/${[device.name, ...more].map(encodeURIComponent).join("/")}`;
 
 /**
- * Where each device is, and the frames of the VMs: two columns, so that connections pass between them. RNICs of a VM are
- * together; one without a driver belongs to nobody yet.
+ * Returns where each device is, and the frames of the VMs. There are two columns, so that connections pass between
+ * them. RNICs of a VM are together; one without a driver has no VM yet, and no frame.
  */
 export function layout(devices) {
   const vms = new Map();
@@ -46,7 +46,7 @@ function updateFrame(frame, { x, y, height }) {
   frame.firstChild.setAttribute("height", height - 2);
 }
 
-/** Connected pairs of devices, and the queue pairs of each. */
+/** Returns the connected pairs of devices, with the number, the rate and the errors of their connections. */
 function pairs() {
   const all = new Map();
   for (const device of now.devices) {
@@ -57,7 +57,7 @@ function pairs() {
       const key = JSON.stringify([one, other]);
       if (!all.has(key)) all.set(key, { key, one, other, count: 0, rate: 0, broken: 0 });
       const pair = all.get(key);
-      // Each connection has two ends that are counted, unless one is outside.
+      // Each connection is counted at both ends.
       pair.count += 0.5;
       pair.rate += ofQp(device, qp.qpn);
       pair.broken += qp.state === "ERR" || qp.state === "SQE" ? 1 : 0;
@@ -117,7 +117,7 @@ function updateEdge(edge, pair, places) {
   const [a, b] = [places.get(pair.one), places.get(pair.other)];
   const side = (place) => (place.column === 0 ? place.x + CARD : place.x);
   const [x1, y1, x2, y2] = [side(a), a.y + CARD_HEIGHT / 2, side(b), b.y + CARD_HEIGHT / 2];
-  // Of the same column, or the same device: a bow into the middle.
+  // Within a column or a device, the line makes a bow towards the middle.
   const bow = a.column === b.column ? (a.column === 0 ? 160 : -160) : 0;
   const [c1, c2] = bow ? [x1 + bow, x2 + bow] : [x1 + (x2 - x1) * 0.4, x1 + (x2 - x1) * 0.6];
   const spread = pair.one === pair.other ? 28 : 0;
@@ -164,7 +164,7 @@ function updatePort(box, port) {
   say(parts.drops, drops.length ? `lost: ${drops.map(([name, value]) => `${name} ${short(value)}`).join(", ")}` : "no frame lost");
 }
 
-/** Queue pairs that are listed as the busiest. */
+/** How many queue pairs are listed as the busiest. */
 const BUSIEST = 5;
 
 function makeTalker() {
@@ -186,14 +186,14 @@ function updateTalker(row, { device, qp, sent, most }) {
   parts.bar.setAttribute("aria-label", `${short(sent)} of the busiest one's ${short(most)}`);
 }
 
-/** The queue pairs of all devices that send most. */
+/** Returns the queue pairs of all devices that send most. */
 function talkers() {
   const all = now.devices.flatMap((device) => device.qp_list.map((qp) => ({ device, qp, sent: ofQp(device, qp.qpn) }))).filter(({ sent }) => sent > 0);
   all.sort((one, other) => other.sent - one.sent || one.qp.qpn - other.qp.qpn);
   return all.slice(0, BUSIEST).map((one) => ({ ...one, most: all[0].sent }));
 }
 
-/** The view. */
+/** Makes the view. */
 export function mapView() {
   const frames = svg("g");
   const edges = svg("g");

@@ -5,15 +5,17 @@ import { counted, bytes, el, fact, hex, reconcile, say, searching, short, size, 
 import { ask, now, ofDevice, ofQp, peerOf, series } from "./state.js";
 import { failureTable } from "./failures.js";
 
-/** Milliseconds between two looks at what is not part of the state. */
+/** Milliseconds between requests for objects that are not part of the state. */
 const INTERVAL = 2000;
-/** Milliseconds for which an access counts, and how many are kept. */
+/** Milliseconds for which an access is shown, and how many accesses are kept. */
 const HOT = 10000;
 const MOST_ACCESSES = 20000;
-/** Rows of a table. */
+/** How many rows of a table are shown. */
 const SHOWN = 500;
 
-/** States of a queue pair, where they are drawn, and where each may go by itself or by ibv_modify_qp. */
+/**
+ * States of a queue pair: their places in the picture, and the transitions by ibv_modify_qp or by the device itself.
+ */
 const STATES = { RESET: [50, 40], INIT: [170, 40], RTR: [290, 40], RTS: [410, 40], SQD: [410, 110], SQE: [290, 110], ERR: [170, 110] };
 const MOVES = [["RESET", "INIT"], ["INIT", "RTR"], ["RTR", "RTS"], ["RTS", "SQD"], ["SQD", "RTS"], ["RTS", "SQE"], ["SQE", "RTS"], ["RTS", "ERR"]];
 const MEANING = {
@@ -30,7 +32,7 @@ function stateMachine() {
     const [[x1, y1], [x2, y2]] = [STATES[from], STATES[to]];
     const length = Math.hypot(x2 - x1, y2 - y1);
     const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
-    // Two ways between the same states lie side by side.
+    // Draw the two directions between the same states side by side.
     const both = MOVES.some(([other, back]) => other === to && back === from);
     const [sx, sy] = both ? [-uy * 5, ux * 5] : [0, 0];
     const reach = (dx, dy) => Math.min(Math.abs(dx) > 0.01 ? 38 / Math.abs(dx) : 99, Math.abs(dy) > 0.01 ? 17 / Math.abs(dy) : 99);
@@ -61,7 +63,7 @@ function bar(value, most, label) {
 
 const known = (value, show) => (value === null || value === undefined ? "unknown" : show(value));
 
-/** A table whose columns are [head, cell of an item, class]. */
+/** Makes a table from columns [heading, function that makes the cell of an item, class]. */
 function table(caption, columns, key, quiet = false) {
   const body = el("tbody");
   const more = el("p", { class: "dim" });
@@ -81,10 +83,10 @@ function table(caption, columns, key, quiet = false) {
   };
 }
 
-/** Parts that a region is drawn in, to show where peers access it. */
+/** How many parts a region is divided into, to show where peers access it. */
 const CELLS = 64;
 
-/** How often peers accessed each part of a region lately, of accesses [key, address, bytes]. */
+/** Returns how often peers accessed each part of a region recently, from accesses [key, address, bytes]. */
 function heat(mr, accesses) {
   const cells = new Array(CELLS).fill(0);
   if (mr.length === null || typeof mr.iova !== "number") return cells;
@@ -98,7 +100,10 @@ function heat(mr, accesses) {
   return cells;
 }
 
-/** A region as a bar: windows below it, and above it how often peers accessed each part. */
+/**
+ * Draws a region as a bar, with its windows below and above it how often peers accessed each part. Returns null if
+ * there is nothing to show.
+ */
 function extent(mr, windows, accesses) {
   const cells = heat(mr, accesses);
   const most = Math.max(...cells);
@@ -114,18 +119,18 @@ function extent(mr, windows, accesses) {
   });
   for (const { bound } of windows) {
     if (mr.length === null || typeof bound.iova !== "number") continue;
-    // A window may have addresses of its own, from 0 on.
+    // The addresses of a window may begin at 0.
     const offset = bound.iova >= mr.iova ? bound.iova - mr.iova : bound.iova;
     picture.append(svg("rect", { class: "window", x: (offset / mr.length) * width, y: 25, width: Math.max((bound.length / mr.length) * width, 2), height: 6, rx: 2 }));
   }
   return picture;
 }
 
-/** A window in words. */
+/** Describes a window in words. */
 const windowText = ({ key, kind, bound }) =>
   `window ${hex(key, 8)} (type ${kind}): ${size(bound.length)} at ${hex(bound.iova)}, ${bound.access.join(", ")}${bound.qpn ? `, of QP ${bound.qpn}` : ""}`;
 
-/** Regions by address: what lies side by side in memory does so here; what is between them is left out. */
+/** Makes a list of regions in the order of their addresses. Gaps between regions are left out. */
 function memoryMap() {
   const list = el("ol", { class: "memory" });
   return {
@@ -161,7 +166,7 @@ function memoryMap() {
   };
 }
 
-/** One queue pair. */
+/** Makes the panel of one queue pair. */
 function qpPanel() {
   const title = el("h2");
   const machine = stateMachine();
@@ -199,7 +204,7 @@ function qpPanel() {
   };
 }
 
-/** Contexts, the protection domains of each, and what they own. */
+/** Returns the contexts, the protection domains of each, and how many objects they own. */
 function owners(device, extra) {
   const contexts = new Map();
   const of = (number) => {
@@ -208,7 +213,7 @@ function owners(device, extra) {
   };
   const contextOfPd = new Map();
   for (const object of [...device.qp_list, ...(extra?.srqs ?? [])]) {
-    // The target of an extended connection belongs to no context.
+    // The target QP of an extended reliable connection belongs to no context.
     if (object.context === 0) continue;
     contextOfPd.set(object.pd, object.context);
     of(object.context).pds.add(object.pd);
@@ -222,7 +227,7 @@ function owners(device, extra) {
   return [...contexts.values()].sort((one, other) => one.number - other.number);
 }
 
-/** The view. */
+/** Makes the view. */
 export function objectsView() {
   const chooser = el("nav", { class: "chooser", "aria-label": "Devices" });
   const empty = el("p", { class: "empty", text: "There is no such device." });
@@ -270,7 +275,8 @@ export function objectsView() {
     section("Contexts", contexts.element), section("Counters", counters));
   const element = el("div", {}, chooser, empty, body);
   let extra = null;
-  // What peers accessed lately, by what the devices trace: each with its time, its device and [key, address, bytes].
+  // Recent accesses by peers, from the traces of the devices: each with its time, its device, and [key, address,
+  // bytes].
   let accesses = [];
   const next = new Map();
   let asked = 0;
@@ -291,7 +297,7 @@ export function objectsView() {
     if (element.isConnected) update(shownDetails);
   }
 
-  /** Takes the packets that came with a remote address since the last time. */
+  /** Fetches the packets with a remote address that arrived since the last call. */
   async function lookAtAccesses() {
     const from = now.devices.map((one) => next.get(one.name) ?? 0).join(",");
     const time = Date.now();

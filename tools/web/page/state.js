@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What the server said last, and rates made of it.
+// The last state that the server sent, and rates computed from it.
 
-/** Samples that are kept of each counter. */
+/** How many samples of each counter are kept. */
 const KEPT = 90;
 
 const listeners = new Set();
 let source = null;
 let paused = false;
-// Steps come sooner than states: the state that belongs to those on the page when it is paused is the next one.
+// Steps arrive sooner than states: on pause, the next state is still taken, since it belongs to the steps on the page.
 let catchesUp = false;
 let waiting = null;
 
-/** The state. `rates` has, by device or switch port and counter, changes per second, the newest last. */
+/** The state. `rates` has the changes per second of each counter, newest last, by device or switch port. */
 export const now = {
   connected: false,
   closed: false,
@@ -44,32 +44,32 @@ function sample(key, counters, seconds) {
     if (before === undefined || seconds <= 0) continue;
     let series = history.series.get(name);
     if (!series) history.series.set(name, series = []);
-    // After a reset of the device they count from 0.
+    // After a reset of the device its counters start from 0 again.
     series.push(Math.max(value - before, 0) / seconds);
     if (series.length > KEPT) series.shift();
   }
 }
 
-/** The last changes per second of a counter. */
+/** Returns the last rates of a counter, in changes per second. */
 export function series(key, name) {
   return now.rates.get(key)?.series.get(name) ?? [];
 }
 
-/** Changes per second of a counter. */
+/** Returns the current rate of a counter, in changes per second. */
 export function rate(key, name) {
   return series(key, name).at(-1) ?? 0;
 }
 
-/** A counter. */
+/** Returns the value of a counter, or 0 if there is none. */
 export function counter(counters, name) {
   return (counters ?? []).find(([known]) => known === name)?.[1] ?? 0;
 }
 
-/** Key of the rates of a device. */
+/** Returns the key of a device in `rates`. */
 export const ofDevice = (device) => `device ${device.name}`;
-/** Key of the rates of a port of the switch. */
+/** Returns the key of a port of the switch in `rates`. */
 export const ofPort = (port) => `port ${port.name}`;
-/** Packets per second that a queue pair sends, by what its PSN says. */
+/** Returns how many packets per second a queue pair sends, computed from its PSN. */
 export const ofQp = (device, qpn) => now.qps.get(`${device.name} ${qpn}`)?.rate ?? 0;
 
 function take(state) {
@@ -93,7 +93,7 @@ function take(state) {
   for (const port of state.switch) sample(ofPort(port), port.counters, seconds);
 }
 
-/** Begins to listen to the server. */
+/** Connects to the server and takes the states that it sends. */
 export function connect() {
   source = new EventSource("/api/events");
   source.onmessage = (event) => {
@@ -107,21 +107,21 @@ export function connect() {
   };
   source.onerror = () => {
     now.connected = false;
-    // The server knows this page no longer: another one runs at its address.
+    // The server does not accept this page: another server now has its address.
     now.closed = source.readyState === EventSource.CLOSED;
     tell();
   };
 }
 
-/** The devices as the server last told of them, also while the page is paused. */
+/** Returns the devices of the newest state, even while the page is paused. */
 export const newestDevices = () => (waiting ?? now).devices;
 
-/** Whether changes are kept back. */
+/** Returns whether changes are withheld from the page. */
 export function isPaused() {
   return paused;
 }
 
-/** Keeps changes back, or no longer. */
+/** Withholds changes from the page, or shows them again. */
 export function pause(on) {
   paused = on;
   catchesUp = on;
@@ -129,18 +129,18 @@ export function pause(on) {
   tell();
 }
 
-/** The device that has a GID, if it is one of these. */
+/** Returns the device that has a GID, if it is a device of this vrnicd. */
 export function deviceOfGid(gid) {
   return now.devices.find((device) => device.gid_table.some((entry) => entry.gid === gid));
 }
 
-/** Device and queue pair at the other end. */
+/** Returns the device and the queue pair at the other end. */
 export function peerOf(qp) {
   const device = qp.peer_gid ? deviceOfGid(qp.peer_gid) : undefined;
   return device && { device, qp: device.by_qpn.get(qp.peer_qpn) };
 }
 
-/** Asks the server something. */
+/** Sends a request to the server. */
 export async function ask(path, options = {}) {
   const response = await fetch(path, options);
   if (!response.ok) throw new Error((await response.text()).trim());

@@ -5,30 +5,32 @@ import { bytes, button, counted, el, fact, hex, say, searching, svg } from "./do
 import { headerTable } from "./headers.js";
 import { ask, isPaused, newestDevices, now, peerOf } from "./state.js";
 
-/** Milliseconds between two questions to the daemon. */
+/** Milliseconds between requests for new steps. */
 const INTERVAL = 250;
-/** Steps of a device that are kept. */
+/** How many steps of a device are kept. */
 const KEPT = 10000;
 /** Height of a step when steps are drawn in order. */
 const ROW = 28;
-/** Largest height of what is drawn to scale. */
+/** Largest height of a picture that is drawn to scale. */
 const TALL = 2e6;
-/** Steps that are drawn at most. */
+/** How many steps are drawn at most. */
 const DRAWN = 250;
-/** Width of the picture, and where the four lines are: program and RNIC of one side, RNIC and program of the other. */
+/**
+ * Width of the picture, and the places of the four lines: program and RNIC on the left, RNIC and program on the right.
+ */
 const WIDE = { WIDTH: 1100, LANES: { left: { program: 90, rnic: 330 }, right: { rnic: 770, program: 1010 } } };
-/** The same beside a text. */
+/** The same for a timeline next to a text. */
 const NARROW = { WIDTH: 820, LANES: { left: { program: 60, rnic: 250 }, right: { rnic: 570, program: 760 } } };
-/** Nanoseconds a pixel stands for. */
+/** Nanoseconds per pixel. */
 const SCALES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 
-/** Kinds of steps, which have colours. */
+/** Kinds of steps that have a colour. */
 const LEGEND = [
   ["request", "request"], ["packet", "packet"], ["answer", "acknowledgement or response"],
   ["completion", "completion"], ["event", "event"], ["bad", "NAK or error"],
 ];
 
-/** A time, with the unit that fits. */
+/** Formats a time with the unit that fits. */
 function duration(nanoseconds) {
   for (const [unit, length] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
     if (Math.abs(nanoseconds) >= length) return `${(nanoseconds / length).toFixed(3)} ${unit}`;
@@ -36,18 +38,18 @@ function duration(nanoseconds) {
   return `${nanoseconds} ns`;
 }
 
-/** The event by which a device asks the driver for pages. */
+/** Name of the event by which a device asks the driver for pages. */
 const PAGE_FAULT = "page fault";
 
-/** Whether a step tells of an error. */
+/** Returns whether a step reports an error. */
 const isBad = (step) => step.negative === true || (step.status !== undefined && step.status !== "IBV_WC_SUCCESS");
 
 const wrong = (count) => counted(count, "NAK or error", "NAKs and errors");
 
-/** Whether a step completes a request. Receives have names of their own, which may be the same. */
+/** Returns whether a step completes a send request. The wr_ids of receives may be the same as those of sends. */
 const endsRequest = (step) => step.act === "completed" && !step.opcode.startsWith("RECV");
 
-/** What a step is called, and how it is drawn. */
+/** Returns the label of a step, and how it is drawn. */
 function describe(step) {
   switch (step.act) {
     case "fetched": return { label: `${step.opcode} ${hex(step.wr_id)}, ${bytes(step.length)}`, kind: "request", to: "rnic" };
@@ -75,11 +77,11 @@ function describe(step) {
   }
 }
 
-/** What an object that a step concerns was like: its name, and a text. */
+/** Describes an object that a step concerned, as it was then: its name, and a text. */
 function objectThen(one) {
   const rights = (names) => (names.length ? names.join(", ") : "local read");
   const extent = (first, length) => (length === null ? "all memory" : `${counted(length, "byte")} at ${hex(first)}`);
-  // Keys that differ in the last byte name the same object, which is then another use of it.
+  // Keys that differ only in the last byte name the same object; another last byte means an earlier or later use of it.
   const other = one.key === undefined || one.key === one.named ? "" : `, whose key is ${hex(one.key)}`;
   switch (one.object) {
     case "region":
@@ -104,24 +106,24 @@ function objectThen(one) {
 }
 
 /**
- * A label as it is drawn: without what all names of statuses begin with, and of long wr_ids only the end. What is told
- * of a step has them whole.
+ * Returns a label as it is drawn: without the prefix that all status names have, and with only the end of long wr_ids.
+ * The description of the step has them in full.
  */
 const drawn = (label) => label.replace("IBV_WC_", "").replace(/0x[0-9a-f]{5,}([0-9a-f]{4})/, "…$1");
 
-/** Width of a text in the picture, about. */
+/** Estimates the width of a text in the picture. */
 const widthOf = (text) => text.length * 7.2;
 
-/** What there is to say of queue pairs at a packet of a capture. */
+/** Explains why a packet of a capture says nothing about the queue pairs. */
 const PACKETS_ONLY = "A capture holds packets and nothing of the RNICs that sent them. So what state the queue pairs were in, and why "
   + "something was refused, is not known here. A recording of a device (vrnicctl record) has both.";
 
 const packetKey = (step) => `${step.psn} ${step.opcode}`;
 
 /**
- * Steps of both sides in one order: by time, and what arrives behind what was sent. Packets that arrived know what
- * sent them and the other way round, so that they are one arrow. Of a packet that was sent twice, the first copy is
- * taken to be lost.
+ * Merges the steps of both sides into one order: by time, and at equal times with a packet's arrival after its sending.
+ * The items of a packet that was sent and arrived refer to each other as `mate`, so that they become one arrow. Of a
+ * packet that was sent twice, the first copy is assumed lost.
  */
 function merge(left, right) {
   const all = [];
@@ -150,7 +152,7 @@ function merge(left, right) {
   }
 }
 
-/** All connections between RNICs of this daemon, each once. */
+/** Returns all connections between RNICs of this vrnicd, each once. */
 function connections() {
   const all = new Map();
   for (const device of now.devices) {
@@ -166,7 +168,7 @@ function connections() {
   return all;
 }
 
-/** Whether a step belongs to that end of the connection. */
+/** Returns whether a step belongs to that end of the connection. */
 function belongs(step, { qp }) {
   if (step.qpn) return step.qpn === qp.qpn;
   if (step.act === "notified") return step.cqn === qp.send_cqn || step.cqn === qp.receive_cqn;
@@ -176,7 +178,10 @@ function belongs(step, { qp }) {
   return step.event === PAGE_FAULT || /^IBV_EVENT_(PORT|DEVICE|GID|PKEY)/.test(step.event);
 }
 
-/** Nanoseconds from when each request was taken until its completion was written, and the bytes that it moved. */
+/**
+ * Returns the nanoseconds from when each request was taken until its completion was written, and the bytes that it
+ * moved.
+ */
 function requests(items) {
   const open = new Map();
   const done = { latencies: [], sizes: [] };
@@ -193,7 +198,7 @@ function requests(items) {
   return done;
 }
 
-/** How often values occur, by powers of 2. */
+/** Makes a chart of how often values occur, by powers of 2. */
 function histogram(title, show) {
   const picture = svg("svg", { class: "histogram", viewBox: "0 0 420 110", role: "img" });
   const figure = el("figure", {}, el("figcaption", {}, title), picture);
@@ -228,7 +233,7 @@ function histogram(title, show) {
   };
 }
 
-/** Connections of a capture, as `connections` gives those of the daemon, and their steps. */
+/** Returns the connections of a capture in the form of `connections`, with their steps. */
 function ofFile(decoded) {
   const all = new Map();
   for (const { ends, steps } of decoded.connections) {
@@ -238,7 +243,7 @@ function ofFile(decoded) {
   return all;
 }
 
-/** What a step says; those of a capture have the time of day. */
+/** Returns the fields of a step. Steps of a capture have the time of day. */
 function facts(item, captured) {
   const { step } = item;
   const since = captured ? "since 1970" : "of the devices' clock";
@@ -272,8 +277,9 @@ function facts(item, captured) {
 }
 
 /**
- * What is known of a queue pair at a step: its state before and after the call in which the device did the step, and
- * what was under way. All of it is made of `steps` of that side. `state` is what it is now, if that is known.
+ * Returns what is known of a queue pair at a step: its state before and after the call in which the device did the
+ * step, and what was in progress. Everything is computed from `steps`, those of that side. `state` is the current
+ * state, or null if unknown.
  */
 function moment(steps, step, state) {
   const at = { before: state, after: state, requests: [], sent: null, acknowledged: null, arrived: null };
@@ -282,7 +288,7 @@ function moment(steps, step, state) {
   if (next) at.before = at.after = next.from;
   const last = moves.findLast((one) => one.at <= step.at);
   if (last) at.before = at.after = last.to;
-  // Of one call, the move is the last step.
+  // The change of state is the last step of its call.
   const same = moves.find((one) => one.nanoseconds === step.nanoseconds && one.at >= step.at);
   if (same && steps.includes(step)) { at.before = same.from; at.after = same.to; }
   const open = new Map();
@@ -299,7 +305,7 @@ function moment(steps, step, state) {
   return at;
 }
 
-/** The view; `embedded` is one beside a text, of the connection that it is given. */
+/** Makes the view. With `embedded`, it is next to a text and shows only the connection that it is given. */
 export function timelineView({ embedded = false } = {}) {
   const { WIDTH, LANES } = embedded ? NARROW : WIDE;
   const devices = new Map();
@@ -311,13 +317,13 @@ export function timelineView({ embedded = false } = {}) {
   let toScale = false;
   let scale = 10;
   let follow = true;
-  // Height of what can be seen.
+  // Height of the visible part.
   let view = 0;
   let selected = null;
   let dirty = false;
   let ends = null;
   let file = null;
-  // Steps of both ends of the connection, without a filter.
+  // Steps of both ends of the connection, not filtered.
   let sides = null;
 
   const chooser = el("select", { id: "connection-choice", onchange: () => { location.hash = `timeline/${encodeURIComponent(chooser.value)}`; } });
@@ -343,7 +349,7 @@ export function timelineView({ embedded = false } = {}) {
   const scroller = el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Steps of the connection" }, spacer);
   const details = el("section", { class: "panel", id: "step", "aria-live": "polite" },
     el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends say of it, and how their queue pairs were then."));
-  // Beside a text there is room for it only when there is something to tell.
+  // Next to a text, there is room for the details only when there are some.
   details.hidden = embedded;
   const latencies = histogram("Time from taken to completed", (value) => duration(value).replace(/\.?0+ /, " "));
   const sizes = histogram("Size of requests", (value) => bytes(value));
@@ -356,7 +362,7 @@ export function timelineView({ embedded = false } = {}) {
     status, trouble, legend, heads, scroller), details, embedded ? null : charts);
 
   scroller.addEventListener("scroll", () => {
-    // A picture that has become smaller is at its end no longer, and nobody scrolled.
+    // After a change of the scroller's height the picture may no longer be at its end, although nobody scrolled.
     if (scroller.clientHeight === view) follow = scroller.scrollTop + view >= scroller.scrollHeight - 40;
     draw();
   });
@@ -379,7 +385,7 @@ export function timelineView({ embedded = false } = {}) {
     if (event.dataTransfer.files[0]) open(event.dataTransfer.files[0]);
   });
 
-  /** Shows a capture instead of what happens now. */
+  /** Shows a capture or recording instead of the live devices. */
   async function open(blob) {
     try {
       const decoded = await ask("/api/decode", { method: "POST", body: blob });
@@ -408,7 +414,10 @@ export function timelineView({ embedded = false } = {}) {
     rebuild(middle);
   }
 
-  /** When the picture begins: it has TALL pixels at most, so a deep zoom shows a part, the one around `middle`. */
+  /**
+   * Time at which the picture begins. Its height is at most TALL pixels, so a deep zoom shows only the part around
+   * `middle`.
+   */
   let begin = 0;
   let height = 0;
   const timeAt = (y) => begin + y * SCALES[scale];
@@ -416,7 +425,7 @@ export function timelineView({ embedded = false } = {}) {
     return toScale ? (item.step.at - begin) / SCALES[scale] + ROW : item.row * ROW + ROW;
   }
 
-  /** The time of the step next to a time. */
+  /** Returns the time of the step closest to `time`. */
   function nearest(time) {
     let best = items[0];
     for (const item of items) {
@@ -433,7 +442,7 @@ export function timelineView({ embedded = false } = {}) {
     items = filter.value.trim() ? all.filter((item) => found(text(item))) : all;
     items.forEach((item, row) => { item.row = row; });
     const [first, last] = [items[0]?.step.at ?? 0, items.at(-1)?.step.at ?? 0];
-    // There may be long times without steps.
+    // There may be long intervals without steps.
     if (middle !== undefined) middle = nearest(middle);
     if (toScale) {
       const span = TALL * SCALES[scale];
@@ -456,7 +465,7 @@ export function timelineView({ embedded = false } = {}) {
     draw();
   }
 
-  /** What is shown, in words. */
+  /** Says in words what is shown. */
   function summary(total, errors) {
     const more = file?.more ? ", and more that was left out" : "";
     if (file?.recording) {
@@ -473,7 +482,7 @@ export function timelineView({ embedded = false } = {}) {
     return `${counted(items.length, "step")}${of}, ${wrong(errors)}${lost}.`;
   }
 
-  /** Draws what can be seen, before the next frame. */
+  /** Draws the visible part before the next frame. */
   function draw() {
     if (dirty) return;
     dirty = true;
@@ -482,25 +491,26 @@ export function timelineView({ embedded = false } = {}) {
 
   function paint() {
     const view = scroller.clientHeight || 400;
-    // There may be fewer steps than before. The picture itself would keep the place open behind the last of them.
+    // There may be fewer steps than before: at the old place, the picture itself would keep the scroller from
+    // shrinking.
     const top = Math.min(scroller.scrollTop, Math.max(height - view, 0));
     picture.setAttribute("viewBox", `0 ${top} ${WIDTH} ${view}`);
     picture.setAttribute("height", view);
     picture.style.top = `${top}px`;
     const parts = [];
     for (const side of ["left", "right"]) {
-      // A capture has no programs, and a recording that of one side.
+      // A capture has no programs, and a recording has only that of one side.
       const { rnic, program } = LANES[side];
       for (const x of file && !(file.recording && side === "left") ? [rnic] : [rnic, program]) parts.push(svg("line", { class: "lane", x1: x, x2: x, y1: top, y2: top + view }));
     }
-    // The first that can be seen: items are in the order of their places.
+    // Find the first visible item: items are sorted by place.
     let [low, high] = [0, items.length];
     while (low < high) {
       const middle = (low + high) >> 1;
       if (yOf(items[middle]) < top - 2 * ROW) low = middle + 1;
       else high = middle;
     }
-    // Where texts end, and the texts: above all arrows.
+    // Where the last text of each lane ends, and the texts, which are drawn above all arrows.
     const said = { texts: [] };
     let arrows = 0;
     let index = low;
@@ -520,7 +530,7 @@ export function timelineView({ embedded = false } = {}) {
     if (focus !== undefined) picture.querySelector(`[data-row="${Number(focus)}"]`)?.focus({ preventScroll: true });
   }
 
-  /** Something that can be chosen. */
+  /** Makes the group of a step, which can be chosen. */
   function stepGroup(item, kind, label) {
     return svg("g", {
       class: `step ${kind}${item === selected || item.mate && item.mate === selected ? " chosen" : ""}`, tabindex: 0, role: "button",
@@ -529,7 +539,7 @@ export function timelineView({ embedded = false } = {}) {
     });
   }
 
-  /** A change of the state: it goes nowhere. */
+  /** Draws a change of state, which has no arrow. */
   function drawMove(item, label, kind, x, y) {
     const width = label.length * 7.5 + 18;
     const group = stepGroup(item, `${kind} move`, label);
@@ -540,7 +550,7 @@ export function timelineView({ embedded = false } = {}) {
 
   function drawStep(item, y, said) {
     const { step, side, mate } = item;
-    // The arrow of a packet is drawn where it was sent, or where it arrived if nobody saw that.
+    // A packet's arrow is drawn where it was sent, or where it arrived if the sending was not seen.
     if (step.act === "arrived" && mate && items[mate.row] === mate) {
       if (yOf(mate) >= scroller.scrollTop - 2 * ROW) return null;
       return drawStep(mate, yOf(mate), said);
@@ -571,9 +581,9 @@ export function timelineView({ embedded = false } = {}) {
     }
     if (isBad(step)) group.append(svg("circle", { class: "mark", cx: x1 + direction * 9, cy: y1 + (y2 - y1) * 0.02, r: 5 }));
     const lane = to === "peer" ? "wire" : side;
-    // The text of a packet is where it leaves: arrows may be long and cross each other, and each begins in a row of its own.
-    // Beside an RNIC it is in the middle, or, if it is too long for that, begins at the RNIC and ends behind the program,
-    // or at the edge.
+    // The text of a packet is at the start of its arrow: arrows may be long and cross each other, but each starts in a
+    // row of its own. Other texts are in the middle of the arrow. One that is too long for that begins at the RNIC and
+    // extends past the program, or begins at the edge.
     const text = drawn(label);
     const [width, gap, room] = [widthOf(text), Math.abs(x2 - x1), side === "left" ? lanes.rnic : WIDTH - lanes.rnic];
     const [x, anchor] = to === "peer" ? [x1 + direction * (isBad(step) ? 20 : 10), direction > 0 ? "start" : "end"]
@@ -581,7 +591,7 @@ export function timelineView({ embedded = false } = {}) {
       : width < room - 12 ? [lanes.rnic + (side === "left" ? -8 : 8), side === "left" ? "end" : "start"]
       : side === "left" ? [4, "start"] : [WIDTH - 4, "end"];
     const top = y1 - 6;
-    // Texts that would cover each other are left out; the arrow still has its name.
+    // Texts that would cover each other are left out; the arrow still has its title.
     const hasRoom = said[lane] === undefined || top - said[lane] >= 13;
     if (hasRoom) {
       said[lane] = top;
@@ -594,18 +604,18 @@ export function timelineView({ embedded = false } = {}) {
   function choose(item) {
     selected = item;
     tell();
-    // What is told may take room from the picture.
+    // The description may take room from the picture.
     show();
     draw();
   }
 
-  /** Brings the chosen step into sight. */
+  /** Scrolls to the chosen step. */
   function show() {
     const [y, top, view] = [yOf(selected), scroller.scrollTop, scroller.clientHeight];
     if (y < top || y > top + view - ROW) scroller.scrollTop = y - view / 2;
   }
 
-  /** Says what there is to say of the chosen step. What went wrong may be known only after the step is. */
+  /** Describes the chosen step. Is called again later, since an explanation may arrive after the step. */
   function tell() {
     const item = selected;
     details.hidden = false;
@@ -635,8 +645,8 @@ export function timelineView({ embedded = false } = {}) {
   }
 
   /**
-   * Steps whose objects are those of an item: its own, those of the same packet at the other end, and of a completion
-   * those of the NAK that was its end, which came in the same call.
+   * Returns the items whose objects concern an item: the item itself, the same packet at the other end, and, for a
+   * failed completion, the NAK that caused it, which arrived in the same call.
    */
   function concerned(item) {
     const { step, side } = item;
@@ -648,7 +658,7 @@ export function timelineView({ embedded = false } = {}) {
     return found.filter(Boolean);
   }
 
-  /** What a queue pair was like at a step, what it is now, and the objects that the step concerns there. */
+  /** Describes a queue pair: its state at a step, its state now, and the objects that the step concerned there. */
   function stateThen(then, current, file, objects) {
     const chip = (state) => (state === null ? "unknown" : el("span", { class: `state ${state}` }, state));
     const moves = then.before !== then.after;
@@ -663,7 +673,7 @@ export function timelineView({ embedded = false } = {}) {
       file ? null : fact("state now", current ? chip(current.state) : "it does not exist any more"));
   }
 
-  /** Goes to the next step that tells of an error. */
+  /** Goes to the next step that reports an error. */
   function jump() {
     const after = selected ? selected.row : -1;
     const bad = (item) => isBad(item.step) && !(item.step.act === "arrived" && item.mate);
@@ -686,7 +696,7 @@ export function timelineView({ embedded = false } = {}) {
       for (const { device, first, steps } of answer.devices) {
         if (!devices.has(device)) devices.set(device, { next: first, steps: [] });
         const kept = devices.get(device);
-        // Its steps count from 0 again after a reset.
+        // After a reset of a device, its steps count from 0 again.
         if (first > kept.next) missed += first - kept.next;
         kept.next = first + steps.length;
         any ||= steps.length > 0;
