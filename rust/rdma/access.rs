@@ -20,23 +20,23 @@ impl_flags!(
     /// An access right.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Access {
-        /// The owner's receives and reads may be written here.
+        /// The owner's receives and RDMA reads may write to the memory.
         LocalWrite = bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE,
-        /// Peers may write.
+        /// Peers may write by RDMA.
         RemoteWrite = bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE,
-        /// Peers may read.
+        /// Peers may read by RDMA.
         RemoteRead = bindings::ib_access_flags_IB_ACCESS_REMOTE_READ,
-        /// Peers may do atomic operations.
+        /// Peers may perform atomic operations.
         RemoteAtomic = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC,
         /// Memory windows may be bound.
         MwBind = bindings::ib_access_flags_IB_ACCESS_MW_BIND,
-        /// Addresses count from 0 at the start of the region.
+        /// Addresses in the region start from 0.
         ZeroBased = bindings::ib_access_flags_IB_ZERO_BASED,
-        /// Pages are pinned when they are accessed.
+        /// Pages are not pinned, but brought in when they are accessed.
         OnDemand = bindings::ib_access_flags_IB_ACCESS_ON_DEMAND,
-        /// The region is made of huge pages.
+        /// The region consists of huge pages.
         HugeTlb = bindings::ib_access_flags_IB_ACCESS_HUGETLB,
-        /// The order of writes does not matter to the owner.
+        /// Writes may become visible in any order.
         RelaxedOrdering = bindings::ib_access_flags_IB_ACCESS_RELAXED_ORDERING,
         /// Peers may flush to global visibility.
         FlushGlobal = bindings::ib_access_flags_IB_ACCESS_FLUSH_GLOBAL,
@@ -46,11 +46,11 @@ impl_flags!(
 );
 
 impl AccessFlags {
-    /// Rights that one may ask for and must not mind not to get (`IB_ACCESS_OPTIONAL`).
+    /// Rights that are only hints: a driver may ignore them (`IB_ACCESS_OPTIONAL`).
     const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL;
 
-    /// Takes over rights as C names them. Unknown optional rights are dropped, other unknown
-    /// rights are refused with `EOPNOTSUPP`.
+    /// Converts access rights from C. Unknown optional rights are dropped; other unknown rights are
+    /// rejected with `EOPNOTSUPP`.
     pub(crate) fn from_raw(raw: c_int) -> Result<Self> {
         // CAST: A set of bits that C keeps in an `int`.
         let raw = raw as u32;
@@ -63,12 +63,12 @@ impl AccessFlags {
         Ok(Self(raw & known))
     }
 
-    /// Reconstructs rights from bits that a device keeps; unknown bits are dropped.
+    /// Restores rights from bits that a device stored; unknown bits are dropped.
     pub fn from_bits(bits: u32) -> Self {
         Self(bits & bindings::ib_access_flags_IB_ACCESS_SUPPORTED)
     }
 
-    /// The rights as the verbs number them.
+    /// Returns the rights in the encoding of the verbs.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0

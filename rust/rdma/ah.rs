@@ -31,8 +31,8 @@ use crate::{
     },
 };
 
-/// What an IP header or a GRH says of the way of a packet (`struct ib_global_route`; IBTA volume 1,
-/// section 8.3).
+/// The route of a packet as given in an IP header or a GRH (`struct ib_global_route`; IBTA volume
+/// 1, section 8.3).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct GlobalRoute {
     /// GID of the destination.
@@ -48,7 +48,7 @@ pub struct GlobalRoute {
 }
 
 impl GlobalRoute {
-    /// Takes over the route of a path, if the path has one.
+    /// Converts the route of a path from C, if the path has one.
     fn from_raw(raw: &bindings::rdma_ah_attr) -> Option<Self> {
         if u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH == 0 {
             return None;
@@ -62,7 +62,7 @@ impl GlobalRoute {
         })
     }
 
-    /// Writes the route into a zeroed path of C.
+    /// Writes the route into a zeroed C path.
     fn write(&self, raw: &mut bindings::rdma_ah_attr) {
         // CAST: A flag that C keeps in a byte.
         raw.ah_flags = bindings::ib_ah_flags_IB_AH_GRH as u8;
@@ -78,12 +78,12 @@ impl GlobalRoute {
 mod sealed {
     use crate::bindings;
 
-    /// How a path is translated.
+    /// Conversion of paths from and to C.
     pub trait RawPath: Sized {
-        /// Takes over a path of C; one of another kind is refused with `EINVAL`.
+        /// Converts a path from C; a path of another kind is rejected with `EINVAL`.
         fn from_raw(raw: &bindings::rdma_ah_attr) -> kernel::error::Result<Self>;
 
-        /// Writes the path into a zeroed path of C.
+        /// Writes the path into a zeroed C path.
         fn write(&self, raw: &mut bindings::rdma_ah_attr);
     }
 }
@@ -93,11 +93,11 @@ pub(crate) use sealed::RawPath;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// A path to a destination (`struct rdma_ah_attr`). What it says depends on the ports of the device
+/// A path to a destination (`struct rdma_ah_attr`). Its contents depend on the ports of the device
 /// ([`Operations::Path`]): [`Roce`], [`InfiniBand`], [`Unspecified`], or, where ports differ,
 /// [`Any`].
 ///
-/// Paths of Omni-Path are refused.
+/// Omni-Path paths are rejected.
 pub trait Path:
     sealed::RawPath + Copy + core::fmt::Debug + Default + PartialEq + Send + Sync + 'static
 {
@@ -108,16 +108,16 @@ impl<P> Path for P where
 {
 }
 
-/// A path on Ethernet (`struct roce_ah_attr`), of a port whose protocol is RoCE.
+/// A path on Ethernet (`struct roce_ah_attr`), for a port whose protocol is RoCE.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roce {
     /// Service level.
     pub service_level: u8,
-    /// Port that packets leave by.
+    /// Port through which packets leave.
     pub port: Port,
-    /// What the IP header, or the GRH of RoCE version 1, says.
+    /// Contents of the IP header, or of the GRH with RoCE version 1.
     pub route: GlobalRoute,
-    /// MAC address of the destination or of the next hop; the core resolved it.
+    /// MAC address of the destination or of the next hop, as resolved by the core.
     pub dmac: [u8; 6],
 }
 
@@ -146,21 +146,21 @@ impl RawPath for Roce {
     }
 }
 
-/// A path in an InfiniBand subnet, or out of it (`struct ib_ah_attr`; IBTA volume 1, section
-/// 11.2.2.1).
+/// A path within an InfiniBand subnet or to another subnet (`struct ib_ah_attr`; IBTA volume 1,
+/// section 11.2.2.1).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct InfiniBand {
     /// Service level.
     pub service_level: u8,
-    /// Port that packets leave by.
+    /// Port through which packets leave.
     pub port: Port,
-    /// LID of the destination, or of the router to it.
+    /// LID of the destination, or of the router towards it.
     pub dlid: u16,
-    /// Bits of the local LID that choose one of the port's.
+    /// Low bits of the source LID, which select one of the port's LIDs.
     pub source_path_bits: u8,
-    /// Highest rate of packets (`enum ib_rate`); 0 for that of the port.
+    /// Maximum packet rate (`enum ib_rate`); 0 for the rate of the port.
     pub static_rate: u8,
-    /// What the GRH says, if packets have one.
+    /// Contents of the GRH, if packets have one.
     pub route: Option<GlobalRoute>,
 }
 
@@ -196,15 +196,15 @@ impl RawPath for InfiniBand {
     }
 }
 
-/// A path of a port whose protocol the core does not know
-/// ([`Protocol::Unspecified`](crate::port::Protocol::Unspecified)): a GID is all there is.
+/// A path for a port whose protocol the core does not know
+/// ([`Protocol::Unspecified`](crate::port::Protocol::Unspecified)). It has nothing but a GID.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unspecified {
     /// Service level.
     pub service_level: u8,
-    /// Port that packets leave by.
+    /// Port through which packets leave.
     pub port: Port,
-    /// Where packets go.
+    /// Route of the packets.
     pub route: GlobalRoute,
 }
 
@@ -228,12 +228,12 @@ impl RawPath for Unspecified {
     }
 }
 
-/// A path of a device whose ports may be of RoCE or of InfiniBand.
+/// A path for a device with both RoCE and InfiniBand ports.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Any {
-    /// Of a port of RoCE.
+    /// Path from a RoCE port.
     Roce(Roce),
-    /// Of a port of InfiniBand.
+    /// Path from an InfiniBand port.
     InfiniBand(InfiniBand),
 }
 
@@ -270,13 +270,13 @@ impl RawPath for Any {
 pub enum Context {
     /// The verb may sleep. Verbs that a process calls always may.
     MaySleep,
-    /// The verb may not sleep, because its caller in the kernel may hold a spinlock. If creation
+    /// The verb must not sleep, because its caller in the kernel may hold a spinlock. If creation
     /// has to sleep, it fails with `EOPNOTSUPP`.
     Atomic,
 }
 
 impl Context {
-    /// Translates the flags of a verb; the bit `sleepable` says that it may sleep.
+    /// Converts the flags of a verb. The bit `sleepable` allows the verb to sleep.
     fn from_raw(flags: u32, sleepable: u32) -> Self {
         if flags & sleepable != 0 {
             Self::MaySleep
@@ -286,10 +286,10 @@ impl Context {
     }
 }
 
-/// An address handle (`struct ib_ah`): a path that datagrams take.
+/// An address handle (`struct ib_ah`): the path of datagrams.
 ///
-/// A [`Context`] tells creation and destruction whether they may sleep. [`query`](Self::query) and
-/// [`Drop`] may never sleep if the driver has verbs for the kernel ([`Operations::Users`]).
+/// A [`Context`] says whether creation and destruction may sleep. If the driver has verbs for the
+/// kernel ([`Operations::Users`]), [`query`](Self::query) and [`Drop`] must never sleep.
 #[vtable]
 pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver.
@@ -299,7 +299,8 @@ pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
-    /// Whether there are address handles: as [`Unsupported`](crate::Unsupported) says, not here.
+    /// Whether the driver has address handles; `false` only for
+    /// [`Unsupported`](crate::Unsupported).
     const IS_SUPPORTED: bool = true;
 
     /// Creates an address handle.
@@ -310,9 +311,9 @@ pub trait AddressHandle: Send + Sync + Sized + 'static {
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
-    /// Makes the hardware forget the address handle, if it knows of it; then it is dropped.
+    /// Removes the address handle from the hardware, if the hardware knows it; then it is dropped.
     ///
-    /// This cannot fail: hardware that refuses is to be stopped.
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
     fn destroy(_ah: &Ah<Self>, _context: Context, _call: &Call<'_, Self::Driver>) {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -337,14 +338,15 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     init: *mut bindings::rdma_ah_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the handle; the call is not over before we return.
+    // SAFETY: The core set the device of the handle; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*ah).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts. Those who have
-    //   udata are processes.
+    // - Verbs run only while the device is registered; its users have contexts, and only processes
+    //   have udata.
     // - The attributes are valid during the call.
-    // - The core allocated room for the data, which is constructed here and reachable by nobody
+    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
     //   before the call returns.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
@@ -383,7 +385,7 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `ah` must be a constructed handle of a device of `T` that nobody uses any more.
+/// `ah` must be a constructed handle of a device of `T` that is no longer in use.
 pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     ah: *mut bindings::ib_ah,
     flags: u32,
@@ -401,7 +403,7 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `ah` must be a constructed handle that nobody uses any more.
+/// `ah` must be a constructed handle that is no longer in use.
 unsafe fn end<T: Operations>(ah: *mut bindings::ib_ah, context: Context, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller.
     unsafe {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters of ports (`rdma statistic show`), and of chosen queue pairs (`rdma statistic qp`).
+//! Counters of ports (`rdma statistic show`) and of selected queue pairs (`rdma statistic qp`).
 
 use core::{
     ptr,
@@ -29,7 +29,7 @@ mod tests;
 pub struct Counter(bindings::rdma_stat_desc);
 
 impl Counter {
-    /// A counter of that name: lower case words, joined by underscores.
+    /// Creates a counter with that name, which consists of lower-case words joined by underscores.
     pub const fn new(name: &'static CStr) -> Self {
         Self(bindings::rdma_stat_desc {
             name: name.to_bytes_with_nul().as_ptr().cast(),
@@ -45,8 +45,7 @@ unsafe impl Sync for Counter {}
 // SAFETY: As above.
 unsafe impl Send for Counter {}
 
-/// Milliseconds for which values that were read are good enough
-/// (`RDMA_HW_STATS_DEFAULT_LIFESPAN`).
+/// Time in milliseconds for which values are cached (`RDMA_HW_STATS_DEFAULT_LIFESPAN`).
 const LIFESPAN: c_ulong = 10;
 
 /// # Safety
@@ -69,13 +68,13 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     }
 }
 
-/// The first read, while the device is registered, does not fail: the core would lose what it has
-/// allocated for the counters (`setup_hw_port_stats()` of Linux 7.3). They stay zero until the
-/// next.
+/// Reads the counters of a port. The first read must not fail: it happens during registration, and
+/// on an error the core would leak what it has allocated for the counters (`setup_hw_port_stats()`
+/// of Linux 7.3). If the driver fails then, the counters stay zero until the next read.
 ///
 /// # Safety
 ///
-/// Called by the core, for a device of `T`, with what [`alloc_callback`] returned, locked.
+/// Called by the core for a device of `T`, with the locked result of [`alloc_callback`].
 pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
     device: *mut bindings::ib_device,
     stats: *mut bindings::rdma_hw_stats,
@@ -86,12 +85,12 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
 
     // SAFETY:
     // - Verbs run only while the device is registered.
-    // - The statistics were allocated for `count` values, zeroed, and are locked: nobody else has
-    //   them during the call.
+    // - The statistics were allocated for `count` values, zeroed, and are locked: this call has
+    //   exclusive access.
     from_result(|| unsafe {
         let device = Device::<T>::from_raw(device);
         let port = device.port(port)?;
-        // The core sets it when a read has succeeded.
+        // The core sets the timestamp after a successful read.
         let is_first = (*stats).timestamp == 0;
         let values = (*stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);
@@ -116,7 +115,7 @@ pub(crate) unsafe extern "C" fn counter_init_callback(_counter: *mut bindings::r
 pub(crate) unsafe extern "C" fn counter_alloc_callback<T: Operations>(
     counter: *mut bindings::rdma_counter,
 ) -> *mut bindings::rdma_hw_stats {
-    // The core adds the values to those of the port, so they are the same ones.
+    // The core adds the values to those of the port, so the set of counters must be the same.
     // SAFETY: The counter is valid, as the caller guarantees.
     unsafe { alloc_callback::<T>((*counter).device, (*counter).port) }
 }
@@ -129,8 +128,8 @@ pub(crate) unsafe extern "C" fn counter_bind_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     port: u32,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid, and what is
-    // written belongs to the driver while the counter is locked.
+    // SAFETY: Verbs run only while the device is registered. The arguments are valid, and the
+    // members written belong to the driver while the counter is locked.
     from_result(|| unsafe {
         let device = Device::<T>::from_raw((*counter).device);
         let port = device.port(port)?;
@@ -147,8 +146,8 @@ pub(crate) unsafe extern "C" fn counter_bind_callback<T: Operations>(
     })
 }
 
-/// Binds something to the counters of number `id`, which are created if they have none yet (0), and
-/// in that case destroyed again if they are not wanted.
+/// Binds a queue pair to the counter set `id`. If `id` is 0, creates the counter set first, and
+/// destroys it again if binding fails.
 pub(crate) fn bind_in(
     id: &mut u32,
     create: impl FnOnce() -> Result<u32>,
@@ -160,7 +159,7 @@ pub(crate) fn bind_in(
     }
     let number = create()?;
     if number == 0 {
-        // Then nobody could ever destroy them.
+        // The counter set could never be destroyed.
         return Err(EIO);
     }
     bind(number).inspect_err(|_| destroy(number))?;
@@ -175,7 +174,7 @@ pub(crate) unsafe extern "C" fn counter_unbind_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     _port: u32,
 ) -> c_int {
-    // SAFETY: As above. A queue pair that is destroyed is unbound before.
+    // SAFETY: As above. The core unbinds a queue pair before it destroys it.
     unsafe {
         Device::<T>::from_raw((*qp).device)
             .with(|call| T::unbind_qp_counter(call, Qp::from_raw(qp)));
@@ -193,8 +192,8 @@ pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
 ) -> c_int {
     let count = T::PORT_COUNTERS.len();
 
-    // SAFETY: Verbs run only while the device is registered; there are `count` values, zeroed when
-    // they were allocated, which nobody else has while the counter is locked.
+    // SAFETY: Verbs run only while the device is registered. There are `count` values, which were
+    // zeroed when they were allocated. Access is exclusive while the counter is locked.
     from_result(|| unsafe {
         let values = (*(*counter).stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);
@@ -207,7 +206,7 @@ pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `counter` must be a counter of a device of `T` that no queue pair has any more.
+/// `counter` must be a counter of a device of `T` to which no queue pair is bound any more.
 pub(crate) unsafe extern "C" fn counter_dealloc_callback<T: Operations>(
     counter: *mut bindings::rdma_counter,
 ) -> c_int {

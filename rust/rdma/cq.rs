@@ -49,23 +49,23 @@ use crate::{
 mod tests;
 
 impl_flags!(
-    /// What a completion queue is like (`enum ib_uverbs_ex_create_cq_flags`).
+    /// Properties of a completion queue (`enum ib_uverbs_ex_create_cq_flags`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
     pub struct CqFlags(u32);
 
     /// A property of a completion queue.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum CqFlag {
-        /// Completions have time stamps.
+        /// Completions have timestamps.
         Timestamps = bit_u32(0),
-        /// The user sees to it that the queue does not overrun, and the device need not look.
+        /// The user makes sure that the queue does not overrun; the device need not check.
         IgnoreOverrun = bit_u32(1),
     }
 );
 
 impl CqFlags {
-    /// Takes over flags of C; a flag that has no name here is refused with `EOPNOTSUPP`. The core
-    /// passes on whatever a process says.
+    /// Converts C flags. Flags without a name here are rejected with `EOPNOTSUPP`, because the core
+    /// passes on whatever a process sets.
     fn from_raw(raw: u32) -> Result<Self> {
         if raw & !0b11 != 0 {
             return Err(EOPNOTSUPP);
@@ -74,26 +74,26 @@ impl CqFlags {
     }
 }
 
-/// What the user of a new completion queue asks for (`struct ib_cq_init_attr`).
+/// Attributes that the user of a new completion queue asks for (`struct ib_cq_init_attr`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct CqInitAttr {
-    /// Fewest entries, at least 1.
+    /// Minimum number of entries, at least 1.
     pub entries: u32,
-    /// Completion vector, less than the device has.
+    /// Completion vector, less than the device's number of vectors.
     pub vector: u32,
-    /// What the queue is like.
+    /// Properties of the queue.
     pub flags: CqFlags,
 }
 
 /// A new completion queue.
 pub struct NewCq<I, R> {
-    /// Constructs the queue.
+    /// Initialiser of the queue.
     pub init: I,
-    /// Answer to the provider; `()` for queues of the kernel.
+    /// Response to the provider; `()` for queues of the kernel.
     pub response: R,
-    /// Number by which events name the queue.
+    /// Number by which events refer to the queue.
     pub number: u32,
-    /// Entries that it has, at least those asked for.
+    /// Actual number of entries, at least as many as requested.
     pub entries: u32,
 }
 
@@ -124,14 +124,14 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
         Err::<NewCq<Self, ()>, _>(EOPNOTSUPP)
     }
 
-    /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
+    /// Removes the queue, which no queue pair uses any more, from the hardware; then it is dropped.
     ///
-    /// This cannot fail: `ib_free_cq` frees the memory in any case. Hardware that refuses is to be
-    /// stopped.
+    /// This cannot fail: `ib_free_cq` frees the memory in any case. If the hardware refuses, the
+    /// driver must stop it.
     fn destroy(cq: &Cq<Self>, call: &Call<'_, Self::Driver>);
 
-    /// Has a queue of a process hold at least `entries` completions, and tells how many by
-    /// [`Cq::set_entries`]. Those that were not polled stay.
+    /// Resizes a queue of a process to at least `entries` completions, and reports the actual
+    /// number through [`Cq::set_entries`]. Completions that were not polled yet are kept.
     fn resize(
         _cq: &Cq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -141,7 +141,7 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Has events wait until there are `count` completions, but for at most `period` microseconds.
+    /// Delays events until there are `count` completions, but for at most `period` microseconds.
     fn moderate(
         _cq: &Cq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -151,16 +151,16 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Takes completions out of a queue of the kernel, oldest first, until there are no more or
-    /// `out` is full. May not sleep.
+    /// Takes completions from a queue of the kernel, oldest first, until the queue is empty or
+    /// `out` is full. Must not sleep.
     fn poll(_cq: &Cq<Self>, _call: &Call<'_, Self::Driver>, _out: &mut Completions<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Asks for one event: for the next completion or, if `solicited_only`, for the next solicited
-    /// or failed one. May not sleep.
+    /// Requests one event: for the next completion or, if `solicited_only`, for the next completion
+    /// that is solicited or failed. Must not sleep.
     ///
-    /// Returns whether completions may have come in before, for which there is no event.
+    /// Returns whether completions may have arrived before, for which there will be no event.
     fn request_notify(
         _cq: &Cq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -169,7 +169,7 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Adds what only the driver knows to the description of a queue (`rdma resource show -dd`).
+    /// Adds driver-specific details to the dump of a queue (`rdma resource show -dd`).
     fn fill_details(_cq: &Cq<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -181,42 +181,42 @@ core_object! {
 }
 
 impl<T: CompletionQueue> Cq<T> {
-    /// Number by which events name the queue.
+    /// Returns the number by which events refer to the queue.
     pub fn number(&self) -> u32 {
         self.place.number()
     }
 
-    /// Where events find the queue.
+    /// Returns the queue's place in the event table.
     pub(crate) fn place(&self) -> &Place<bindings::ib_cq> {
         &self.place
     }
 
-    /// Completion vector that the queue's events come by.
+    /// Returns the completion vector on which the queue's events arrive.
     pub fn vector(&self) -> u32 {
         // SAFETY: The C structure is valid; the vector does not change.
         unsafe { (*self.as_raw()).comp_vector }
     }
 
-    /// Completions that the queue holds, as its user is told.
+    /// Returns the number of entries in the C structure, which the queue's user sees.
     fn told_entries(&self) -> &Atomic<c_int> {
-        // SAFETY: The C structure is valid, and others only read the field, which may change at any
+        // SAFETY: The C structure is valid. Others only read the field, which may change at any
         // time.
         unsafe { Atomic::from_ptr(&raw mut (*self.as_raw()).cqe) }
     }
 
-    /// Completions that the queue holds.
+    /// Returns the number of completions that the queue can hold.
     pub fn entries(&self) -> u32 {
         self.told_entries().load(Relaxed).unsigned_abs()
     }
 
-    /// Says how many completions the queue holds from now on.
+    /// Sets the number of completions that the queue can hold.
     pub fn set_entries(&self, entries: u32) {
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         self.told_entries().store(entries, Relaxed);
     }
 }
 
-/// Takes over the attributes of a new queue.
+/// Converts the attributes of a new queue from C.
 ///
 /// # Safety
 ///
@@ -238,12 +238,12 @@ unsafe fn attributes(
     })
 }
 
-/// Completes a new queue: answers the caller, and lets events find it.
+/// Completes the creation of a queue: responds to the caller, and makes events find the queue.
 ///
 /// # Safety
 ///
-/// `cq` must be a queue that the core allocated for a device of `T`, and that nobody else can
-/// reach.
+/// `cq` must be a queue that the core allocated for a device of `T` and that is not reachable by
+/// others yet.
 unsafe fn finish<T: Operations, R: Response>(
     call: &Call<'_, T>,
     cq: *mut bindings::ib_cq,
@@ -271,7 +271,7 @@ unsafe fn finish<T: Operations, R: Response>(
 
 /// # Safety
 ///
-/// `cq` must be a constructed queue of a device of `T` that nobody uses any more.
+/// `cq` must be a constructed queue of a device of `T` that is no longer in use.
 unsafe fn end<T: Operations>(cq: *mut bindings::ib_cq, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller.
     unsafe {
@@ -296,7 +296,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
     // SAFETY:
     // - Verbs run only while the device is registered; processes call this one, and have contexts.
     // - Attributes and udata are valid during the call.
-    // - The core allocated the queue, which nobody reaches before the call returns.
+    // - The core allocated the queue, which is not reachable by others before the call returns.
     from_result(|| unsafe {
         let attrs = NonNull::new(attrs).ok_or(EINVAL)?;
         let udata = &raw mut (*attrs.as_ptr())
@@ -328,7 +328,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     // SAFETY: The core set the device of the queue.
     let device = unsafe { Device::<T>::from_raw((*cq).device) };
 
-    // SAFETY: As in `create_user_callback`, to which calls from user space go.
+    // SAFETY: As in `create_user_callback`, which handles calls from user space.
     from_result(|| unsafe {
         device.with(|call| {
             let attributes = attributes(attr, device)?;
@@ -343,13 +343,14 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `cq` must be a constructed queue of a device of `T` that nobody uses any more, and `udata` the
+/// `cq` must be a constructed queue of a device of `T` that is no longer in use, and `udata` the
 /// udata of the call.
 pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     cq: *mut bindings::ib_cq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    // SAFETY: The core set the device of the queue; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*cq).device), Udata::from_raw(udata)) };
 
     // SAFETY: Verbs run only while the device is registered; the queue is constructed, and the core
@@ -372,7 +373,7 @@ pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
     entries: c_uint,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller; the call is not over before we return.
+    // SAFETY: Guaranteed by the caller; the call does not end before this function returns.
     let (device, cq, udata) = unsafe {
         (
             Device::<T>::from_raw((*cq).device),
@@ -381,8 +382,8 @@ pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
         )
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who
-    // have udata are processes.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts, and only
+    // processes have udata.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let udata = udata.ok_or(EINVAL)?;
@@ -431,7 +432,8 @@ pub(crate) unsafe extern "C" fn poll_callback<T: Operations>(
 
     // SAFETY: Verbs run only while the device is registered; `wc` has room for `count`.
     from_result(|| unsafe {
-        // A queue of a process, which may destroy queue pairs while it polls.
+        // The owner of a process's queue may destroy queue pairs while the queue is polled, so such
+        // queues cannot be polled here.
         if cq.place().is_of_process() {
             return Err(EOPNOTSUPP);
         }

@@ -90,17 +90,17 @@ pub use attr::{
     OnDemandPaging, //
 };
 
-/// What every verb gets: the device, which is registered, and what its registration owns.
+/// The context of a verb: the registered device, and what its registration owns.
 ///
-/// `'bound` is a lifetime that the verb knows nothing of, but that it has not ended: what the data
-/// borrows for so long is there. The data itself may only be borrowed for as long as the call, so
-/// nothing that refers to it can be kept in it.
+/// `'bound` is the lifetime of the registration. A verb knows only that this lifetime has not
+/// ended, so everything that the data borrows for `'bound` is still valid. The data itself can be
+/// borrowed only for the duration of the call, so nothing that refers to it can be stored in it.
 ///
 /// # Invariants
 ///
-/// As long as `self` exists the device is registered, and `registered` is what its registration
-/// owns. If `is_of_process`, the task that runs is in a system call by which a process calls the
-/// verb, and has that process's memory; it does not return before `self` is gone.
+/// As long as `self` exists, the device is registered and `registered` is what its registration
+/// owns. If `is_of_process`, the current task is in a system call by which a process calls the
+/// verb, has that process's memory, and does not return before `self` is gone.
 pub struct Call<'bound, T: Operations> {
     device: NonNull<Device<T>>,
     registered: NonNull<Registered<'bound, T>>,
@@ -108,7 +108,7 @@ pub struct Call<'bound, T: Operations> {
 }
 
 impl<'bound, T: Operations> Call<'bound, T> {
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device<T> {
         // SAFETY: Registered by the type invariant, hence valid.
         unsafe { self.device.as_ref() }
@@ -119,13 +119,13 @@ impl<'bound, T: Operations> Call<'bound, T> {
         unsafe { self.registered.as_ref() }
     }
 
-    /// The driver's data for the device.
+    /// Returns the driver's data for the device.
     pub fn data(&self) -> &T::RegistrationData<'bound> {
         &self.registered().data
     }
 
-    /// `ESRCH` unless a process called the verb: only then is there memory of it to be had. What
-    /// the kernel calls may run in any process, or in none.
+    /// Returns `ESRCH` unless a process called the verb. Only then is there process memory to use:
+    /// verbs called by the kernel may run in the context of any process, or of none.
     pub(crate) fn check_process(&self) -> Result {
         match self.is_of_process {
             true => Ok(()),
@@ -133,23 +133,23 @@ impl<'bound, T: Operations> Call<'bound, T> {
         }
     }
 
-    /// The dispatcher of the device.
+    /// Returns the dispatcher of the device.
     pub(crate) fn dispatcher(&self) -> &Dispatcher {
         &self.registered().dispatcher
     }
 
-    /// What maps memory for the device.
+    /// Returns the mapper, which maps memory for DMA by the device.
     pub(crate) fn mapper(&self) -> &Arc<Mapper> {
         &self.registered().mapper
     }
 
-    /// The ports of the device.
+    /// Returns the ports of the device.
     pub fn ports(&self) -> impl ExactSizeIterator<Item = Port> {
         self.device().ports()
     }
 
-    /// Calls `f` with the network device that is bound to a port, if any: the one that is
-    /// [that port's](Operations::is_netdev_of).
+    /// Calls `f` with the network device that is bound to a port, if there is one. The driver
+    /// decides which one that is in [`Operations::is_netdev_of`].
     pub fn with_netdev<R>(&self, port: Port, f: impl FnOnce(&Netdev) -> R) -> Option<R> {
         // SAFETY: The device is valid.
         let netdev = unsafe { Netdev::of_port(self.device().as_raw(), port) };
@@ -159,64 +159,65 @@ impl<'bound, T: Operations> Call<'bound, T> {
 
 /// A driver for RDMA devices.
 ///
-/// What the core demands of each device has to be there; all else is optional. A driver leaves out
-/// the methods of verbs that it lacks, here and in the traits of objects, and names [`Unsupported`]
-/// as the type of objects that its devices do not have. Then the operations are not there
-/// (`NULL` in `struct ib_device_ops`), and the core answers `EOPNOTSUPP`.
+/// A driver must implement what the core demands of each device; all else is optional. It leaves
+/// out the methods of verbs that it lacks, here and in the traits of objects, and names
+/// [`Unsupported`] as the type of objects that its devices do not have. The corresponding
+/// operations are then `NULL` in `struct ib_device_ops`, and the core returns `EOPNOTSUPP`.
 ///
-/// A driver for users in the kernel, as NVMe over fabrics, has all of [`QueuePair::post_send`],
-/// [`QueuePair::post_recv`], [`CompletionQueue::create`], [`CompletionQueue::poll`],
-/// [`CompletionQueue::request_notify`] and [`MemoryRegion::register_dma`] (`kverbs_provider` in
-/// `struct ib_device`), and says so in [`Users`](Self::Users). It does not compile if it lacks one.
+/// A driver for users in the kernel, such as NVMe over Fabrics, says so in [`Users`](Self::Users)
+/// and implements all of [`QueuePair::post_send`], [`QueuePair::post_recv`],
+/// [`CompletionQueue::create`], [`CompletionQueue::poll`], [`CompletionQueue::request_notify`] and
+/// [`MemoryRegion::register_dma`] (`kverbs_provider` in `struct ib_device`). It does not compile if
+/// one is missing.
 ///
 /// [`Unsupported`]: crate::Unsupported
 #[vtable]
 pub trait Operations: Sized + Send + Sync + 'static {
     /// Data owned by the [`Registration`] and accessible during all verbs.
     ///
-    /// `'a` is the lifetime of the registration, which is inside the time that the parent device
-    /// is bound to its driver.
+    /// `'a` is the lifetime of the registration, during which the parent device is bound to its
+    /// driver.
     type RegistrationData<'a>: Send + Sync + 'a
     where
         Self: 'a;
-    /// Who uses its devices: [`udata::Processes`] or [`udata::ProcessesAndKernel`].
+    /// The users of the devices: [`udata::Processes`] or [`udata::ProcessesAndKernel`].
     type Users: udata::Users;
-    /// What a path says to a destination of its ports: [`ah::Roce`], [`ah::InfiniBand`],
+    /// The kind of address handle path on its ports: [`ah::Roce`], [`ah::InfiniBand`],
     /// [`ah::Unspecified`], or, if ports differ, [`ah::Any`].
     type Path: ah::Path;
-    /// The driver's part of the answer to a process that queries the device
+    /// The driver's part of the response to a process that queries the device
     /// ([`device_response`](Self::device_response)); `()` if there is none.
     type DeviceResponse: Response;
-    /// Its user contexts.
+    /// The driver's user contexts.
     type UserContext: UserContext<Driver = Self>;
-    /// Its protection domains.
+    /// The driver's protection domains.
     type ProtectionDomain: ProtectionDomain<Driver = Self>;
-    /// Its completion queues.
+    /// The driver's completion queues.
     type CompletionQueue: CompletionQueue<Driver = Self>;
-    /// Its queue pairs.
+    /// The driver's queue pairs.
     type QueuePair: QueuePair<Driver = Self>;
-    /// Its shared receive queues, or [`Unsupported`](crate::Unsupported).
+    /// The driver's shared receive queues, or [`Unsupported`](crate::Unsupported).
     type SharedReceiveQueue: SharedReceiveQueue<Driver = Self>;
-    /// Its XRC domains, or [`Unsupported`](crate::Unsupported).
+    /// The driver's XRC domains, or [`Unsupported`](crate::Unsupported).
     type XrcDomain: XrcDomain<Driver = Self>;
-    /// Its memory regions.
+    /// The driver's memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
-    /// Its memory windows, or [`Unsupported`](crate::Unsupported).
+    /// The driver's memory windows, or [`Unsupported`](crate::Unsupported).
     type MemoryWindow: MemoryWindow<Driver = Self>;
-    /// Its device memory, or [`Unsupported`](crate::Unsupported).
+    /// The driver's device memory, or [`Unsupported`](crate::Unsupported).
     type DmBuffer: DmBuffer<Driver = Self>;
-    /// Its address handles, or [`Unsupported`](crate::Unsupported).
+    /// The driver's address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
-    /// What brings the pages of its memory regions on demand, or
+    /// The pager that faults in pages of on-demand memory regions, or
     /// [`Unsupported`](crate::Unsupported).
     type Pager: Pager;
 
-    /// Value of `enum rdma_driver_id`. A driver in C that casts the devices that have its number
-    /// has that for itself.
+    /// Value of `enum rdma_driver_id`. It must not be the number of a C driver: such a driver casts
+    /// every device that has its number to its own type.
     const DRIVER_ID: u32;
-    /// Version of the driver's user ABI, from 1.
+    /// Version of the driver's user ABI, starting from 1.
     const ABI_VERSION: u32;
-    /// Methods that processes call, besides those of the verbs.
+    /// Driver methods that processes can call in addition to the verbs.
     const USER_METHODS: &'static [Addition<Self>] = &[];
     /// Counters of a port, which [`port_counters`](Self::port_counters) reads.
     const PORT_COUNTERS: &'static [Counter] = &[];
@@ -224,71 +225,73 @@ pub trait Operations: Sized + Send + Sync + 'static {
     /// Returns the attributes of the device.
     fn query_device(call: &Call<'_, Self>) -> Result<DeviceAttr>;
 
-    /// Returns the driver's part of the answer to a process that queries the device.
+    /// Returns the driver's part of the response to a process that queries the device.
     fn device_response(_call: &Call<'_, Self>) -> Result<Self::DeviceResponse> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Writes the version of the firmware, for people; what is too long is cut off.
+    /// Writes the firmware version as human-readable text. Text that is too long is truncated.
     fn firmware_version(_call: &Call<'_, Self>, _text: &mut dyn core::fmt::Write) {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Returns what never changes about a port.
+    /// Returns the attributes of a port that never change.
     fn port_immutable(call: &Call<'_, Self>, port: Port) -> Result<port::Immutable>;
 
-    /// Returns the link layer of a port. Without this method it is what the
-    /// [kind of node](Properties::node_type) says: that of InfiniBand for a channel adapter.
+    /// Returns the link layer of a port. Without this method the link layer follows from the [kind
+    /// of node](Properties::node_type): it is InfiniBand for a channel adapter.
     fn link_layer(_call: &Call<'_, Self>, _port: Port) -> LinkLayer {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Returns the attributes of a port. It only looks: what the network device decides has been
-    /// set up by [`follow_netdev`](Self::follow_netdev).
+    /// Returns the attributes of a port. This only reads state:
+    /// [`follow_netdev`](Self::follow_netdev) has already set up whatever depends on the network
+    /// device.
     fn query_port(call: &Call<'_, Self>, port: Port) -> Result<PortAttr>;
 
-    /// Whether `netdev` is the network device of a port. Without this method ports have none.
+    /// Returns whether `netdev` is the network device of a port. Without this method ports have
+    /// none.
     ///
-    /// A driver is asked of each network device of the machine, whenever that comes and before the
-    /// RDMA device is registered, as long as the port has none. A driver that knows the address of
-    /// its port compares [`Netdev::ethernet_address`].
+    /// As long as a port has no network device, this is called for every network device of the
+    /// machine: before the RDMA device is registered, and whenever a network device appears. A
+    /// driver that knows the MAC address of its port compares it with [`Netdev::ethernet_address`].
     ///
-    /// The RTNL lock is held: this must not wait for anybody who takes it.
+    /// The RTNL lock is held, so this must not wait for anything that takes it.
     fn is_netdev_of(_call: &Call<'_, Self>, _netdev: &Netdev, _port: Port) -> bool {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
     /// Sets up the hardware for the network device of a port, if there is one
-    /// ([`Call::with_netdev`]): it came, went, or changed its state or its MTU. Called before the
-    /// device is registered, too.
+    /// ([`Call::with_netdev`]). Called when the network device appears, goes away, or changes its
+    /// state or MTU, and also before the RDMA device is registered.
     ///
-    /// Never called twice at the same time for the same port.
+    /// Calls for the same port never overlap.
     fn follow_netdev(_call: &Call<'_, Self>, _port: Port) {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Returns a P_Key.
+    /// Returns the P_Key at `index`.
     fn query_pkey(_call: &Call<'_, Self>, _port: Port, _index: u16) -> Result<u16> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Returns an entry of the GID table of a port that is not one of RoCE.
+    /// Returns an entry of the GID table of a port that is not RoCE.
     fn query_gid(_call: &Call<'_, Self>, _port: Port, _index: u32) -> Result<Gid> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Changes a port of InfiniBand for a user in the kernel.
+    /// Changes an InfiniBand port for a user in the kernel.
     fn modify_port(_call: &Call<'_, Self>, _port: Port, _change: &port::Change) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Gives the device's own agents a management datagram, and writes their answer to `answer`,
-    /// which is zeroed. An error is told to nobody.
+    /// Passes a management datagram to the device's own agents, and writes their response to
+    /// `answer`, which is zeroed. An error is not reported to anyone.
     ///
-    /// Asked for only if [`Properties::answers_management`] is set.
+    /// Called only if [`Properties::answers_management`] is set.
     ///
-    /// Every datagram to queue pairs 0 and 1 gets here first, as do those that the core asks for
-    /// itself (`sysfs`), and those along a directed route without hops. May sleep.
+    /// The core passes every datagram for queue pairs 0 and 1 here first, as well as its own
+    /// queries (for `sysfs`) and directed-route datagrams without hops. May sleep.
     fn process_mad(
         _call: &Call<'_, Self>,
         _port: Port,
@@ -298,49 +301,50 @@ pub trait Operations: Sized + Send + Sync + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Fills an entry of the GID table of a port of RoCE, which the core keeps.
+    /// Fills an entry of the GID table of a RoCE port. The core keeps that table.
     fn add_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Empties an entry of the GID table of a port of RoCE.
+    /// Clears an entry of the GID table of a RoCE port.
     fn del_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Reads the counters of a port, each into the place of its entry in
+    /// Reads the counters of a port. Each value goes to the index that its counter has in
     /// [`PORT_COUNTERS`](Self::PORT_COUNTERS).
     fn port_counters(_call: &Call<'_, Self>, _port: Port, _values: &mut [u64]) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Creates counters for queue pairs of a port, all 0, and returns their number, which is not 0
-    /// and no others' of the device.
+    /// Creates a set of counters for queue pairs of a port, all 0. Returns its number, which is not
+    /// 0 and is unique on the device.
     ///
-    /// Asked for only if [`Properties::counters_of_queue_pairs`] is set, as are the next four.
+    /// This and the next four methods are used only if [`Properties::counters_of_queue_pairs`] is
+    /// set.
     fn create_qp_counter(_call: &Call<'_, Self>, _port: Port) -> Result<u32> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Makes a queue pair, which counts for the port, count in the counters of that number instead.
+    /// Makes a queue pair, which counts for its port, count in the counter set `number` instead.
     fn bind_qp_counter(_call: &Call<'_, Self>, _qp: &Qp<Self::QueuePair>, _number: u32) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Makes a queue pair count for the port again. Must not need memory: the core forgets the
-    /// counters of a queue pair that is destroyed, whatever comes of this.
+    /// Makes a queue pair count for the port again. This must not need memory, because it must
+    /// succeed: when a queue pair is destroyed, the core forgets its counters in any case.
     fn unbind_qp_counter(_call: &Call<'_, Self>, _qp: &Qp<Self::QueuePair>) {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Reads the counters of that number, as [`port_counters`](Self::port_counters) does those of
-    /// the port.
+    /// Reads the counter set `number`, in the same way as [`port_counters`](Self::port_counters)
+    /// reads the counters of a port.
     fn read_qp_counter(_call: &Call<'_, Self>, _number: u32, _values: &mut [u64]) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Destroys the counters of that number, in which no queue pair counts any more. Must not need
-    /// memory, as [`unbind_qp_counter`](Self::unbind_qp_counter).
+    /// Destroys the counter set `number`, in which no queue pair counts any more. This must not
+    /// need memory, like [`unbind_qp_counter`](Self::unbind_qp_counter).
     fn destroy_qp_counter(_call: &Call<'_, Self>, _number: u32) {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -348,8 +352,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
 
 /// An RDMA device.
 ///
-/// `ib_device_release` frees the memory without asking the driver, so no field may need [`Drop`]:
-/// what does belongs to the [`Registration`].
+/// `ib_device_release` frees the memory without calling the driver, so no field may need [`Drop`].
+/// Fields that do belong in the [`Registration`].
 ///
 /// # Invariants
 ///
@@ -362,7 +366,7 @@ pub struct Device<T: Operations> {
     registered: UnsafeCell<NonNull<Registered<'static, T>>>,
 }
 
-/// What a registration owns, and verbs use.
+/// What a registration owns and verbs use.
 #[pin_data]
 struct Registered<'bound, T: Operations> {
     // Fields are dropped in declaration order.
@@ -391,13 +395,13 @@ impl<T: Operations> Device<T> {
         self.dev.get()
     }
 
-    /// The ports of the device.
+    /// Returns the ports of the device.
     pub fn ports(&self) -> impl ExactSizeIterator<Item = Port> {
         // SAFETY: Set before anybody else had the device.
         Port::all(unsafe { (*self.as_raw()).phys_port_cnt })
     }
 
-    /// The port of that number; `EINVAL` if the device has no such port.
+    /// Returns the port with that number, or `EINVAL` if the device has no such port.
     pub(crate) fn port(&self, number: u32) -> Result<Port> {
         let port = Port::try_from(number)?;
         // CAST: `usize` has at least 32 bits.
@@ -407,16 +411,17 @@ impl<T: Operations> Device<T> {
         }
     }
 
-    /// What never changes about a port, as the driver said when the device was registered; `EINVAL`
-    /// if the device has no such port.
+    /// Returns the attributes of a port that never change, as the driver gave them at registration;
+    /// `EINVAL` if the device has no such port.
     ///
     /// # Safety
     ///
-    /// The device must be registered, or be so as far as that all ports were asked for this.
+    /// The device must be registered, or its registration must have got past querying all ports for
+    /// these attributes.
     pub(crate) unsafe fn immutable(&self, port: Port) -> Result<&bindings::ib_port_immutable> {
         let port = self.port(port.number())?;
-        // SAFETY: There is an element for each port, which the core filled before the caller was
-        // called, and which nobody writes later.
+        // SAFETY: There is an element for each port. The core filled it before it called the
+        // caller, and never writes it again.
         // CAST: `usize` has at least 32 bits.
         unsafe {
             let data = (*self.as_raw()).port_data.add(port.number() as usize);
@@ -424,7 +429,7 @@ impl<T: Operations> Device<T> {
         }
     }
 
-    /// Number of completion vectors.
+    /// Returns the number of completion vectors.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: Set before the device was registered, from a `u32`.
         // CAST: Reverts the one of `UnregisteredDevice::new`.
@@ -433,37 +438,37 @@ impl<T: Operations> Device<T> {
 
     /// Calls `f` with the device and the data of its registration.
     ///
-    /// The closure must work for any lifetime of the registration, so that it cannot count on this
-    /// one, and is given a call that ends with it.
+    /// The closure must work for any lifetime of the registration, so it cannot rely on a
+    /// particular one, and its call context ends with the closure.
     ///
     /// # Safety
     ///
-    /// The device must be registered until `f` returns: this must be called from a verb.
+    /// The device must stay registered until `f` returns: call this only from a verb.
     #[inline]
     pub(crate) unsafe fn with<R>(&self, f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R) -> R {
         // SAFETY: Guaranteed by the caller.
         unsafe { self.with_caller(false, f) }
     }
 
-    /// As [`with`](Self::with), in a verb that a process may have called. No verb ends an object
-    /// this way: that may be when the process has no memory any more.
+    /// Like [`with`](Self::with), in a verb that a process may have called. Verbs that destroy an
+    /// object do not use this: they may run when the process has no memory any more.
     ///
     /// # Safety
     ///
-    /// As for [`with`](Self::with), and `is_process` only if the task that runs is in a system call
-    /// of a process by which that calls the verb.
+    /// As for [`with`](Self::with). `is_process` may be set only if the current task is in the
+    /// system call by which a process calls the verb.
     #[inline]
     pub(crate) unsafe fn with_caller<R>(
         &self,
         is_process: bool,
         f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R,
     ) -> R {
-        // INVARIANT: The caller guarantees that the device is registered until `f` returns, and the
-        // call cannot be used later, nor elsewhere: it is not `Send`.
+        // INVARIANT: The caller guarantees that the device is registered until `f` returns. The
+        // call context cannot outlive `f` or move to another task: it is not `Send`.
         f(&Call {
             device: NonNull::from(self),
-            // SAFETY: Nobody writes the pointer while the device is registered.
-            // Lifetimes do not change the layout of what it points to.
+            // SAFETY: The pointer is not written while the device is registered. Lifetimes do not
+            // change the layout of what it points to.
             registered: unsafe { *self.registered.get() }.cast(),
             is_of_process: is_process && current!().mm().is_some(),
         })
@@ -480,7 +485,7 @@ impl<T: Operations> AsRef<device::Device> for Device<T> {
 // SAFETY: The memory is freed with the last reference to the generic device.
 unsafe impl<T: Operations> AlwaysRefCounted for Device<T> {
     fn inc_ref(&self) {
-        // SAFETY: A shared reference proves that there is a reference.
+        // SAFETY: A shared reference proves that the reference count is not zero.
         unsafe { bindings::get_device((&raw mut (*self.as_raw()).__bindgen_anon_1.dev).cast()) };
     }
 
@@ -491,52 +496,53 @@ unsafe impl<T: Operations> AlwaysRefCounted for Device<T> {
     }
 }
 
-// SAFETY: The last reference may be given back by any thread.
+// SAFETY: Any thread may drop the last reference.
 unsafe impl<T: Operations> Send for Device<T> {}
 
-// SAFETY: The core locks what it changes in its structure; the other fields are written only while
-// nobody else has the device.
+// SAFETY: The core locks what it changes in its structure; the other fields are written only before
+// anyone else can reach the device.
 unsafe impl<T: Operations> Sync for Device<T> {}
 
 c_enum! {
-    /// What kind of node of a network a device is, which the core and processes are told
+    /// Kind of network node that a device is, as reported to the core and to processes
     /// (`enum rdma_node_type`).
     pub enum NodeType: c_uint {
         /// A channel adapter: InfiniBand and RoCE.
         ChannelAdapter = bindings::RDMA_NODE_IB_CA,
-        /// None of those that have a name.
+        /// None of the kinds that have a name.
         Unspecified = bindings::RDMA_NODE_UNSPECIFIED,
     }
 }
 
-/// What a device tells of itself before it is registered.
+/// What the core needs to know about a device before it is registered.
 pub struct Properties {
     /// Number of ports, at least one.
     pub ports: u32,
-    /// What kind of node it is.
+    /// Kind of node.
     pub node_type: NodeType,
-    /// GUID of the node, most significant byte first in text.
+    /// GUID of the node; its textual form starts with the most significant byte.
     pub node_guid: u64,
-    /// Description of the node, for people, who may change it; what is too long is cut off.
+    /// Human-readable description of the node, which the administrator may change. Text that is too
+    /// long is truncated.
     pub node_description: &'static CStr,
     /// Whether processes post through the verbs POST_SEND and POST_RECV.
     pub user_posts_by_verb: bool,
-    /// Whether queue pairs can be counted by themselves: [`Operations::create_qp_counter`] and what
-    /// belongs to it work.
+    /// Whether single queue pairs can have counters of their own: if set,
+    /// [`Operations::create_qp_counter`] and the related methods work.
     pub counters_of_queue_pairs: bool,
-    /// Whether the ports have agents of their own, which [`Operations::process_mad`] asks. Then
-    /// `sysfs` has the counters of performance management.
+    /// Whether the ports have agents of their own, which [`Operations::process_mad`] calls. If so,
+    /// `sysfs` shows the counters of performance management.
     pub answers_management: bool,
-    /// Key, not 0, by which local work requests of the kernel name all memory, by DMA addresses.
+    /// Key, not 0, by which local work requests of the kernel refer to all memory, by DMA address.
     pub local_dma_key: Option<u32>,
 }
 
-/// The verbs that a device has to ask for if processes shall post through the kernel.
+/// The verbs that a device must enable if processes post work requests through the kernel.
 const POST_VERBS: u64 = 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND
     | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV;
 
-/// A device that nobody can use yet. It is not thread-safe, so it cannot be used while it is being
-/// registered.
+/// A device that is not registered, so no one can use it yet. It is not thread-safe, so it cannot
+/// be used while it is being registered.
 pub struct UnregisteredDevice<T: Operations> {
     raw: NonNull<Device<T>>,
     objects: Objects,
@@ -544,18 +550,18 @@ pub struct UnregisteredDevice<T: Operations> {
 }
 
 impl<T: Operations> UnregisteredDevice<T> {
-    /// Allocates a device, to which `objects` belong from now on.
+    /// Allocates a device, which takes ownership of `objects`.
     pub fn new(properties: &Properties, objects: Objects) -> Result<Self> {
         const {
             assert!(offset_of!(Device<T>, dev) == 0);
             assert!(!core::mem::needs_drop::<Device<T>>());
         }
-        // As the core demands it, which would say so to all the world.
+        // The core requires this as well, but would print a warning.
         if matches!(properties.ports, 0 | u32::MAX) {
             return Err(EINVAL);
         }
-        // SAFETY: The size has room for the whole `Device<T>`, suitably aligned. Devices are in the
-        // initial network namespace until somebody moves them.
+        // SAFETY: The size has room for the whole `Device<T>`, suitably aligned. A device starts in
+        // the initial network namespace.
         let raw = unsafe {
             bindings::_ib_alloc_device(
                 kmalloc_aligned_size::<Device<T>>(),
@@ -565,14 +571,14 @@ impl<T: Operations> UnregisteredDevice<T> {
         let this = NonNull::new(raw.cast::<Device<T>>()).ok_or(ENOMEM)?;
 
         // INVARIANT: Not registered yet.
-        // SAFETY: Just allocated, and nobody else has it. The operations are static.
+        // SAFETY: Just allocated and not shared yet. The operations are static.
         unsafe {
             let device = this.as_ptr();
             (&raw mut (*device).registered).write(UnsafeCell::new(NonNull::dangling()));
 
             (*raw).phys_port_cnt = properties.ports;
             (*raw).node_guid = properties.node_guid.to_be();
-            // Zeroed, and stays so at its end.
+            // The field was zeroed; the last byte stays zero and terminates the string.
             let (_, room) = (*raw).node_desc.split_last_mut().ok_or(EINVAL)?;
             for (to, &from) in room.iter_mut().zip(properties.node_description.to_bytes()) {
                 // CAST: A byte of text.
@@ -614,7 +620,7 @@ impl<T: Operations> Drop for UnregisteredDevice<T> {
     }
 }
 
-/// Whether the core can make the name of a device of `name`, which it uses as a format
+/// Returns whether the core can derive a device name from `name`, which it uses as a format string
 /// (`assign_name`).
 fn is_name(name: &CStr) -> bool {
     let mut directives = name.to_bytes().split(|&byte| byte == b'%').skip(1);
@@ -623,10 +629,10 @@ fn is_name(name: &CStr) -> bool {
 
 /// A registered device.
 ///
-/// On drop the device is unregistered, which destroys all objects of all users, even of processes
-/// that have it open. After that no verb runs, and the data is dropped.
-// Fields are dropped in declaration order, after `drop` unregistered the device: nothing looks for
-// network devices when the device is released.
+/// On drop the device is unregistered. This destroys all objects of all users, even of processes
+/// that still have the device open. After that no verb runs, and the data is dropped.
+// Fields are dropped in declaration order after `drop` has unregistered the device: by the time the
+// device is released, nothing looks for network devices any more.
 pub struct Registration<'a, T: Operations> {
     pairings: KVec<Pin<KBox<Pairing>>>,
     device: UnregisteredDevice<T>,
@@ -634,15 +640,15 @@ pub struct Registration<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> Registration<'a, T> {
-    /// Registers a device as `name`, in which `%d` stands for the first free number. `EINVAL` for
-    /// another `%` in the name.
+    /// Registers a device as `name`, in which `%d` stands for the first free number. Any other use
+    /// of `%` in the name is `EINVAL`.
     ///
-    /// It becomes a child of `parent`, which accesses memory on its behalf, in pieces of any
+    /// The device becomes a child of `parent`, which does DMA on its behalf, in segments of any
     /// length (`dma_set_max_seg_size`).
     ///
     /// # Safety
     ///
-    /// The result must be dropped and not forgotten: the device has to be unregistered before `'a`
+    /// The result must be dropped and not forgotten: the device must be unregistered before `'a`
     /// ends.
     pub unsafe fn new<E>(
         device: UnregisteredDevice<T>,
@@ -669,10 +675,10 @@ impl<'a, T: Operations> Registration<'a, T> {
             GFP_KERNEL,
         )?;
 
-        // INVARIANT: It lives until the device is unregistered.
-        // SAFETY: Nobody else has the device. The lifetime is erased here, and given back by
-        // `Device::with`. The parent is there longer than the device is registered; before and
-        // after that nobody looks at it.
+        // INVARIANT: `registered` lives until the device is unregistered.
+        // SAFETY: The device is not shared yet. The lifetime is erased here and restored by
+        // `Device::with`. The parent outlives the registration; before and after the registration,
+        // the parent pointer is not used.
         unsafe {
             let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
             (*generic).parent = compat::device_as_raw(parent);
@@ -680,42 +686,43 @@ impl<'a, T: Operations> Registration<'a, T> {
                 NonNull::from(Pin::get_ref(registered.as_ref())).cast();
         }
 
-        // Dropped before the data, in all paths.
+        // Declared so that all paths drop it before the data.
         let mut pairings = KVec::new();
         if T::HAS_IS_NETDEV_OF {
             // SAFETY: The device is valid.
             for port in unsafe { device.raw.as_ref() }.ports() {
-                // SAFETY: The device, with its data, is there until this is ended or dropped.
+                // SAFETY: The device and its data outlive the pairing, which is ended or dropped
+                // first.
                 let pairing = unsafe { Pairing::new(raw, port, Self::DRIVER) };
                 let pairing = KBox::pin_init::<Error>(pairing, GFP_KERNEL)?;
-                // SAFETY: The data is there, and nobody else has the device.
+                // SAFETY: The data is valid, and the device is not shared yet.
                 unsafe { pairing.prepare() };
                 pairings.push(pairing, GFP_KERNEL)?;
             }
         }
 
-        // A list of pages has pieces of any length, which the core divides.
+        // Page lists have segments of any length; the core splits them.
         // SAFETY: The parent is valid, and nothing is mapped for the RDMA device yet.
         unsafe { bindings::dma_set_max_seg_size(compat::device_as_raw(parent), u32::MAX) };
 
         // SAFETY: The device is complete: verbs may run from here on. The parent is bound during
-        // `'a`, and the device is unregistered before that ends.
+        // `'a`, and the device is unregistered before `'a` ends.
         to_result(unsafe {
             bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(parent))
         })
         .inspect_err(|_| {
-            // The driver is asked for no network devices any more.
+            // The driver must not be asked for network devices any more.
             pairings.clear();
-            // Somebody may have used the device, before somebody else could not.
+            // Registration may fail after one client has already used the device.
             registered.mapper.close();
             // INVARIANT: Not registered.
-            // SAFETY: Nobody else has the device.
+            // SAFETY: The device is not shared any more.
             unsafe { *device.raw.as_ref().registered.get() = NonNull::dangling() };
         })?;
 
         registered.dispatcher.set_device(NonNull::new(raw));
         for pairing in &pairings {
-            // SAFETY: It is registered until `drop` ends this.
+            // SAFETY: The device stays registered until `drop` ends the pairing.
             unsafe { pairing.begin() };
         }
         Ok(Self {
@@ -725,17 +732,17 @@ impl<'a, T: Operations> Registration<'a, T> {
         })
     }
 
-    /// What a [`Pairing`] asks the driver.
+    /// Driver callbacks of a [`Pairing`].
     const DRIVER: netdev::Driver = netdev::Driver {
         follow: Self::follow,
         is_netdev_of: Self::is_netdev_of,
     };
 
-    /// Whether `netdev` is that of a port.
+    /// Returns whether `netdev` is the network device of a port.
     ///
     /// # Safety
     ///
-    /// `raw` must be a device of `T` whose data is there until this returns.
+    /// `raw` must be a device of `T` whose data is valid until this returns.
     unsafe fn is_netdev_of(raw: *mut bindings::ib_device, netdev: &Netdev, port: Port) -> bool {
         T::HAS_IS_NETDEV_OF
             // SAFETY: Guaranteed by the caller.
@@ -744,11 +751,11 @@ impl<'a, T: Operations> Registration<'a, T> {
             }
     }
 
-    /// Has a port follow its network device.
+    /// Lets the driver set up a port for its network device.
     ///
     /// # Safety
     ///
-    /// `raw` must be a device of `T` whose data is there until this returns.
+    /// `raw` must be a device of `T` whose data is valid until this returns.
     unsafe fn follow(raw: *mut bindings::ib_device, port: Port) {
         if T::HAS_FOLLOW_NETDEV {
             // SAFETY: Guaranteed by the caller.
@@ -756,7 +763,7 @@ impl<'a, T: Operations> Registration<'a, T> {
         }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device<T> {
         // SAFETY: Valid as long as `self`.
         unsafe { self.device.raw.as_ref() }
@@ -780,9 +787,9 @@ impl<T: Operations> Drop for Registration<'_, T> {
         unsafe { bindings::ib_unregister_device(self.device.as_raw()) };
 
         // INVARIANT: Not registered any more.
-        // SAFETY: Nobody else uses the pointer now.
+        // SAFETY: The pointer is not used any more.
         unsafe { *self.device().registered.get() = NonNull::dangling() };
-        // All objects are gone; what was kept all the same ends here.
+        // All objects are gone; this unmaps memory that was kept nevertheless.
         self.registered.mapper.close();
     }
 }

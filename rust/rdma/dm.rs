@@ -26,9 +26,9 @@ mod tests;
 
 /// A buffer in the memory of a device (`struct ib_dm`).
 ///
-/// Its process copies to and from it, and registers it
-/// ([`MemoryRegion::register_dm`](crate::MemoryRegion::register_dm)). It is dropped when no region
-/// is left of it.
+/// Its process copies data to and from it, and registers it
+/// ([`MemoryRegion::register_dm`](crate::MemoryRegion::register_dm)). It is dropped after all its
+/// regions are gone.
 pub trait DmBuffer: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<DmBuffer = Self>;
@@ -36,8 +36,8 @@ pub trait DmBuffer: Send + Sync + Sized + 'static {
     /// Whether there is device memory: as [`Unsupported`](crate::Unsupported) says, not here.
     const IS_SUPPORTED: bool = true;
 
-    /// Allocates `length` bytes for a process, which begin at a multiple of 2 to the `alignment`.
-    /// Both are what the process asked for, unchecked. May sleep.
+    /// Allocates `length` bytes for a process, aligned to 2 to the power of `alignment`. Both
+    /// values come from the process and are unchecked. May sleep.
     fn alloc(
         call: &Call<'_, Self::Driver>,
         context: &Ucontext<<Self::Driver as Operations>::UserContext>,
@@ -46,22 +46,22 @@ pub trait DmBuffer: Send + Sync + Sized + 'static {
     ) -> Result<impl PinInit<Self>>;
 }
 
-/// A piece of a buffer in device memory, inside it.
+/// A part of a device memory buffer, within its bounds.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct DmRange {
-    /// Where in the buffer the first byte is.
+    /// Offset of the first byte in the buffer.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 /// A buffer in device memory: `struct ib_dm` and the driver's part.
 ///
-/// Unlike other objects it is allocated here and not by the core.
+/// Unlike most other objects it is allocated by this crate and not by the core.
 ///
 /// # Invariants
 ///
-/// A reference to this type is only made of a buffer that is constructed. It never moves.
+/// A reference to this type always refers to a constructed buffer, which never moves.
 #[pin_data]
 #[repr(C)]
 pub struct Dm<T: DmBuffer> {
@@ -120,7 +120,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
                 }),
                 GFP_KERNEL,
             )?;
-            // Nobody moves out of the result; it is pinned again when it comes back.
+            // Nothing moves out of the result; it is pinned again when the core returns it.
             let raw = KBox::into_raw(Pin::into_inner_unchecked(dm)).cast::<bindings::ib_dm>();
             (*raw).device = device;
             Ok(raw)
@@ -131,13 +131,13 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `dm` must be a buffer of a device of `T` of which no region is left.
+/// `dm` must be a buffer of a device of `T` that has no regions any more.
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     dm: *mut bindings::ib_dm,
     _bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device, which `alloc_callback` set, is registered; the
-    // buffer came from there.
+    // SAFETY: Verbs run only while the device, which `alloc_callback` set, is registered.
+    // `alloc_callback` allocated the buffer.
     from_result(|| unsafe {
         Device::<T>::from_raw((*dm).device).with(|_call| {
             drop(KBox::from_raw(dm.cast::<Dm<T::DmBuffer>>()));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is mapped for a device, and when that must end.
+//! DMA mappings of a device, and their end.
 //!
-//! Memory is mapped for a device while that is registered, and has to be unmapped before the device
-//! is unbound. A driver keeps it inside RDMA objects, which are gone by then. Nothing keeps it from
-//! leaving some elsewhere, though, so [`Mapper`] sees to the end of that: memory that is dropped
-//! too late stays mapped for ever, and what would call the driver back is revoked.
+//! Memory is mapped for a device while the device is registered, and must be unmapped before the
+//! device is unbound. Drivers keep such memory in RDMA objects, which are gone by then. Nothing
+//! prevents a driver from keeping some of it elsewhere, though, so [`Mapper`] enforces the end:
+//! memory that is dropped too late stays mapped forever, and everything that could call back into
+//! the driver is revoked.
 
 use kernel::{
     device,
@@ -29,35 +30,35 @@ use crate::{
     gate::Gate, //
 };
 
-/// Something that must not outlive the registration of a device, whoever keeps it.
+/// Something that must not outlive the registration of a device, even if it is not dropped.
 pub(crate) trait Revoke: Send + Sync {
-    /// Ends it, if it has not ended: on return it calls nobody any more. Sleeps.
+    /// Ends its activity: once this returns, it makes no more calls. May be called twice. Sleeps.
     fn revoke(&self);
 }
 
-/// Maps memory for a device while that is registered.
+/// Maps memory for a device while the device is registered.
 #[pin_data]
 pub(crate) struct Mapper {
     /// The RDMA device.
     _device: ARef<device::Device>,
-    /// The one that does its DMA.
+    /// The device that does DMA for the RDMA device.
     dma_device: ARef<device::Device>,
     /// Open while the device is registered.
     #[pin]
     registered: Gate,
-    /// What is revoked when that ends, by its address.
+    /// What to revoke at the end of the registration, by address.
     #[pin]
     revocable: Mutex<RBTree<usize, Arc<dyn Revoke>>>,
 }
 
-/// The address that [`Mapper`] knows something by.
+/// Returns the address that serves as key in [`Mapper`].
 fn key(revocable: &Arc<dyn Revoke>) -> usize {
-    // CAST: The number of a place, in which nothing else is meanwhile.
+    // CAST: The address identifies an object, which keeps it for as long as the entry exists.
     core::ptr::from_ref(&**revocable).cast::<u8>() as usize
 }
 
 impl Mapper {
-    /// Begins to map for a device that `dma_device` does DMA for.
+    /// Creates a mapper for an RDMA device for which `dma_device` does DMA.
     ///
     /// # Safety
     ///
@@ -66,7 +67,7 @@ impl Mapper {
         device: *mut bindings::ib_device,
         dma_device: &device::Device<device::Bound>,
     ) -> Result<Arc<Self>> {
-        // SAFETY: By contract.
+        // SAFETY: Guaranteed by the caller.
         let device =
             unsafe { device::Device::get_device((&raw mut (*device).__bindgen_anon_1.dev).cast()) };
         Arc::pin_init(
@@ -80,23 +81,24 @@ impl Mapper {
         )
     }
 
-    /// The device that does the DMA, for messages.
+    /// Returns the device that does the DMA, for log messages.
     pub(crate) fn dma(&self) -> &device::Device {
         &self.dma_device
     }
 
-    /// The device that does the DMA.
+    /// Returns the device that does the DMA.
     pub(crate) fn dma_device(&self) -> *mut bindings::device {
         compat::device_as_raw(&self.dma_device)
     }
 
-    /// Keeps the device registered until the result is dropped. [`None`] if it is not any more.
+    /// Keeps the device registered until the result is dropped. Returns [`None`] if the device is
+    /// not registered any more.
     pub(crate) fn enter(&self) -> Option<srcu::Guard<'_>> {
         self.registered.enter()
     }
 
-    /// As [`enter`](Self::enter), for memory that is to be unmapped. With [`None`] it is too late
-    /// for that: then the memory must stay as it is for ever.
+    /// Like [`enter`](Self::enter), for memory that is about to be unmapped. With [`None`] it is
+    /// too late to unmap, and the memory must stay as it is forever.
     pub(crate) fn enter_to_unmap(&self) -> Option<srcu::Guard<'_>> {
         let registered = self.enter();
         if registered.is_none() {
@@ -108,30 +110,30 @@ impl Mapper {
         registered
     }
 
-    /// Has something revoked at the end of the registration.
+    /// Adds something to revoke at the end of the registration.
     pub(crate) fn add(&self, revocable: Arc<dyn Revoke>) -> Result {
         let node = RBTreeNode::new(key(&revocable), revocable, GFP_KERNEL)?;
         let others = self.revocable.lock().insert(node);
-        // Nothing else is at that address.
+        // Nothing else has that address as its key.
         drop(others);
         Ok(())
     }
 
-    /// Forgets what has been added.
+    /// Removes something that was added.
     pub(crate) fn remove(&self, revocable: &Arc<dyn Revoke>) {
         let node = self.revocable.lock().remove_node(&key(revocable));
-        // Freed without the lock.
+        // Freed without holding the lock.
         drop(node);
     }
 
-    /// The device is not registered any more: revokes what is left. Sleeps.
+    /// Ends the registration: revokes everything that is left. Sleeps.
     pub(crate) fn close(&self) {
         self.registered.close();
         loop {
             let mut revocable = self.revocable.lock();
             let first = revocable.iter().next().map(|(&key, _)| key);
             let first = first.and_then(|key| revocable.remove_node(&key));
-            // It may be used by who wants the lock.
+            // Revoking may wait for something that takes the lock.
             drop(revocable);
             let Some(node) = first else {
                 return;

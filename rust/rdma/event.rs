@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Events, and their way to the objects that they name.
+//! Events, and their delivery to the objects that they are for.
 
 use core::ptr::NonNull;
 
@@ -48,7 +48,7 @@ use table::{
 };
 
 c_enum! {
-    /// An event that names a completion queue.
+    /// An event of a completion queue.
     pub enum CqEvent: bindings::ib_event_type {
         /// The queue overran or its memory failed.
         Error = bindings::ib_event_type_IB_EVENT_CQ_ERR,
@@ -56,7 +56,7 @@ c_enum! {
 }
 
 c_enum! {
-    /// An event that names a queue pair.
+    /// An event of a queue pair.
     pub enum QpEvent: bindings::ib_event_type {
         /// The queue pair failed.
         Fatal = bindings::ib_event_type_IB_EVENT_QP_FATAL,
@@ -64,31 +64,31 @@ c_enum! {
         RequestError = bindings::ib_event_type_IB_EVENT_QP_REQ_ERR,
         /// The peer violated an access right.
         AccessError = bindings::ib_event_type_IB_EVENT_QP_ACCESS_ERR,
-        /// The first message came before the queue pair was ready to send.
+        /// A packet arrived before the queue pair was ready to send.
         CommunicationEstablished = bindings::ib_event_type_IB_EVENT_COMM_EST,
         /// The send queue drained.
         SendQueueDrained = bindings::ib_event_type_IB_EVENT_SQ_DRAINED,
-        /// The connection went over to its alternate path.
+        /// The connection migrated to its alternate path.
         PathMigrated = bindings::ib_event_type_IB_EVENT_PATH_MIG,
-        /// The connection could not go over to its alternate path.
+        /// The connection failed to migrate to its alternate path.
         PathMigrationError = bindings::ib_event_type_IB_EVENT_PATH_MIG_ERR,
-        /// The last receive of a queue pair in error was taken from the shared queue.
+        /// A queue pair in the error state took its last receive from the shared receive queue.
         LastWqeReached = bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
     }
 }
 
 c_enum! {
-    /// An event that names a shared receive queue.
+    /// An event of a shared receive queue.
     pub enum SrqEvent: bindings::ib_event_type {
         /// The queue failed.
         Error = bindings::ib_event_type_IB_EVENT_SRQ_ERR,
-        /// Fewer receives are left than the limit says.
+        /// Fewer receives are left than the limit.
         LimitReached = bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED,
     }
 }
 
 c_enum! {
-    /// An event that names a port.
+    /// An event of a port.
     pub enum PortEvent: bindings::ib_event_type {
         /// The port became active.
         Active = bindings::ib_event_type_IB_EVENT_PORT_ACTIVE,
@@ -100,24 +100,23 @@ c_enum! {
         PkeyChange = bindings::ib_event_type_IB_EVENT_PKEY_CHANGE,
         /// The subnet manager changed.
         SmChange = bindings::ib_event_type_IB_EVENT_SM_CHANGE,
-        /// The subnet manager forgot what clients had registered.
+        /// The subnet manager lost the registrations of its clients.
         ClientReregister = bindings::ib_event_type_IB_EVENT_CLIENT_REREGISTER,
         /// The GID table changed.
         GidChange = bindings::ib_event_type_IB_EVENT_GID_CHANGE,
     }
 }
 
-/// The objects of a device that events name.
+/// The objects of a device for which there are events.
 ///
-/// It exists before the device, so that handlers of interrupts can be given its
-/// [`dispatcher`](Self::dispatcher), and becomes part of one device
-/// ([`UnregisteredDevice`](crate::UnregisteredDevice)): numbers of one device are no numbers of
-/// another.
+/// It is created before the device, so that interrupt handlers can use its
+/// [`dispatcher`](Self::dispatcher). It then becomes part of one device
+/// ([`UnregisteredDevice`](crate::UnregisteredDevice)), because object numbers are per device.
 pub struct Objects(Arc<Dispatcher>);
 
 impl Objects {
-    /// No objects yet, of a device with `vectors` completion vectors. `EINVAL` if that is none: the
-    /// core divides by their number.
+    /// Creates an empty collection for a device with `vectors` completion vectors. `EINVAL` if
+    /// `vectors` is 0, because the core divides by it.
     pub fn new(vectors: u32) -> Result<Self> {
         if vectors == 0 {
             return Err(EINVAL);
@@ -139,26 +138,26 @@ impl Objects {
         Ok(Self(dispatcher))
     }
 
-    /// Hands events to them. It finds nothing once the device is gone.
+    /// Returns the dispatcher. It finds no objects once the device is gone.
     pub fn dispatcher(&self) -> &Arc<Dispatcher> {
         &self.0
     }
 }
 
-/// Hands events to the [`Objects`] of a device.
+/// Dispatches events to the [`Objects`] of a device.
 #[pin_data]
 pub struct Dispatcher {
-    /// Completion queues, by their vector.
+    /// Completion queues, in one table for each vector.
     vectors: KVec<Arc<Table<bindings::ib_cq>>>,
     qps: Arc<Table<bindings::ib_qp>>,
     srqs: Arc<Table<bindings::ib_srq>>,
-    /// The device while it is registered.
+    /// The device, while it is registered.
     #[pin]
     device: SpinLockIrq<Option<Pointer<bindings::ib_device>>>,
 }
 
 impl Dispatcher {
-    /// Number of completion vectors.
+    /// Returns the number of completion vectors.
     pub fn vectors(&self) -> u32 {
         // CAST: `Objects::new` was given a `u32`.
         self.vectors.len() as u32
@@ -169,47 +168,47 @@ impl Dispatcher {
         self.vectors.get(vector as usize)
     }
 
-    /// Memory for the place of a completion queue. `EINVAL` if there is no such vector.
+    /// Allocates memory for the place of a completion queue. `EINVAL` if there is no such vector.
     pub(crate) fn cq_room(&self, vector: u32) -> Result<Room<bindings::ib_cq>> {
         Room::new(self.vector(vector).ok_or(EINVAL)?)
     }
 
-    /// Memory for the place of a queue pair.
+    /// Allocates memory for the place of a queue pair.
     pub(crate) fn qp_room(&self) -> Result<Room<bindings::ib_qp>> {
         Room::new(&self.qps)
     }
 
-    /// Memory for the place of a shared receive queue.
+    /// Allocates memory for the place of a shared receive queue.
     pub(crate) fn srq_room(&self) -> Result<Room<bindings::ib_srq>> {
         Room::new(&self.srqs)
     }
 
-    /// Finds the queue pair that a completion names. Its user keeps it as long as he wants
-    /// completions of it. May be called in any context.
+    /// Finds the queue pair of a completion. The owner of a queue pair keeps it for as long as it
+    /// wants completions from it. May be called in any context.
     pub(crate) fn find_qp(&self, number: u32) -> Option<Arc<Entry<bindings::ib_qp>>> {
         self.qps.find(number)
     }
 
-    /// Lets events of ports and of the device through from now on, or, with `None`, no more.
+    /// Starts the dispatch of port and device events, or stops it with `None`.
     pub(crate) fn set_device(&self, device: Option<NonNull<bindings::ib_device>>) {
         *self.device.lock() = device.map(Pointer);
     }
 
-    /// There was a completion event for queue `cqn`, whose vector is `vector`: has its user told,
-    /// if he asked for that. Returns whether there is such a queue. May be called in any context.
+    /// Dispatches a completion event to queue `cqn` of vector `vector`: notifies the queue's user
+    /// if it asked for that. Returns whether there is such a queue. May be called in any context.
     pub fn complete(&self, vector: u32, cqn: u32) -> bool {
         self.vector(vector).is_some_and(|table| table.complete(cqn))
     }
 
-    /// As [`complete`](Self::complete) for each queue.
+    /// Like [`complete`](Self::complete), for each queue.
     pub fn complete_all(&self) {
         for table in &self.vectors {
             table.complete_all();
         }
     }
 
-    /// Runs the event handler of queue `cqn`. Returns whether there is such a queue, in
-    /// use. May sleep.
+    /// Runs the event handler of completion queue `cqn`. Returns whether there is such a queue and
+    /// it is in use. May sleep.
     pub fn cq_event(&self, cqn: u32, event: CqEvent) -> bool {
         let Some(entry) = self.vectors.iter().find_map(|table| table.find(cqn)) else {
             return false;
@@ -218,8 +217,8 @@ impl Dispatcher {
             return false;
         }
         entry.with(|cq| {
-            // SAFETY: The queue lives, and is not destroyed before the handler returns. Handler and
-            // context were set before.
+            // SAFETY: The queue is alive, and is not destroyed before the handler returns. Handler
+            // and context were set before.
             unsafe {
                 let cq = cq.as_ptr();
                 let mut raw = bindings::ib_event {
@@ -236,8 +235,8 @@ impl Dispatcher {
         })
     }
 
-    /// Runs the event handler of queue pair `qpn`. Returns whether there is such a queue pair,
-    /// in use. May sleep.
+    /// Runs the event handler of queue pair `qpn`. Returns whether there is such a queue pair and
+    /// it is in use. May sleep.
     pub fn qp_event(&self, qpn: u32, event: QpEvent) -> bool {
         let Some(entry) = self.qps.find(qpn) else {
             return false;
@@ -245,18 +244,18 @@ impl Dispatcher {
         if !entry.is_in_use() {
             return false;
         }
-        // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
+        // SAFETY: The queue pair is alive, and is not destroyed before the handler returns.
         entry.with(|qp| unsafe { Self::run_qp_handler(qp, event) })
     }
 
-    /// The hardware takes no receives any more: has everybody know whose queue pairs had theirs
-    /// from a shared receive queue. May sleep.
+    /// Raises the event for the last receive at all queue pairs with a shared receive queue,
+    /// because the hardware takes no receives any more. May sleep.
     pub fn last_receive_all(&self) {
         self.qps.each(|entry| {
             if !entry.is_in_use() {
                 return;
             }
-            // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
+            // SAFETY: The queue pair is alive, and is not destroyed before the handler returns.
             entry.with(|qp| unsafe {
                 if !(*qp.as_ptr()).srq.is_null() {
                     Self::run_qp_handler(qp, QpEvent::LastWqeReached);
@@ -267,11 +266,11 @@ impl Dispatcher {
 
     /// # Safety
     ///
-    /// `qp` must be constructed, and must not be destroyed meanwhile.
+    /// `qp` must be constructed, and must not be destroyed before this returns.
     unsafe fn run_qp_handler(qp: NonNull<bindings::ib_qp>, event: QpEvent) {
         let qp = qp.as_ptr();
-        // SAFETY: Guaranteed by the caller. Handler and context were set before the queue pair came
-        // into the table.
+        // SAFETY: Guaranteed by the caller. Handler and context were set before the queue pair was
+        // added to the table.
         unsafe {
             let mut raw = bindings::ib_event {
                 device: (*qp).device,
@@ -286,8 +285,8 @@ impl Dispatcher {
         }
     }
 
-    /// Runs the event handler of shared receive queue `srqn`. Returns whether there is such a
-    /// queue. May sleep.
+    /// Runs the event handler of shared receive queue `srqn`. Returns whether there is such a queue
+    /// and it is in use. May sleep.
     pub fn srq_event(&self, srqn: u32, event: SrqEvent) -> bool {
         let Some(entry) = self.srqs.find(srqn) else {
             return false;
@@ -296,8 +295,8 @@ impl Dispatcher {
             return false;
         }
         entry.with(|srq| {
-            // SAFETY: The queue lives, and is not destroyed before the handler returns. Handler and
-            // context were set before.
+            // SAFETY: The queue is alive, and is not destroyed before the handler returns. Handler
+            // and context were set before.
             unsafe {
                 let srq = srq.as_ptr();
                 let mut raw = bindings::ib_event {
@@ -314,14 +313,14 @@ impl Dispatcher {
         })
     }
 
-    /// Tells everybody of an event of a port. Returns whether the device is registered and has such
-    /// a port. May be called in any context.
+    /// Notifies all users of a port event. Returns whether the device is registered and has such a
+    /// port. May be called in any context.
     pub fn port_event(&self, port: Port, event: PortEvent) -> bool {
         self.device_event(event.raw(), port.number())
     }
 
-    /// Tells everybody that the device failed. Returns whether it is registered. May be called in
-    /// any context.
+    /// Notifies all users that the device failed. Returns whether the device is registered. May be
+    /// called in any context.
     pub fn device_fatal(&self) -> bool {
         self.device_event(
             bindings::ib_event_type_IB_EVENT_DEVICE_FATAL,
@@ -334,7 +333,7 @@ impl Dispatcher {
         let Some(Pointer(device)) = *device else {
             return false;
         };
-        // The core's users index tables of ports by this.
+        // Users of the core use the port number as an index.
         // SAFETY: The device is valid, and its number of ports does not change.
         if port > unsafe { (*device.as_ptr()).phys_port_cnt } {
             return false;
@@ -347,7 +346,7 @@ impl Dispatcher {
         // SAFETY: All members of the union are plain words.
         *unsafe { crate::compat::member_mut(&mut raw.element.port_num) } = port;
         // SAFETY: The device is registered, and stays so while the lock is held. The core copies
-        // the event, and flushes what it queued when the device is unregistered.
+        // the event, and flushes the events that it queued when the device is unregistered.
         unsafe { bindings::ib_dispatch_event(&raw) };
         true
     }

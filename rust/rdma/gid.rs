@@ -20,7 +20,7 @@ mod tests;
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Takes over a GID of C.
+    /// Converts a GID from C.
     pub(crate) fn from_raw(raw: &bindings::ib_gid) -> Self {
         // SAFETY: All members of the union are plain bytes.
         Self(*unsafe { crate::compat::member(&raw.raw) })
@@ -28,18 +28,18 @@ impl Gid {
 }
 
 c_enum! {
-    /// What kind of frames a GID stands for (`enum ib_gid_type`).
+    /// Packet format of a GID (`enum ib_gid_type`).
     pub enum Type: bindings::ib_gid_type {
-        /// InfiniBand: a GRH.
+        /// InfiniBand: packets with a GRH.
         InfiniBand = bindings::ib_gid_type_IB_GID_TYPE_IB,
-        /// RoCE version 1: an Ethernet type of its own, and a GRH.
+        /// RoCE version 1: packets with their own EtherType and a GRH.
         RoceV1 = bindings::ib_gid_type_IB_GID_TYPE_ROCE,
         /// RoCE version 2: UDP over IPv4 or IPv6.
         RoceV2 = bindings::ib_gid_type_IB_GID_TYPE_ROCE_UDP_ENCAP,
     }
 }
 
-/// An entry of the GID table, which the core fills from the addresses of the network device
+/// An entry of the GID table, which the core fills with the addresses of the network device
 /// (`struct ib_gid_attr`).
 pub struct GidAttr<'a>(&'a bindings::ib_gid_attr);
 
@@ -49,29 +49,29 @@ impl<'a> GidAttr<'a> {
         Self(raw)
     }
 
-    /// Place in the table.
+    /// Returns the index in the table.
     pub fn index(&self) -> u32 {
         self.0.index.into()
     }
 
-    /// Port that the table belongs to.
+    /// Returns the port that the table belongs to.
     pub fn port(&self) -> Result<Port> {
         Port::try_from(self.0.port_num)
     }
 
-    /// The GID.
+    /// Returns the GID.
     pub fn gid(&self) -> Gid {
         Gid::from_raw(&self.0.gid)
     }
 
-    /// Kind of the GID; `EINVAL` for kinds that have no name here.
+    /// Returns the type of the GID; `EINVAL` for types without a name here.
     pub fn kind(&self) -> Result<Type> {
         Type::try_from(self.0.gid_type)
     }
 
-    /// VLAN, if any, and MAC address of frames that are sent from the GID.
+    /// Returns the VLAN ID, if any, and the source MAC address of frames sent from the GID.
     pub fn link_layer(&self) -> Result<(Option<u16>, [u8; 6])> {
-        /// `rdma_read_gid_l2_fields` returns this for untagged frames.
+        /// `rdma_read_gid_l2_fields` returns this value for untagged frames.
         const NO_VLAN: u16 = 0xffff;
 
         let mut vlan = NO_VLAN;

@@ -6,13 +6,14 @@
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
-//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`] and [`DmBuffer`]; kinds that its
-//! devices lack are [`Unsupported`]. The implementing type *is* the object: the core allocates the
-//! C structure with room for it (of memory regions and device memory this crate does), a create
-//! verb constructs it there, and a destroy verb ends it in two steps: one in which the driver makes
-//! the hardware let go, and [`Drop`]. The first cannot fail, except for memory regions: the core
-//! frees the memory of other objects, or forgets it, whatever a driver answers. Address handles and
-//! device memory, of which hardware need not know, have only the latter.
+//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`] and [`DmBuffer`]. It uses
+//! [`Unsupported`] for kinds that its devices lack. The implementing type *is* the object: the core
+//! allocates the C structure with room for the driver's type (this crate does so for memory regions
+//! and device memory), and a create verb constructs the type in place. A destroy verb has two
+//! steps: first the driver makes the hardware release the object, then [`Drop`] runs. The first
+//! step cannot fail, except for memory regions: for all other objects the core frees or forgets the
+//! memory whatever the driver returns. Address handles and device memory have only the second step,
+//! because the hardware need not know about them.
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them
@@ -23,42 +24,44 @@
 //!                                has returned ─▶ data dropped ─▶ ib_device released
 //! ```
 //!
-//! What drivers get wrong in C is not theirs to do here:
+//! The types rule out common mistakes of drivers in C:
 //!
 //! - The driver's part of a request and of a response are types ([`udata::Request`],
-//!   [`udata::Response`]); every verb reads, checks and answers all of it, so
-//!   `uverbs_robust_udata` holds by construction. If the answer cannot be written, a new object is
-//!   undone.
-//! - Events are dispatched by object number through an [`event::Dispatcher`], which knows only
-//!   objects that live, waits for handlers that run before an object goes away, and tells users in
-//!   the kernel only of completions that they asked for.
-//! - A verb writes all of the structure that it answers with: the core does not zero it first.
-//! - What the kernel calls when a request is complete comes from the request and goes with its
-//!   completion ([`wr::Continuation`]); nobody can make it up, or complete a request twice.
-//! - Who uses a device is a type ([`udata::Users`]): a driver for processes is not called by the
-//!   kernel, and one for the kernel too does not compile without the verbs that takes.
-//! - Memory of a process is taken only in calls of processes, and memory of the device mapped only
-//!   in the lifetime of the registration ([`mmap::DeviceMemory`]).
-//! - Work requests, completions, states, masks and access rights are types; a value that the
-//!   driver has no name for is refused before the driver sees it.
+//!   [`udata::Response`]). Every verb reads and checks the whole request and writes the whole
+//!   response, so `uverbs_robust_udata` holds by construction. If the response cannot be written,
+//!   the new object is destroyed again.
+//! - Events are dispatched by object number through an [`event::Dispatcher`]. It knows only live
+//!   objects, waits for running handlers before an object goes away, and notifies users in the
+//!   kernel only of completions that they asked for.
+//! - A verb fills the whole structure that it returns to the core, which does not zero it first.
+//! - The function that the kernel calls when a request completes comes from the request and travels
+//!   with its completion ([`wr::Continuation`]). A driver cannot forge one or complete a request
+//!   twice.
+//! - The users of a device are a type ([`udata::Users`]). The kernel never calls a driver that
+//!   serves processes only, and a driver that also serves the kernel does not compile without the
+//!   verbs that this needs.
+//! - Process memory can be pinned only in calls from processes, and device memory can be mapped
+//!   only during the lifetime of the registration ([`mmap::DeviceMemory`]).
+//! - Work requests, completions, states, masks and access rights are types. A value that has no
+//!   name in these types is rejected before the driver sees it.
 //!
 //! Locking: all methods may be called concurrently, hence `&self` everywhere. All may sleep except
-//! those of [`AddressHandle`], whose [`Drop`] may not either, [`QueuePair::post_send`],
+//! those of [`AddressHandle`] (including its [`Drop`]), [`QueuePair::post_send`],
 //! [`QueuePair::post_recv`], [`SharedReceiveQueue::post_recv`], [`CompletionQueue::poll`],
 //! [`CompletionQueue::request_notify`] and [`MemoryRegion::set_page`]
-//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). What may be called
-//! by handlers of interrupts says so, as [`event::Dispatcher::complete`] does. A
-//! [`odp::Pager`] sleeps, but must not wait for memory.
+//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). Functions that
+//! interrupt handlers may call say so, for example [`event::Dispatcher::complete`]. A
+//! [`odp::Pager`] may sleep, but must not wait for memory reclaim.
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
 pub(crate) use vrnic_bindings::gate;
 
-/// Prefix of messages in the kernel log, which `module!` defines for drivers. Only tests have some.
+/// Prefix of messages in the kernel log. `module!` defines it for drivers; here only tests log.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 const __LOG_PREFIX: &[u8] = b"rdma\0";
 
-/// Module of the driver that tests have, which `#[vtable]` wants.
+/// Stand-in for the module of a driver, which `#[vtable]` needs. Only tests have a driver here.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 struct LocalModule;
 
@@ -66,12 +69,12 @@ struct LocalModule;
 impl kernel::ModuleMetadata for LocalModule {
     const NAME: &'static kernel::str::CStr = c"rdma";
 
-    // SAFETY: What is in the kernel itself has none.
+    // SAFETY: Code that is built into the kernel has no `struct module`; its pointer is null.
     const THIS_MODULE: kernel::ThisModule =
         unsafe { kernel::ThisModule::from_ptr(core::ptr::null_mut()) };
 }
 
-/// Defines an enumeration that mirrors a C one, and the checked conversion from it.
+/// Defines an enumeration that mirrors a C one, and a checked conversion from it.
 macro_rules! c_enum {
     (
         $(#[$meta:meta])*
@@ -87,7 +90,7 @@ macro_rules! c_enum {
         }
 
         impl $name {
-            /// The value of the C constant.
+            /// Returns the value of the C constant.
             #[inline]
             pub const fn raw(self) -> $raw {
                 // CAST: The enum is `repr(u32)`, the representation of the C type.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Management datagrams that the device answers itself (IBTA volume 1, chapter 13).
+//! Management datagrams (MADs) that the device answers itself (IBTA volume 1, chapter 13).
 
 use core::slice;
 
@@ -18,36 +18,36 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Bytes of a management datagram of InfiniBand and RoCE.
+/// Length of a management datagram of InfiniBand and RoCE in bytes.
 // CAST: A small constant.
 pub const LENGTH: usize = bindings::IB_MGMT_MAD_SIZE as usize;
 
-/// A management datagram, as it is on the network.
+/// A management datagram in wire format.
 pub type Mad = [u8; LENGTH];
 
 /// A management datagram that was sent to a port.
 pub struct Incoming<'a> {
     /// The datagram.
     pub mad: &'a Mad,
-    /// Where it came from; [`None`] if software of this side asks.
+    /// Origin of the datagram; [`None`] if local software sent it.
     pub source: Option<Source>,
-    /// Whether the agent of subnet management does not look at the M_Key.
+    /// Whether the subnet management agent must skip the M_Key check.
     pub ignores_m_key: bool,
 }
 
 /// What the device did with a management datagram (`enum ib_mad_result`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing: it is for agents of the core, if there is one.
+    /// The device did nothing: the datagram is for agents in software, if there are any.
     Passed,
-    /// It took it, and there is no answer.
+    /// The device consumed the datagram, and there is no response.
     Consumed,
-    /// It answered.
+    /// The device wrote a response.
     Answered,
 }
 
 impl Outcome {
-    /// The C constants.
+    /// Returns the C constants.
     const fn raw(self) -> bindings::ib_mad_result {
         match self {
             Self::Passed => bindings::ib_mad_result_IB_MAD_RESULT_SUCCESS,
@@ -63,12 +63,12 @@ impl Outcome {
     }
 }
 
-/// Returns a set of bits of `enum ib_mad_result`, none if the driver fails.
+/// Returns a combination of the bits of `enum ib_mad_result`, or 0 if the driver fails.
 ///
 /// # Safety
 ///
-/// `device` must be a registered device of `T`. `source` must be null or valid, `mad` have
-/// [`LENGTH`] bytes, and `answer` room for `answer_length`, both valid.
+/// `device` must be a registered device of `T`. `source` must be null or valid. `mad` must have
+/// [`LENGTH`] bytes and `answer` room for `answer_length` bytes, both valid.
 pub(crate) unsafe extern "C" fn process_callback<T: Operations>(
     device: *mut bindings::ib_device,
     flags: c_int,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that processes map: of devices, and pages of the kernel.
+//! Memory that processes map: device memory, and pages of the kernel.
 
 use core::{
     marker::PhantomData,
@@ -43,17 +43,17 @@ mod tests;
 
 pub use pages::UserPages;
 
-/// A piece of a device's memory, page aligned, that may be mapped into processes.
+/// A page-aligned range of a device's memory that may be mapped into processes.
 ///
-/// `'bound` is a time during which the device is bound to its driver, and so the memory its own:
-/// later it may be another device's.
+/// During `'bound` the device is bound to its driver, so the memory belongs to the device. Later it
+/// may belong to another device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMemory<'bound> {
     pub(crate) range: PhysicalRange,
     _bound: PhantomData<&'bound Resource>,
 }
 
-/// Where a [`DeviceMemory`] is, for as long as a context that has it.
+/// Location of a [`DeviceMemory`], without its lifetime: valid as long as the context that has it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PhysicalRange {
     start: PhysAddr,
@@ -61,11 +61,11 @@ pub(crate) struct PhysicalRange {
 }
 
 impl<'bound> DeviceMemory<'bound> {
-    /// Names `length` bytes at `offset` of a resource of the driver's device. They begin at a page,
-    /// and are whole pages.
+    /// Creates a range of `length` bytes at `offset` of a resource of the driver's device. The
+    /// range must start at a page boundary and consist of whole pages.
     ///
-    /// `EINVAL` if they are not, if the resource is not memory or not as long, or if it is not
-    /// memory of a device but RAM: no process may be given that by its address.
+    /// Returns `EINVAL` if it does not, if the resource is not memory or is too short, or if it is
+    /// RAM and not device memory: processes must not get access to RAM by its physical address.
     pub fn new(resource: &'bound Resource, offset: u64, length: usize) -> Result<Self> {
         let end = offset.checked_add(length as u64).ok_or(EINVAL)?;
         if end > resource.size() || !resource.flags().contains(Flags::IORESOURCE_MEM) {
@@ -75,8 +75,8 @@ impl<'bound> DeviceMemory<'bound> {
         if length == 0 || start % PAGE_SIZE as PhysAddr != 0 || length % PAGE_SIZE != 0 {
             return Err(EINVAL);
         }
-        // SAFETY: The function only looks at the tree of resources.
-        // CAST: A flag and an enum that bindgen types otherwise.
+        // SAFETY: The function only reads the resource tree.
+        // CAST: A flag and an enum for which bindgen chose other types.
         let found = unsafe {
             bindings::region_intersects(
                 start,
@@ -96,7 +96,7 @@ impl<'bound> DeviceMemory<'bound> {
     }
 }
 
-/// What the process of a context may map.
+/// Memory that the process of a context may map.
 #[repr(C)]
 pub(crate) struct Entry {
     raw: Opaque<bindings::rdma_user_mmap_entry>,
@@ -110,7 +110,7 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Bytes, whole pages.
+    /// Returns the length in bytes, a multiple of the page size.
     fn length(&self) -> usize {
         match self {
             Self::Device(range) => range.length,
@@ -119,14 +119,14 @@ impl Content {
     }
 }
 
-/// What a process can name of a context's memory.
+/// The mappable memory of a context.
 ///
 /// # Invariants
 ///
-/// `context` is valid while it is there, and has all `entries` in its table, with the references
-/// that they are removed with.
+/// `context`, if present, is valid. All `entries` are in its table, each with the reference that
+/// its removal drops.
 struct Named {
-    /// As long as the context is not about to be freed.
+    /// Present until the context is about to be freed.
     context: Option<NonNull<bindings::ib_ucontext>>,
     entries: KVec<NonNull<Entry>>,
 }
@@ -134,7 +134,7 @@ struct Named {
 // SAFETY: The core locks the table of a context; any thread may insert and remove entries.
 unsafe impl Send for Named {}
 
-/// The table of what the process of a context may map.
+/// The table of memory that the process of a context may map.
 #[pin_data]
 pub(crate) struct Table {
     #[pin]
@@ -144,8 +144,8 @@ pub(crate) struct Table {
 impl Table {
     /// # Safety
     ///
-    /// `context` must be valid until the result is [closed](Self::close), and its entries made by
-    /// this.
+    /// `context` must be valid until the result is [closed](Self::close), and all of its mmap
+    /// entries must be created by this table.
     pub(crate) unsafe fn new(context: NonNull<bindings::ib_ucontext>) -> Result<Arc<Self>> {
         // INVARIANT: Valid, as the caller guarantees; there are no entries.
         Arc::pin_init(
@@ -159,7 +159,7 @@ impl Table {
         )
     }
 
-    /// Lets the process map something, and returns the entry and the offset to give to `mmap`.
+    /// Makes something mappable by the process. Returns the entry and its `mmap` offset, or
     /// `ENODEV` if the context is about to be freed.
     fn insert(&self, content: Content) -> Result<(NonNull<Entry>, u64)> {
         let length = content.length();
@@ -175,7 +175,7 @@ impl Table {
         let context = named.context.ok_or(ENODEV)?;
         named.entries.reserve(1, GFP_KERNEL)?;
         let entry = NonNull::from(KBox::leak(entry));
-        // SAFETY: The context is valid by the type invariant, and the entry a zeroed C structure at
+        // SAFETY: The context is valid by the type invariant. The entry is a zeroed C structure at
         // the start of an `Entry`, as `mmap` and `mmap_free` expect.
         let ret = unsafe {
             bindings::rdma_user_mmap_entry_insert(context.as_ptr(), entry.cast().as_ptr(), length)
@@ -185,26 +185,27 @@ impl Table {
             drop(unsafe { KBox::from_raw(entry.as_ptr()) });
             return Err(error);
         }
-        // INVARIANT: Just inserted. There is room.
+        // INVARIANT: Just inserted. There is room, so this does not fail.
         named.entries.push(entry, GFP_KERNEL)?;
-        // SAFETY: It is in the table, and stays there as long as that is locked.
+        // SAFETY: The entry is in the table, and stays there while the lock is held.
         let offset = unsafe { bindings::rdma_user_mmap_get_offset(entry.cast().as_ptr()) };
         Ok((entry, offset))
     }
 
-    /// Takes an entry out, if it is still there.
+    /// Removes an entry, if it is still there.
     fn remove(&self, entry: NonNull<Entry>) {
         let mut named = self.named.lock();
         let Some(index) = named.entries.iter().position(|&other| other == entry) else {
             return;
         };
         let _ = named.entries.remove(index);
-        // SAFETY: It was in the table of a context that is not freed meanwhile, by the type
-        // invariant. When the last mapping is gone too, the core calls `mmap_free`.
+        // SAFETY: By the type invariant the entry was in the table of a context that is not freed
+        // during this. Once the last mapping is gone too, the core calls `mmap_free`.
         unsafe { bindings::rdma_user_mmap_entry_remove(entry.cast().as_ptr()) };
     }
 
-    /// The context is about to be freed: nothing of it can be named from here on.
+    /// Removes all entries, because the context is about to be freed. Nothing can be inserted
+    /// afterwards.
     pub(crate) fn close(&self) {
         let mut named = self.named.lock();
         named.context = None;
@@ -215,12 +216,12 @@ impl Table {
     }
 }
 
-/// Memory that a process may map until this is dropped, or its context is deallocated
+/// Memory that a process may map until this is dropped or its context is deallocated
 /// ([`Ucontext::map_pages`](crate::Ucontext::map_pages),
-/// [`Ucontext::map_device`](crate::Ucontext::map_device)). It belongs inside the object whose
-/// memory it is.
+/// [`Ucontext::map_device`](crate::Ucontext::map_device)). Keep it in the object that the memory
+/// belongs to.
 ///
-/// A mapping that the process has by then stays as it is.
+/// Mappings that the process already has stay as they are.
 pub struct Mapped {
     table: Arc<Table>,
     entry: NonNull<Entry>,
@@ -228,7 +229,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Lets the process of the table's context map something.
+    /// Makes something mappable by the process of the table's context.
     pub(crate) fn new(table: &Arc<Table>, content: Content) -> Result<Self> {
         let (entry, offset) = table.insert(content)?;
         Ok(Self {
@@ -238,7 +239,7 @@ impl Mapped {
         })
     }
 
-    /// The offset to give to `mmap`.
+    /// Returns the offset to pass to `mmap`.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -250,28 +251,29 @@ impl Drop for Mapped {
     }
 }
 
-// SAFETY: The entry is only accessed with the lock of the table.
+// SAFETY: The entry is accessed only with the table locked.
 unsafe impl Send for Mapped {}
 
-// SAFETY: A shared reference gives access to a number.
+// SAFETY: A shared reference gives access only to a number.
 unsafe impl Sync for Mapped {}
 
-/// The table of what the process of a new context may map.
+/// The mappable memory of a new context.
 pub struct Mappings<'a> {
     table: &'a Table,
 }
 
 impl<'a> Mappings<'a> {
-    /// Those of the table's context.
+    /// Wraps the table of the context.
     pub(crate) fn new(table: &'a Table) -> Self {
         Self { table }
     }
 
-    /// Lets the process map `memory`, uncached, and returns the offset to give to `mmap`.
+    /// Lets the process map `memory`, uncached, and returns the offset to pass to `mmap`.
     ///
-    /// It can do so until the context is deallocated or the device goes away: then its mappings are
-    /// replaced by zeroes. That is in the lifetime of the registration, in which the memory must be
-    /// the device's: it is named by something that the [data](Call::data) of the registration has.
+    /// The process can do so until the context is deallocated or the device goes away, when zero
+    /// pages replace its mappings. Both happen during the lifetime of the registration, for which
+    /// `memory` must belong to the device; hence it must derive from the [data](Call::data) of the
+    /// registration.
     pub fn insert<'bound, T: Operations>(
         &mut self,
         _call: &Call<'bound, T>,
@@ -280,9 +282,9 @@ impl<'a> Mappings<'a> {
         self.insert_content(Content::Device(memory.range))
     }
 
-    /// Lets the process map `pages`, and returns the offset to give to `mmap`.
+    /// Lets the process map `pages`, and returns the offset to pass to `mmap`.
     ///
-    /// It can do so until the context is deallocated; its mappings stay as they are even then.
+    /// The process can do so until the context is deallocated. Its mappings remain even after that.
     pub fn insert_pages(&mut self, pages: &Arc<UserPages>) -> Result<u64> {
         self.insert_content(Content::Pages(pages.clone()))
     }
@@ -308,13 +310,13 @@ pub(crate) unsafe extern "C" fn mmap_callback(
         return EINVAL.to_errno();
     }
 
-    // SAFETY: All entries in the table of a context are made by `Table`; the reference just
-    // taken keeps the entry until it is given back.
+    // SAFETY: Only `Table` creates entries in the table of a context. The reference just taken
+    // keeps the entry alive until it is put.
     let ret = match unsafe { &(*raw.cast::<Entry>()).content } {
-        // SAFETY: As above; the area is being set up by this call. The core checks that it is
-        // shared and as long as the entry, and takes it from the process before the device is not
-        // registered any more. Until then the memory is the device's. The offset of a page in
-        // physical memory fits `c_ulong`.
+        // SAFETY: As above; this call sets up the area. The core checks that the area is shared and
+        // as long as the entry, and unmaps it from the process before the device is unregistered.
+        // Until then the memory belongs to the device. The page number of a physical address fits
+        // `c_ulong`.
         Content::Device(range) => unsafe {
             bindings::rdma_user_mmap_io(
                 context,
@@ -331,16 +333,16 @@ pub(crate) unsafe extern "C" fn mmap_callback(
         // the entry.
         Content::Pages(pages) => from_result(|| unsafe { pages.map(vma) }.map(|()| 0)),
     };
-    // SAFETY: Gives back the reference taken above; a mapping of device memory took its own, and
-    // one of pages has those.
+    // SAFETY: Puts the reference taken above. A mapping of device memory took its own reference,
+    // and a mapping of pages holds references to the pages.
     unsafe { bindings::rdma_user_mmap_entry_put(raw) };
     ret
 }
 
 /// # Safety
 ///
-/// `entry` must be an entry without references, made by [`Table::insert`].
+/// `entry` must be an entry made by [`Table::insert`] that has no references any more.
 pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_user_mmap_entry) {
-    // SAFETY: `Table::insert` leaked the box; nobody refers to the entry any more.
+    // SAFETY: `Table::insert` leaked the box, and there are no other references to the entry.
     drop(unsafe { KBox::from_raw(entry.cast::<Entry>()) });
 }

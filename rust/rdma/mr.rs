@@ -50,50 +50,50 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// What a process registers.
+/// Memory that a process registers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Address of the first byte in the process.
+    /// Address of the first byte in the process's address space.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Address by which work requests name the first byte.
+    /// Address by which work requests refer to the first byte.
     pub iova: u64,
 }
 
-/// What a process registers of a dma-buf.
+/// Part of a dma-buf that a process registers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct DmaBufRange {
-    /// Descriptor of the dma-buf in the calling process.
+    /// File descriptor of the dma-buf in the calling process.
     pub fd: c_int,
-    /// Where in the dma-buf the first byte is.
+    /// Offset of the first byte in the dma-buf.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Address by which work requests name the first byte. It is as far from the beginning of a
-    /// page as the offset.
+    /// Address by which work requests refer to the first byte. It has the same offset in a page as
+    /// `offset`.
     pub iova: u64,
 }
 
-/// What becomes of a region.
+/// A change of a memory region.
 pub struct Change<'a, P: ProtectionDomain> {
-    /// The memory that it gets.
+    /// The new memory, if it changes.
     pub range: Option<Range>,
-    /// The rights that it gets.
+    /// The new access rights, if they change.
     pub access: Option<AccessFlags>,
-    /// The protection domain that it moves to, which stays at least as long as the region is there.
+    /// The new protection domain, if it changes. It lives at least as long as the region.
     pub pd: Option<&'a Pd<P>>,
 }
 
 c_enum! {
-    /// What a process advises about memory.
+    /// Advice from a process about the use of memory.
     pub enum Advice: bindings::ib_uverbs_advise_mr_advice {
-        /// It will be read soon.
+        /// The memory will be read soon.
         Prefetch = bindings::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
-        /// It will be written soon.
+        /// The memory will be written soon.
         PrefetchWrite =
             bindings::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-        /// What of it is there will be accessed soon.
+        /// The pages that are present will be accessed soon.
         PrefetchNoFault =
             bindings::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     }
@@ -101,13 +101,13 @@ c_enum! {
 
 /// A new region.
 pub struct NewMr<I, R> {
-    /// Constructs the region.
+    /// Initialiser of the region.
     pub init: I,
-    /// Answer to the provider; `()` for regions of the kernel.
+    /// Response to the provider; `()` for regions of the kernel.
     pub response: R,
-    /// Key by which local work requests name the region.
+    /// Key by which local work requests refer to the region.
     pub lkey: u32,
-    /// Key by which peers name the region.
+    /// Key by which peers refer to the region.
     pub rkey: u32,
 }
 
@@ -130,7 +130,7 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         user: User<'_, Self::Driver, Self::Request>,
     ) -> Result<NewMr<impl PinInit<Self>, Self::Response>>;
 
-    /// Registers a piece of a dma-buf for the calling process.
+    /// Registers a part of a dma-buf for the calling process.
     fn register_dma_buf(
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -140,7 +140,7 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
-    /// Registers a piece of device memory; addresses count from 0.
+    /// Registers a part of device memory; addresses in the region start from 0.
     fn register_dm(
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -151,8 +151,9 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
-    /// Registers all memory for the kernel; addresses are DMA addresses. Rights of peers may come
-    /// without that to write locally (`__ib_alloc_pd()` in `drivers/infiniband/core/verbs.c`).
+    /// Registers all memory for the kernel; addresses in the region are DMA addresses. `access` may
+    /// contain remote rights without local write (`__ib_alloc_pd()` in
+    /// `drivers/infiniband/core/verbs.c`).
     fn register_dma(
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -161,8 +162,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
-    /// Allocates a region of the kernel for fast registration of up to `max_pages` pages. It has no
-    /// memory before it is registered by a work request
+    /// Allocates a region for fast registration of up to `max_pages` pages by the kernel. It has no
+    /// memory until a work request registers it
     /// ([`Operation::Register`](crate::wr::Operation::Register)).
     fn allocate_fast(
         _call: &Call<'_, Self::Driver>,
@@ -172,18 +173,18 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
-    /// Notes page `index` of the memory that the region will be registered with; the pages come in
-    /// order, beginning with 0. `ENOMEM` if it has no room for so many.
+    /// Records page `index` of the memory that the region will be registered with. The pages come
+    /// in order, starting from 0. `ENOMEM` if there are more pages than the region has room for.
     ///
-    /// Nobody registers the region meanwhile. May be called in any context.
+    /// The region is not registered concurrently. May be called in any context.
     fn set_page(_mr: &Mr<Self>, _index: u32, _address: DmaAddress) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Changes a region of a process as `change` says, and returns its keys, local and remote,
-    /// which may be others than before. On an error the region is as before.
+    /// Changes a region of a process as described by `change`. Returns its local and remote keys,
+    /// which may differ from the old ones. On error the region stays unchanged.
     ///
-    /// Nobody else changes the region meanwhile.
+    /// The region is not changed concurrently.
     fn reregister(
         _mr: &Mr<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -192,8 +193,9 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Acts on advice about pieces of regions of a process, by their keys. `wait`: before it
-    /// returns; else at any time, and failures are told to nobody.
+    /// Acts on advice about parts of a process's regions, given by key. With `wait` this happens
+    /// before the method returns. Otherwise it may happen at any time, and failures are not
+    /// reported.
     fn advise(
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -204,42 +206,43 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Makes the hardware forget the region; on success it is dropped.
+    /// Removes the region from the hardware; on success it is dropped.
     ///
-    /// Errors mean that the hardware still owns the region, as it may while memory windows are
-    /// bound to it; so it stays. Who drops a region without this cannot be refused: then its
-    /// [`Drop`] makes the hardware forget it, or stops it.
+    /// An error means that the hardware still owns the region, for example because memory windows
+    /// are bound to it; the region then continues to exist. A region can also be dropped without
+    /// this method, which cannot fail: its [`Drop`] must then remove it from the hardware, or stop
+    /// the hardware.
     fn deregister(mr: &Mr<Self>, call: &Call<'_, Self::Driver>) -> Result;
 
-    /// Adds what only the driver knows to the description of a region (`rdma resource show -dd`).
+    /// Adds driver-specific details to the dump of a region (`rdma resource show -dd`).
     fn fill_details(_mr: &Mr<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 }
 
-/// The memory that a region for fast registration is registered with: pages of one size, which the
-/// driver was told of by [`MemoryRegion::set_page`].
+/// Memory for a fast registration: pages of one size, which the driver received through
+/// [`MemoryRegion::set_page`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Address by which work requests name the first byte. It is as far from the beginning of a
-    /// page as the memory is from that of its first page.
+    /// Address by which work requests refer to the first byte. It has the same offset in a page as
+    /// the memory has in its first page.
     pub iova: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Pages.
+    /// Number of pages.
     pub pages: u32,
-    /// Binary logarithm of the size of a page.
+    /// Binary logarithm of the page size.
     pub page_shift: u32,
 }
 
 impl Mapping {
-    /// Takes over what `ib_map_mr_sg` left in a region, for which `pages` pages were noted.
-    /// `EINVAL` if it was not called, or with a bad page size.
+    /// Converts what `ib_map_mr_sg` stored in a region for which `pages` pages were recorded.
+    /// `EINVAL` if it was not called, or was called with a bad page size.
     ///
     /// # Safety
     ///
-    /// `raw` must be a region whose mapping nobody changes meanwhile. Other members may change, as
-    /// its reference count does, so there is no reference to the whole.
+    /// `raw` must be a region whose mapping does not change during the call. Other members, such as
+    /// the reference count, may change, which is why this takes no reference to the whole.
     pub(crate) unsafe fn from_raw(raw: *const bindings::ib_mr, pages: u32) -> Result<Self> {
         // SAFETY: Guaranteed by the caller.
         let (iova, length, page_size) = unsafe { ((*raw).iova, (*raw).length, (*raw).page_size) };
@@ -257,16 +260,16 @@ impl Mapping {
 
 /// A memory region: `struct ib_mr` and the driver's part.
 ///
-/// Unlike other objects it is allocated here and not by the core.
+/// Unlike most other objects it is allocated by this crate and not by the core.
 ///
 /// # Invariants
 ///
-/// A reference to this type is only made of a region that is constructed. It never moves.
+/// A reference to this type always refers to a constructed region, which never moves.
 #[pin_data]
 #[repr(C)]
 pub struct Mr<T: MemoryRegion> {
     raw: Opaque<bindings::ib_mr>,
-    /// Pages that were noted for the next fast registration.
+    /// Number of pages recorded for the next fast registration.
     mapped: Atomic<u32>,
     #[pin]
     data: T,
@@ -285,13 +288,13 @@ impl<T: MemoryRegion> Mr<T> {
         unsafe { &*ptr.cast() }
     }
 
-    /// Borrows a region for fast registration that a work request names, and says what it is
-    /// registered with.
+    /// Borrows the fast-registration region of a work request, and returns it with the memory to
+    /// register.
     ///
     /// # Safety
     ///
-    /// `ptr` must be null, or a region of a device of the driver which does not go away and whose
-    /// mapping nobody changes during `'a`.
+    /// `ptr` must be null, or a region of a device of the driver that does not go away and whose
+    /// mapping does not change during `'a`.
     pub(crate) unsafe fn mapped_from_raw<'a>(
         ptr: *mut bindings::ib_mr,
     ) -> Result<(&'a Self, Mapping)> {
@@ -305,9 +308,9 @@ impl<T: MemoryRegion> Mr<T> {
         }
     }
 
-    /// Gives a region to the core.
+    /// Passes ownership of a region to the core.
     fn into_raw(this: Pin<KBox<Self>>) -> *mut bindings::ib_mr {
-        // SAFETY: Nobody moves out of the result; it is pinned again when it comes back.
+        // SAFETY: Nothing moves out of the result; it is pinned again when the core returns it.
         KBox::into_raw(unsafe { Pin::into_inner_unchecked(this) }).cast()
     }
 }
@@ -327,8 +330,8 @@ unsafe impl<T: MemoryRegion> Send for Mr<T> {}
 // SAFETY: The C structure is not accessed through shared references; the data is `Sync`.
 unsafe impl<T: MemoryRegion> Sync for Mr<T> {}
 
-/// Allocates the region, which must not fail once the hardware has it: hence before `register` is
-/// called.
+/// Registers a region. The memory is allocated before `register` is called, because nothing may
+/// fail once the hardware has the region.
 fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     call: &Call<'_, T>,
     pd: *mut bindings::ib_pd,
@@ -348,7 +351,7 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     };
     let raw = Mr::into_raw(mr);
 
-    // SAFETY: The region is valid and still ours alone.
+    // SAFETY: The region is valid and not shared yet.
     unsafe {
         (*raw).device = call.device().as_raw();
         (*raw).pd = pd;
@@ -356,14 +359,15 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
         (*raw).rkey = new.rkey;
 
         respond(udata, &new.response).inspect_err(|_| {
-            // Dropping it makes the hardware forget it.
+            // Dropping the region also removes it from the hardware.
             drop(KBox::from_raw(raw.cast::<Mr<T::MemoryRegion>>()));
         })?;
     }
     Ok(raw)
 }
 
-/// Takes over the rights of a region. `EOPNOTSUPP` if it is on demand, and the driver has no pager.
+/// Converts the access rights of a region. `EOPNOTSUPP` if the region is on demand and the driver
+/// has no pager.
 fn rights<T: Operations>(access: c_int) -> Result<AccessFlags> {
     let access = AccessFlags::from_raw(access)?;
     if !T::Pager::IS_SUPPORTED && access.contains(Access::OnDemand) {
@@ -389,7 +393,8 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
     dmah: *mut bindings::ib_dmah,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    // SAFETY: The core set the device of the domain; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
     let range = Range {
         start,
@@ -397,8 +402,8 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
         iova,
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who
-    // have udata are processes.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts, and only
+    // processes have udata.
     from_region_result(unsafe {
         device.with_caller(udata.is_some(), |call| {
             if !dmah.is_null() {
@@ -437,8 +442,8 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
         iova,
     };
 
-    // SAFETY: Verbs run only while the device is registered. Only processes have dma-bufs
-    // registered, and the call carries nothing of the provider.
+    // SAFETY: Verbs run only while the device is registered. Only processes register dma-bufs, and
+    // the call has no driver-specific request.
     from_region_result(unsafe {
         device.with_caller(!attributes.is_null(), |call| {
             if !dmah.is_null() {
@@ -455,8 +460,8 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T`, `dm` a constructed buffer of it, and
-/// `attributes` valid and inside that.
+/// `pd` must be a constructed domain of a device of `T`, `dm` a constructed buffer of that device,
+/// and `attributes` valid and within the buffer.
 pub(crate) unsafe extern "C" fn reg_dm_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     dm: *mut bindings::ib_dm,
@@ -469,7 +474,7 @@ pub(crate) unsafe extern "C" fn reg_dm_callback<T: Operations>(
             offset: (*attributes).offset,
             length: (*attributes).length,
         };
-        // CAST: Rights are bits that C keeps in an `int`.
+        // CAST: Access flags are bits that C keeps in an `int`.
         let access = (*attributes).access_flags as c_int;
         (Device::<T>::from_raw((*pd).device), range, access)
     };
@@ -535,8 +540,9 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `mr` must be a region of a device of `T` that nobody else maps or registers meanwhile; `list` a
-/// list of `count` elements mapped for its DMA device, and `offset` null or valid.
+/// `mr` must be a region of a device of `T` that is not mapped or registered concurrently. `list`
+/// must have `count` elements mapped for the DMA device of the region's device. `offset` must be
+/// null or valid.
 pub(crate) unsafe extern "C" fn map_callback<T: Operations>(
     mr: *mut bindings::ib_mr,
     list: *mut bindings::scatterlist,
@@ -568,12 +574,12 @@ unsafe extern "C" fn set_page_callback<T: Operations>(
     })
 }
 
-/// Changes a region in place, which is what null says.
+/// Changes a region in place, and returns null to say so.
 ///
 /// # Safety
 ///
-/// `mr` must be a region of a process of a device of `T` that nobody else changes; `pd` a
-/// constructed domain of the device if `flags` name it, and `udata` the udata of the call.
+/// `mr` must be a process's region of a device of `T` that is not changed concurrently. `pd` must
+/// be a constructed domain of the device if `flags` include it, and `udata` the udata of the call.
 pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
     mr: *mut bindings::ib_mr,
     flags: c_int,
@@ -586,12 +592,12 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
 ) -> *mut bindings::ib_mr {
     // CAST: A set of bits that C keeps in an `int`.
     let has = |flag| flags as u32 & flag != 0;
-    // SAFETY: The device was set by `create`; the call is not over before we return.
+    // SAFETY: The device was set by `create`; the call does not end before this function returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
 
-    // SAFETY: Verbs run only while the device is registered; those who have udata are processes.
-    // The region came from `into_raw`, the domain is valid if it is named. The core reads the keys
-    // after the call.
+    // SAFETY: Verbs run only while the device is registered, and only processes have udata. The
+    // region came from `into_raw`, and the domain is valid if `flags` include it. The core reads
+    // the keys only after the call.
     let result = unsafe {
         device.with_caller(udata.is_some(), |call| {
             Udata::no_io(udata.as_ref())?;
@@ -648,13 +654,13 @@ pub(crate) unsafe extern "C" fn advise_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `mr` must be a region of a device of `T` that nobody uses any more, and `udata` the udata of the
+/// `mr` must be a region of a device of `T` that is no longer in use, and `udata` the udata of the
 /// call.
 pub(crate) unsafe extern "C" fn dereg_callback<T: Operations>(
     mr: *mut bindings::ib_mr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The device was set by `create`; the call is not over before we return.
+    // SAFETY: The device was set by `create`; the call does not end before this function returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
 
     // SAFETY: Verbs run only while the device is registered; the region came from `into_raw`.

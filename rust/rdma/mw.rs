@@ -30,25 +30,25 @@ mod tests;
 c_enum! {
     /// Type of a memory window (`enum ib_mw_type`; IBTA volume 1, 10.6.7.2).
     pub enum Type: bindings::ib_mw_type {
-        /// Bound for its protection domain, again and again.
+        /// Can be rebound at any time, by queue pairs of its protection domain.
         Type1 = bindings::ib_mw_type_IB_MW_TYPE_1,
-        /// Bound until its key is invalidated.
+        /// Stays bound until its key is invalidated.
         Type2 = bindings::ib_mw_type_IB_MW_TYPE_2,
     }
 }
 
 /// A new window.
 pub struct NewMw<I, R> {
-    /// Constructs the window.
+    /// Initialiser of the window.
     pub init: I,
-    /// Answer to the provider.
+    /// Response to the provider.
     pub response: R,
-    /// Key by which peers name the window.
+    /// Key by which peers refer to the window.
     pub rkey: u32,
 }
 
-/// A memory window (`struct ib_mw`): rights to a part of a region, which a process gives to peers
-/// by work requests.
+/// A memory window (`struct ib_mw`): access to a part of a memory region, which a process grants to
+/// peers by work requests.
 pub trait MemoryWindow: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<MemoryWindow = Self>;
@@ -57,10 +57,11 @@ pub trait MemoryWindow: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
-    /// Whether there are memory windows: as [`Unsupported`](crate::Unsupported) says, not here.
+    /// Whether the driver has memory windows; `false` only for [`Unsupported`](crate::Unsupported).
     const IS_SUPPORTED: bool = true;
 
-    /// Allocates a window, which is not bound. `EOPNOTSUPP` if the device has none of that type.
+    /// Allocates an unbound window. `EOPNOTSUPP` if the device does not support windows of that
+    /// type.
     fn alloc(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -68,9 +69,9 @@ pub trait MemoryWindow: Send + Sync + Sized + 'static {
         user: User<'_, Self::Driver, Self::Request>,
     ) -> Result<NewMw<impl PinInit<Self>, Self::Response>>;
 
-    /// Makes the hardware forget the window, bound or not; then it is dropped.
+    /// Removes the window, bound or not, from the hardware; then it is dropped.
     ///
-    /// This cannot fail: hardware that refuses is to be stopped.
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
     fn dealloc(mw: &Mw<Self>, call: &Call<'_, Self::Driver>);
 }
 
@@ -86,13 +87,14 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     mw: *mut bindings::ib_mw,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the window; the call is not over before we return.
+    // SAFETY: The core set the device of the window; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*mw).device), Udata::from_raw(udata)) };
 
     // SAFETY:
     // - Verbs run only while the device is registered; only processes have windows, and they have
     //   contexts. The core set the domain and the type.
-    // - The core allocated room for the data, which is constructed here and reachable by nobody
+    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
     //   before the call returns.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
@@ -111,7 +113,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `mw` must be a constructed window of a device of `T` that nobody uses any more.
+/// `mw` must be a constructed window of a device of `T` that is no longer in use.
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(mw: *mut bindings::ib_mw) -> c_int {
     // SAFETY: The core set the device of the window.
     let device = unsafe { Device::<T>::from_raw((*mw).device) };
@@ -124,7 +126,7 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(mw: *mut binding
 
 /// # Safety
 ///
-/// `mw` must be a constructed window that nobody uses any more.
+/// `mw` must be a constructed window that is no longer in use.
 unsafe fn end<T: Operations>(mw: *mut bindings::ib_mw, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller.
     unsafe {

@@ -2,15 +2,15 @@
 
 //! The network device that shares a port with the RDMA device.
 //!
-//! Addresses, state and speed of a RoCE port are those of a network device, which is another device
-//! with another driver. Which one that is says the driver of the RDMA device
-//! ([`Operations::is_netdev_of`](crate::Operations::is_netdev_of)): a notifier binds the network
-//! device to the port when it appears, whether before or after the RDMA device, and releases it
-//! when it goes away.
+//! Addresses, state and speed of a RoCE port are those of a network device, which has a driver of
+//! its own. The driver of the RDMA device says which network device that is
+//! ([`Operations::is_netdev_of`](crate::Operations::is_netdev_of)). A notifier binds the network
+//! device to the port when it appears, whether before or after the RDMA device, and unbinds it when
+//! it goes away.
 //!
-//! The port follows the network device: whenever that comes, goes, or changes its state or its MTU,
-//! the driver is asked to set up the hardware, and then users are told if the port became active or
-//! ceased to be. Queries set up nothing.
+//! The port follows the network device. Whenever the network device appears, goes away, or changes
+//! its state or MTU, the driver is called to set up the hardware. After that, users are notified if
+//! the port became active or inactive. Queries do not set up anything.
 
 use core::{
     ops::Deref,
@@ -38,13 +38,13 @@ mod tests;
 
 /// A network device (`struct net_device`).
 ///
-/// Drivers borrow it. A reference that one kept would hold up whoever unregisters the network
-/// device, for ever.
+/// Drivers only borrow it. If a driver held a reference, unregistering the network device would
+/// wait forever.
 ///
 /// # Invariants
 ///
-/// A reference to this type is only made of a network device that has been registered, and does not
-/// go away meanwhile.
+/// A reference to this type always refers to a network device that was registered and does not go
+/// away while the reference exists.
 #[repr(transparent)]
 pub struct Netdev(Opaque<bindings::net_device>);
 
@@ -53,13 +53,13 @@ impl Netdev {
     ///
     /// # Safety
     ///
-    /// `ptr` must be a network device that has been registered, and does not go away during `'a`.
+    /// `ptr` must be a network device that was registered and does not go away during `'a`.
     unsafe fn from_raw<'a>(ptr: *mut bindings::net_device) -> &'a Self {
         // SAFETY: Guaranteed by the caller; the type is transparent.
         unsafe { &*ptr.cast() }
     }
 
-    /// The C structure.
+    /// Returns the C structure.
     pub(crate) fn as_raw(&self) -> *mut bindings::net_device {
         self.0.get()
     }
@@ -72,12 +72,12 @@ impl Netdev {
     pub(crate) unsafe fn of_port(device: *mut bindings::ib_device, port: Port) -> Option<Held> {
         // SAFETY: Valid, as the caller guarantees; the result comes with a reference.
         let raw = NonNull::new(unsafe { bindings::ib_device_get_netdev(device, port.number()) })?;
-        // INVARIANT: The reference is ours to give; the type is transparent. Only network devices
-        // that are registered are bound.
+        // INVARIANT: The function returned a reference, which we own; the type is transparent. Only
+        // registered network devices are bound.
         Some(Held(raw.cast()))
     }
 
-    /// Whether it is up and has a carrier.
+    /// Returns whether the network device is up and has a carrier.
     pub fn is_active(&self) -> bool {
         // SAFETY: Valid by the type invariant.
         unsafe {
@@ -85,13 +85,14 @@ impl Netdev {
         }
     }
 
-    /// Longest frame, without link layer header, in bytes.
+    /// Returns the MTU: the maximum frame length in bytes, without the link layer header.
     pub fn mtu(&self) -> u32 {
         // SAFETY: Valid by the type invariant.
         unsafe { bindings::netdev_mtu(self.as_raw()) }
     }
 
-    /// The permanent MAC address, if it is an Ethernet device, and no VLAN on one.
+    /// Returns the permanent MAC address, if this is an Ethernet device and not a VLAN on top of
+    /// one.
     pub fn ethernet_address(&self) -> Option<[u8; 6]> {
         let mut address = [0; 6];
         // SAFETY: Valid by the type invariant; there is room for an address.
@@ -100,10 +101,10 @@ impl Netdev {
     }
 }
 
-// SAFETY: All that can be asked may be asked by any thread at any time.
+// SAFETY: All methods may be called by any thread at any time.
 unsafe impl Sync for Netdev {}
 
-/// A reference to a network device, which does not go away before it is dropped.
+/// A counted reference to a network device, which keeps the network device alive.
 ///
 /// # Invariants
 ///
@@ -126,15 +127,16 @@ impl Drop for Held {
     }
 }
 
-/// What a [`Pairing`] asks the driver.
+/// Driver callbacks of a [`Pairing`].
 pub(crate) struct Driver {
-    /// Has a port follow its network device. Process context.
+    /// Lets the driver set up a port for its network device. Process context.
     ///
     /// # Safety
     ///
     /// The device must be registered until this returns, or about to be registered.
     pub(crate) follow: unsafe fn(device: *mut bindings::ib_device, port: Port),
-    /// Whether a network device is that of a port. Process context, with the RTNL lock held.
+    /// Returns whether a network device belongs to a port. Process context, with the RTNL lock
+    /// held.
     ///
     /// # Safety
     ///
@@ -143,17 +145,17 @@ pub(crate) struct Driver {
         unsafe fn(device: *mut bindings::ib_device, netdev: &Netdev, port: Port) -> bool,
 }
 
-/// Looks for the network device of a port as long as it exists.
+/// Watches for the network device of a port, for as long as the pairing exists.
 ///
-/// The work is C's and not `workqueue::Work`, which can be neither cancelled nor waited for: it
-/// could run when the device, or the module, is gone.
+/// This uses C's work items instead of `workqueue::Work`, which can be neither cancelled nor waited
+/// for: it could run after the device, or the module, is gone.
 ///
 /// # Invariants
 ///
 /// - The notifier is registered, and `device` is valid.
-/// - `work` was initialised, and its function is [`Self::work_callback`]. It is disabled except
-///   between [`begin`](Self::begin) and [`end`](Self::end), when the device is registered.
-/// - `looks` is cleared, with the RTNL lock held, before the device is not registered any more.
+/// - `work` was initialised with the function [`Self::work_callback`]. It is enabled only between
+///   [`begin`](Self::begin) and [`end`](Self::end), while the device is registered.
+/// - `looks` is cleared, with the RTNL lock held, before the device is unregistered.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Pairing {
     #[pin]
@@ -163,21 +165,21 @@ pub(crate) struct Pairing {
     driver: Driver,
     device: *mut bindings::ib_device,
     port: Port,
-    /// Whether the port takes network devices that come.
+    /// Whether the port accepts network devices that appear.
     looks: Atomic<bool>,
-    /// Whether users were told last that the port has an active network device. Only the work, of
-    /// which one at a time runs, changes it.
+    /// Whether users were last notified that the port has an active network device. Only the work
+    /// changes this, and only one instance of it runs at a time.
     told_active: Atomic<bool>,
 }
 
 impl Pairing {
-    /// Pairs port `port` of `device` with the network device that the driver says is that port's,
-    /// and has the port follow when that changes.
+    /// Pairs port `port` of `device` with the network device that the driver chooses, and lets the
+    /// port follow its changes.
     ///
     /// # Safety
     ///
-    /// `device` must be valid, with its number of ports set, as long as the result exists, and what
-    /// the driver is asked by must work until the result is [ended](Self::end) or dropped.
+    /// `device` must be valid, with its number of ports set, for as long as the result exists. The
+    /// callbacks in `driver` must work until the result is [ended](Self::end) or dropped.
     pub(crate) unsafe fn new(
         device: *mut bindings::ib_device,
         port: Port,
@@ -186,7 +188,7 @@ impl Pairing {
         try_pin_init!(&this in Self {
             // INVARIANT: Initialised and disabled here.
             work <- Opaque::ffi_init(|slot| {
-                // SAFETY: `slot` is valid for writes and will not be on a stack.
+                // SAFETY: `slot` is valid for writes and not on a stack.
                 unsafe {
                     bindings::init_work_with_key(
                         slot,
@@ -216,8 +218,8 @@ impl Pairing {
                     bindings::ib_device_set_netdev(*device, core::ptr::null_mut(), port.number())
                 })?;
                 // SAFETY: The notifier is initialised, pinned, and unregistered before it is
-                // dropped; all that its callback uses is initialised. It is called at once for each
-                // network device that exists.
+                // dropped. All members that its callback uses are initialised: registering calls it
+                // at once for each existing network device.
                 to_result(unsafe {
                     bindings::register_netdevice_notifier((*this.as_ptr()).notifier.get())
                 })?;
@@ -225,23 +227,23 @@ impl Pairing {
         })
     }
 
-    /// The network device that is bound to the port, if any.
+    /// Returns the network device that is bound to the port, if any.
     fn netdev(&self) -> Option<Held> {
         // SAFETY: The device is valid by the type invariant.
         unsafe { Netdev::of_port(self.device, self.port) }
     }
 
-    /// Has the port follow before anybody knows it.
+    /// Sets up the port before the device is registered.
     ///
     /// # Safety
     ///
-    /// The device must be about to be registered, and nobody else have it.
+    /// The device must be about to be registered, and not shared yet.
     pub(crate) unsafe fn prepare(&self) {
         // SAFETY: Guaranteed by the caller.
         self.told_active.store(unsafe { self.follow() }, Relaxed);
     }
 
-    /// Has the port follow from now on.
+    /// Lets the port follow changes from now on.
     ///
     /// # Safety
     ///
@@ -249,27 +251,26 @@ impl Pairing {
     pub(crate) unsafe fn begin(&self) {
         // SAFETY: The work was initialised and disabled by `new`.
         unsafe { bindings::enable_work(self.work.get()) };
-        // There may have been a change while the device was registered.
+        // The network device may have changed during registration.
         self.queue_work();
     }
 
-    /// Asks the driver nothing any more. Sleeps.
+    /// Stops calling the driver. Sleeps.
     pub(crate) fn end(&self) {
-        // SAFETY: Nobody who calls this has the lock, or sleeps meanwhile in a callback that has
-        // it.
+        // SAFETY: Callers do not hold the RTNL lock, and no callback that holds it waits for them.
         unsafe {
             bindings::rtnl_lock();
             self.looks.store(false, Relaxed);
             bindings::rtnl_unlock();
         }
-        // SAFETY: The work was initialised. On return it does not run, and will not.
+        // SAFETY: The work was initialised. On return it does not run, and will not run again.
         unsafe { bindings::disable_work_sync(self.work.get()) };
     }
 
-    /// Has the port follow soon, if it does so at all. May be called in any context.
+    /// Schedules the work that sets up the port, if it is enabled. May be called in any context.
     fn queue_work(&self) {
-        // SAFETY: The work was initialised. It does not run when the device is unregistered, which
-        // comes before `self` is dropped.
+        // SAFETY: The work was initialised. It is disabled before the device is unregistered, and
+        // so before `self` is dropped.
         unsafe {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
@@ -279,11 +280,11 @@ impl Pairing {
         };
     }
 
-    /// Function of the work.
+    /// Runs the work item.
     ///
     /// # Safety
     ///
-    /// `work` must be that of a `Self`, whose device is registered until this returns.
+    /// `work` must be the `work` of a `Self` whose device stays registered until this returns.
     unsafe extern "C" fn work_callback(work: *mut bindings::work_struct) {
         // SAFETY: Guaranteed by the caller.
         unsafe {
@@ -295,20 +296,20 @@ impl Pairing {
         }
     }
 
-    /// Has the port follow now, and returns whether its network device is active.
+    /// Sets up the port now, and returns whether its network device is active.
     ///
     /// # Safety
     ///
     /// As for [`Driver::follow`].
     unsafe fn follow(&self) -> bool {
-        // Looked at before the hardware follows: what changes afterwards comes here again.
+        // Read the state before the driver does: later changes queue the work again.
         let is_active = self.netdev().is_some_and(|netdev| netdev.is_active());
         // SAFETY: Guaranteed by the caller.
         unsafe { (self.driver.follow)(self.device, self.port) };
         is_active
     }
 
-    /// Tells users whether the port is active.
+    /// Notifies users whether the port is active.
     ///
     /// # Safety
     ///
@@ -316,7 +317,7 @@ impl Pairing {
     unsafe fn tell_state(&self) {
         let mut attributes = bindings::ib_port_attr::default();
         let port = self.port.number();
-        // SAFETY: The device is registered, and there is room.
+        // SAFETY: The device is registered, and `attributes` is writable.
         let asked = unsafe { bindings::ib_query_port(self.device, port, &mut attributes) };
         let is_active = asked == 0 && attributes.state == bindings::ib_port_state_IB_PORT_ACTIVE;
         let mut event = bindings::ib_event {
@@ -334,14 +335,14 @@ impl Pairing {
         unsafe { bindings::ib_dispatch_event(&event) };
     }
 
-    /// Whether `netdev` is the one.
+    /// Returns whether `netdev` is the network device of the port.
     ///
     /// # Safety
     ///
-    /// `netdev` must be registered, and the RTNL lock held.
+    /// `netdev` must be registered, and the RTNL lock must be held.
     unsafe fn matches(&self, netdev: *mut bindings::net_device) -> bool {
-        // SAFETY: Valid, as the caller guarantees. While the lock is held it stays as it is whether
-        // the driver may be asked.
+        // SAFETY: Valid, as the caller guarantees. `looks` says whether the driver may be called,
+        // and does not change while the lock is held.
         self.looks.load(Relaxed)
             && unsafe {
                 (self.driver.is_netdev_of)(self.device, Netdev::from_raw(netdev), self.port)
@@ -352,8 +353,8 @@ impl Pairing {
     ///
     /// # Safety
     ///
-    /// `notifier` must be that of a `Self`, and `info` describe an event of a network device, which
-    /// the RTNL lock keeps from changing.
+    /// `notifier` must be the notifier of a `Self`, and `info` must describe an event of a network
+    /// device, which the RTNL lock keeps from changing.
     unsafe extern "C" fn event_callback(
         notifier: *mut bindings::notifier_block,
         event: c_ulong,
@@ -371,8 +372,8 @@ impl Pairing {
         let port = this.port.number();
 
         // SAFETY:
-        // - The RDMA device is valid by the type invariant, the network device during the call.
-        // - A network device is bound while it is registered, and released before it is gone.
+        // - The RDMA device is valid by the type invariant, and the network device during the call.
+        // - A network device is bound only while it is registered, and unbound before it goes away.
         unsafe {
             let bound = bindings::ib_device_get_netdev(this.device, port);
             if !bound.is_null() {
@@ -380,7 +381,7 @@ impl Pairing {
             }
             match event {
                 bindings::netdev_cmd_NETDEV_REGISTER if bound.is_null() && this.matches(netdev) => {
-                    // The port is valid, and `new` had the memory for it allocated: it cannot fail.
+                    // This cannot fail: the port is valid, and `new` had its memory allocated.
                     bindings::ib_device_set_netdev(this.device, netdev, port);
                     this.queue_work();
                 }
@@ -407,8 +408,8 @@ impl Pairing {
 #[pinned_drop]
 impl PinnedDrop for Pairing {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: Registered by the type invariant. It is called once more for each network device,
-        // as if that went away, which releases the one that is bound.
+        // SAFETY: Registered by the type invariant. Unregistering calls the notifier once more for
+        // each network device, as if the network device went away, which unbinds the bound one.
         unsafe { bindings::unregister_netdevice_notifier(self.notifier.get()) };
     }
 }
@@ -416,16 +417,16 @@ impl PinnedDrop for Pairing {
 // SAFETY: The notifier may be unregistered by any thread.
 unsafe impl Send for Pairing {}
 
-// SAFETY: Work may be queued and disabled by any thread; the callback is serialised by the RTNL
-// lock.
+// SAFETY: Any thread may queue and disable the work; the RTNL lock serialises the notifier
+// callback.
 unsafe impl Sync for Pairing {}
 
-/// Keeps `ib_core` from telling users of the state of a network device: the hardware follows first
-/// ([`Pairing`]).
+/// Keeps `ib_core` from reporting state changes of the network device to users: the hardware must
+/// be set up first ([`Pairing`]).
 ///
 /// # Safety
 ///
-/// None; the type is that of the operation.
+/// None; the operation's type requires `unsafe`.
 pub(crate) unsafe extern "C" fn report_port_event_callback(
     _device: *mut bindings::ib_device,
     _netdev: *mut bindings::net_device,

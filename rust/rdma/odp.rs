@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes that is not pinned: its pages are looked up when the hardware needs them,
-//! and the hardware forgets them before they go away.
+//! On-demand paging: process memory that is not pinned. Pages are looked up when the hardware needs
+//! them, and the hardware forgets them before they go away.
 //!
 //! C header: [`include/rdma/ib_umem_odp.h`](srctree/include/rdma/ib_umem_odp.h)
 //!
-//! Two things happen at any time and exclude each other by the `umem_mutex` of the memory: the
-//! driver gives pages to the hardware ([`Memory::map`]), and the kernel takes them back
-//! ([`Pager::forget`]). The latter may be part of reclaiming memory. So nothing that is done under
-//! the mutex may wait for memory.
+//! Two things can happen at any time, and the `umem_mutex` of the memory makes them exclude each
+//! other: the driver passes pages to the hardware ([`Memory::map`]), and the kernel takes pages
+//! back ([`Pager::forget`]). The kernel may do so to reclaim memory, so nothing that runs under the
+//! mutex may wait for memory.
 
 use core::{
     mem::{
@@ -65,33 +65,33 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// What a driver does with pages.
+/// The driver's handling of pages.
 ///
-/// A driver that pins all memory has [`Unsupported`](crate::Unsupported) for one. Then no region on
-/// demand gets to it, nor does anybody hear that its devices could have some.
+/// A driver that pins all memory uses [`Unsupported`](crate::Unsupported) instead. It then never
+/// gets a region with on-demand paging, and its devices do not advertise the feature.
 pub trait Pager: Send + Sync + Sized + 'static {
-    /// Whether there are regions on demand. Only [`Unsupported`](crate::Unsupported) says
-    /// otherwise.
+    /// Whether the driver has on-demand paging; `false` only for
+    /// [`Unsupported`](crate::Unsupported).
     #[doc(hidden)]
     const IS_SUPPORTED: bool = true;
 
-    /// Makes the hardware forget pages; on return it does not access them.
+    /// Makes the hardware forget pages. Once this returns, the hardware does not access them.
     ///
-    /// Sleeps, but may be called to reclaim memory: it must not take a lock under which others
-    /// allocate. What it allocates itself does not wait for memory, whatever the flags say.
+    /// May sleep, but may be called to reclaim memory, so it must not take a lock under which
+    /// others allocate. Its own allocations do not wait for memory, whatever flags they use.
     fn forget(&self, pages: Range<usize>);
 
-    /// Gives the hardware what it waits for. Called by a work item, some time after
-    /// [`Memory::request`] and at least once.
+    /// Passes pages that the hardware waits for to the hardware. Called by a work item, at least
+    /// once at some time after [`Memory::request`].
     fn serve(&self, memory: &Memory<Self>);
 }
 
-/// A piece of the memory of a process, which the process may unmap, move and swap out at will.
+/// A range of a process's memory, which the process may unmap, move and swap out at will.
 ///
-/// It is watched until this is dropped, or the device is not registered any more. It belongs inside
-/// an RDMA object, as does a [`Umem`](crate::Umem). Its own pager must not drop it, nor may what is
-/// done while the task has memory, be it this or other: then it is watched as long as the device is
-/// registered.
+/// It is watched until this is dropped or the device is unregistered. Keep it in an RDMA object,
+/// like a [`Umem`](crate::Umem). It must not be dropped by its own pager, nor in a closure or pager
+/// callback that runs under the mutex of this or any other memory: it then stays watched until the
+/// device is unregistered.
 pub struct OnDemand<P: Pager> {
     memory: Arc<Memory<P>>,
 }
@@ -99,9 +99,9 @@ pub struct OnDemand<P: Pager> {
 impl<P: Pager> OnDemand<P> {
     /// Watches `length` bytes at `address` of the calling process.
     ///
-    /// The device may write to them if `access` says so. `ESRCH` if no process called the verb,
-    /// `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for ranges that
-    /// there are not.
+    /// The device may write to the memory if `access` allows it. Returns `ESRCH` if no process
+    /// called the verb, `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for
+    /// invalid ranges.
     pub fn new<T: Operations<Pager = P>>(
         call: &Call<'_, T>,
         address: u64,
@@ -110,7 +110,8 @@ impl<P: Pager> OnDemand<P> {
         pager: P,
     ) -> Result<Self> {
         call.check_process()?;
-        // SAFETY: The device is registered, since there is a call. The task is in one of a process.
+        // SAFETY: The call proves that the device is registered. The task is in a call from a
+        // process.
         let memory = unsafe {
             Memory::watch(
                 call.device().as_raw(),
@@ -124,10 +125,10 @@ impl<P: Pager> OnDemand<P> {
         Self::keep(memory)
     }
 
-    /// Has `memory` given up when the device is not registered any more, if not before.
+    /// Wraps `memory`, and has it revoked at the latest when the device is unregistered.
     fn keep(memory: Arc<Memory<P>>) -> Result<Self> {
         let this = Self { memory };
-        // Dropped on an error.
+        // An error drops `this`.
         this.memory.mapper.add(this.memory.clone())?;
         Ok(this)
     }
@@ -144,8 +145,9 @@ impl<P: Pager> Deref for OnDemand<P> {
 
 impl<P: Pager> Drop for OnDemand<P> {
     fn drop(&mut self) {
-        // It waits for who works for the memory, and for all that the kernel takes back of the
-        // process, whatever memory that has to be got for this: not for itself.
+        // Revoking waits for the work, and for all invalidations of the process's memory that are
+        // in progress. It would wait for itself in the work or under the mutex, and must not wait
+        // at all while reclaiming memory.
         if self.memory.is_served_here() || has_memory() {
             dev_err!(
                 self.memory.mapper.dma(),
@@ -153,7 +155,7 @@ impl<P: Pager> Drop for OnDemand<P> {
             );
             return;
         }
-        // If it is not registered any more, the mapper revokes all that it knows.
+        // If the device is not registered any more, the mapper revokes everything.
         if let Some(_registered) = self.memory.mapper.enter() {
             let revocable: Arc<dyn Revoke> = self.memory.clone();
             self.memory.mapper.remove(&revocable);
@@ -162,34 +164,34 @@ impl<P: Pager> Drop for OnDemand<P> {
     }
 }
 
-/// The address space of a process, memory of which is watched later, by whomever.
+/// The address space of a process, ranges of which can be watched later, from any context.
 ///
-/// That is not without bounds: the kernel lists the pages of all that is watched, whether they are
-/// there or not, and charges nobody for the list.
+/// The total is limited: the kernel keeps lists of the pages of all watched ranges, whether the
+/// pages are present or not, and charges these lists to nobody.
 ///
 /// # Invariants
 ///
-/// The structure is one without memory of its own (`is_implicit_odp`), and of the device of
-/// `mapper`; `_mm` is what it calls `owning_mm`.
+/// `implicit` is a structure without memory of its own (`is_implicit_odp`), of the device of
+/// `mapper`; `_mm` is its `owning_mm`.
 pub struct AddressSpace {
     implicit: Owned,
     _mm: ARef<Mm>,
     mapper: Arc<Mapper>,
-    /// Bytes that are watched, and how many may be.
+    /// Number of bytes that are watched, and its limit.
     watched: Arc<Atomic<usize>>,
     limit: usize,
 }
 
 impl AddressSpace {
-    /// The address space of the process that calls the verb, which the device may write to if
-    /// `access` says so. `ESRCH` if there is none.
+    /// Returns the address space of the process that calls the verb. The device may write to it if
+    /// `access` allows it. `ESRCH` if there is no process.
     pub fn of_caller<T: Operations>(call: &Call<'_, T>, access: AccessFlags) -> Result<Self> {
         call.check_process()?;
-        // SAFETY: The device is registered, since there is a call.
+        // SAFETY: The call proves that the device is registered.
         unsafe { Self::of_current(call.device().as_raw(), call.mapper(), access) }
     }
 
-    /// As [`of_caller`](Self::of_caller).
+    /// Like [`of_caller`](Self::of_caller).
     ///
     /// # Safety
     ///
@@ -201,11 +203,12 @@ impl AddressSpace {
     ) -> Result<Self> {
         let mm = current!().mm().map(|mm| ARef::<Mm>::from(&**mm));
         let mm = mm.ok_or(ESRCH)?;
-        // CAST: Rights are bits that C keeps in an `int`. That pages are huge is seen page by page.
+        // CAST: Access flags are bits that C keeps in an `int`. Whether pages are huge is found out
+        // page by page.
         let access = (access.bits() & !(Access::HugeTlb as u32)) as c_int;
-        // SAFETY: By contract.
+        // SAFETY: Guaranteed by the caller.
         let raw = unsafe { bindings::ib_umem_odp_alloc_implicit(device, access) };
-        // INVARIANT: It is the current process's, which has not changed.
+        // INVARIANT: The function used the current process, which is still the same.
         Ok(Self {
             implicit: Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
             _mm: mm,
@@ -217,13 +220,14 @@ impl AddressSpace {
 
     /// Watches `length` bytes at `address` of the process. Sleeps.
     ///
-    /// `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more, `ENOMEM`
-    /// if so much is watched that the lists of its pages take a sixteenth of the machine's memory.
+    /// Returns `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more,
+    /// and `ENOMEM` if the page lists of all watched ranges would take more than a sixteenth of the
+    /// machine's memory.
     pub fn watch<P: Pager>(&self, address: u64, length: usize, pager: P) -> Result<OnDemand<P>> {
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
         let counted = self.count(length)?;
-        // SAFETY: The structure is implicit by the type invariant, and its device registered. The
-        // operations are static. C refers to the address space, which `_mm` keeps.
+        // SAFETY: The structure is implicit by the type invariant, and its device is registered.
+        // The operations are static. C refers to the address space, which `_mm` keeps alive.
         // CAST: Addresses of processes are `c_ulong`.
         let raw = unsafe {
             bindings::ib_umem_odp_alloc_child(
@@ -237,7 +241,7 @@ impl AddressSpace {
         OnDemand::keep(Memory::of(owned, &self.mapper, pager, Some(counted))?)
     }
 
-    /// Counts bytes as watched, as long as the result lives; `ENOMEM` if there are too many.
+    /// Counts bytes as watched until the result is dropped; `ENOMEM` if this exceeds the limit.
     fn count(&self, length: usize) -> Result<Counted> {
         let counted = Counted {
             watched: self.watched.clone(),
@@ -251,7 +255,7 @@ impl AddressSpace {
     }
 }
 
-/// Bytes that are counted as watched until this is dropped.
+/// Bytes that count as watched until this is dropped.
 struct Counted {
     watched: Arc<Atomic<usize>>,
     length: usize,
@@ -263,47 +267,48 @@ impl Drop for Counted {
     }
 }
 
-/// Bytes of an address space that may be watched for each byte of the machine's memory.
+/// Number of bytes that may be watched for each byte of the machine's memory.
 const WATCHED_PER_BYTE: usize = PAGE_SIZE / size_of::<c_ulong>() / 16;
 
-/// Bytes of memory that the machine has.
+/// Returns the size of the machine's memory in bytes.
 fn bytes_of_machine() -> usize {
     let mut info = MaybeUninit::<bindings::sysinfo>::uninit();
-    // SAFETY: `info` is writable; this is a member that C sets.
+    // SAFETY: `info` is writable, and the function sets this member.
     let pages = unsafe {
         bindings::si_meminfo(info.as_mut_ptr());
         (*info.as_ptr()).totalram
     };
-    // CAST: The machine has so many pages.
+    // CAST: The machine has that many pages.
     (pages as usize).saturating_mul(PAGE_SIZE)
 }
 
-// SAFETY: Nothing of the structure is bound to a thread.
+// SAFETY: The structure is not bound to a thread.
 unsafe impl Send for AddressSpace {}
 
-// SAFETY: The structure does not change; C reads it.
+// SAFETY: The structure does not change; C only reads it.
 unsafe impl Sync for AddressSpace {}
 
 /// The memory of an [`OnDemand`] (`struct ib_umem_odp`).
 ///
 /// # Invariants
 ///
-/// - `raw` is valid, owned, and of the device of `mapper`, until `released` says otherwise; that is
-///   so only if nobody has the [`OnDemand`], or the device is not registered any more.
+/// - `raw` is valid, owned, and of the device of `mapper`, until `released` is set. It is set only
+///   when the [`OnDemand`] is dropped or the device is not registered any more.
+/// - `work` is initialised with the function [`Self::work_callback`].
 /// - `work` is initialised and its function is [`Self::work_callback`].
-/// - Once constructed, `private` of `raw` points to `self` and nothing else.
+/// - Once constructed, `private` of `raw` always points to `self`.
 #[pin_data]
 pub struct Memory<P: Pager> {
     raw: NonNull<bindings::ib_umem_odp>,
     #[pin]
     released: Mutex<bool>,
-    /// Which task has the `umem_mutex` of `raw`, and calls the driver under it; 0 for none.
+    /// The task that holds the `umem_mutex` of `raw` and calls the driver under it; 0 for none.
     locked_by: Atomic<usize>,
-    /// Pages.
+    /// Number of pages.
     pages: usize,
     /// Address of the first byte.
     address: usize,
-    /// Bytes.
+    /// Length in bytes.
     length: usize,
     #[pin]
     work: Opaque<bindings::work_struct>,
@@ -313,7 +318,7 @@ pub struct Memory<P: Pager> {
     _counted: Option<Counted>,
 }
 
-/// Owns memory until it is part of a [`Memory`].
+/// Owns the C structure until it is part of a [`Memory`].
 ///
 /// # Invariants
 ///
@@ -335,7 +340,7 @@ impl Drop for Owned {
     }
 }
 
-/// Number of the task that runs.
+/// Returns a number that identifies the current task.
 fn current() -> usize {
     // CAST: Not used as an address.
     Task::current_raw() as usize
@@ -347,15 +352,15 @@ impl<P: Pager> Memory<P> {
         ..pin_init::zeroed()
     };
 
-    /// A table that lives for ever.
+    /// A static table.
     const OPS_REF: &'static bindings::mmu_interval_notifier_ops = &Self::OPS;
 
-    /// As [`OnDemand::new`].
+    /// Like [`OnDemand::new`].
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task
-    /// that runs must have the memory of a process.
+    /// `device` must be valid and have a DMA device, and `mapper` must be that of the device. The
+    /// current task must have the memory of a process.
     unsafe fn watch(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,
@@ -364,10 +369,10 @@ impl<P: Pager> Memory<P> {
         access: AccessFlags,
         pager: P,
     ) -> Result<Arc<Self>> {
-        // CAST: Addresses of processes are `c_ulong`; rights are bits that C keeps in an `int`.
-        // That pages are huge is seen page by page.
+        // CAST: Addresses of processes are `c_ulong`; access flags are bits that C keeps in an
+        // `int`. Whether pages are huge is found out page by page.
         let access = (access.bits() | Access::OnDemand as u32) & !(Access::HugeTlb as u32);
-        // SAFETY: By contract; the operations are static.
+        // SAFETY: Guaranteed by the caller; the operations are static.
         let raw = unsafe {
             bindings::ib_umem_odp_get(
                 device,
@@ -385,21 +390,23 @@ impl<P: Pager> Memory<P> {
         )
     }
 
-    /// Watches memory of the device of `mapper`, whose operations are [`Self::OPS`].
+    /// Wraps memory of the device of `mapper` whose operations are [`Self::OPS`]. `counted` is what
+    /// it counts as, if it is part of an address space.
     fn of(
         owned: Owned,
         mapper: &Arc<Mapper>,
         pager: P,
         counted: Option<Counted>,
     ) -> Result<Arc<Self>> {
-        // SAFETY: Valid, and none of this changes.
+        // SAFETY: The structure is valid, and these members never change.
         let (pages, address, length) = unsafe {
             let raw = owned.0.as_ref();
             let tree = &raw.notifier.interval_tree;
             let pages = (tree.last - tree.start) / PAGE_SIZE + 1;
             (pages, raw.umem.address, raw.umem.length)
         };
-        // One for all types, as is the lock class: lockdep knows names by address.
+        // One name for all types, because they share a lock class, which lockdep identifies by the
+        // name's address.
         static WORK: &CStr = c"rdma::Memory::work";
 
         let this = Arc::pin_init(
@@ -429,8 +436,8 @@ impl<P: Pager> Memory<P> {
             GFP_KERNEL,
         )?;
         let pointer = core::ptr::from_ref::<Self>(&this).cast_mut();
-        // SAFETY: Valid by the type invariant, and just made: nobody has the mutex for long. Who
-        // reads this takes it.
+        // SAFETY: Valid by the type invariant. Readers of `private` hold the mutex, which is free
+        // or held only briefly because the structure is new.
         unsafe {
             this.lock_raw();
             (*this.raw.as_ptr()).private = pointer.cast();
@@ -439,32 +446,33 @@ impl<P: Pager> Memory<P> {
         Ok(this)
     }
 
-    /// What the driver keeps for the memory.
+    /// Returns the driver's data for the memory.
     pub fn pager(&self) -> &P {
         &self.pager
     }
 
-    /// Pages of [`PAGE_SIZE`] bytes, counted from the one with the first byte.
+    /// Returns the number of pages of [`PAGE_SIZE`] bytes, counted from the page with the first
+    /// byte.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Where in the first page the memory begins.
+    /// Returns the offset of the memory in its first page.
     pub fn offset(&self) -> usize {
         self.address % PAGE_SIZE
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the memory is empty.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Has [`Pager::serve`] called. May be called in any context.
+    /// Schedules a call of [`Pager::serve`]. May be called in any context.
     pub fn request(&self) {
         // SAFETY: The work is initialised by the type invariant, and disabled before it is freed.
         unsafe {
@@ -476,7 +484,7 @@ impl<P: Pager> Memory<P> {
         };
     }
 
-    /// Takes the mutex, for which this task must not have it.
+    /// Locks the mutex, which this task must not hold already.
     ///
     /// # Safety
     ///
@@ -487,38 +495,38 @@ impl<P: Pager> Memory<P> {
         self.locked_by.store(current(), Relaxed);
     }
 
-    /// Gives the mutex back.
+    /// Unlocks the mutex.
     ///
     /// # Safety
     ///
-    /// This task must have it.
+    /// This task must hold the mutex.
     unsafe fn unlock_raw(&self) {
         self.locked_by.store(0, Relaxed);
         // SAFETY: Locked, as the caller guarantees.
         unsafe { bindings::mutex_unlock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
     }
 
-    /// Whether this task has the mutex already.
+    /// Returns whether this task holds the mutex.
     fn is_locked_here(&self) -> bool {
         self.locked_by.load(Relaxed) == current()
     }
 
-    /// Whether this task is the work.
+    /// Returns whether this task is executing the work.
     fn is_served_here(&self) -> bool {
-        // SAFETY: Any task may ask what it runs.
+        // SAFETY: Any task may query the work that it executes.
         unsafe { bindings::current_work() == self.work.get() }
     }
 
-    /// Looks pages up, with `write` such that may be written, and lets `tell` give them to the
-    /// hardware while they cannot go away. Sleeps.
+    /// Looks up pages, and lets `tell` pass them to the hardware while they cannot go away. With
+    /// `write` the pages must be writable. Sleeps.
     ///
-    /// With `fault`, pages that are not there are brought in, and it is an error if one cannot be:
-    /// `EFAULT` if there is no such memory, `EINVAL` if the process is gone, `EBUSY` if the memory
-    /// changes too fast. Else those that are there are taken. `ENODEV` if the device is not
-    /// registered any more, `EDEADLK` in a closure that was given to this or to
+    /// With `fault`, missing pages are brought in, and a page that cannot be brought in is an
+    /// error: `EFAULT` if there is no such memory, `EINVAL` if the process is gone, `EBUSY` if the
+    /// memory changes too fast. Without `fault`, missing pages are skipped. Returns `ENODEV` if the
+    /// device is not registered any more, and `EDEADLK` in a closure passed to this method or to
     /// [`exclusively`](Self::exclusively).
     ///
-    /// What [`Pager::forget`] must not do, `tell` must not either.
+    /// The restrictions of [`Pager::forget`] apply to `tell`, too.
     pub fn map(
         &self,
         pages: Range<usize>,
@@ -539,8 +547,8 @@ impl<P: Pager> Memory<P> {
         } else {
             0
         };
-        // SAFETY: Valid by the type invariant, for the device is registered. On success the mutex
-        // is held.
+        // SAFETY: Valid by the type invariant, because the device is registered. On success the
+        // mutex is held.
         let mapped = unsafe {
             let start = (*raw).notifier.interval_tree.start as u64;
             bindings::ib_umem_odp_map_dma_and_lock(
@@ -566,11 +574,11 @@ impl<P: Pager> Memory<P> {
         result
     }
 
-    /// The page `index`, mapped for the device, if it is there.
+    /// Returns page `index`, mapped for the device, if it is present.
     ///
     /// # Safety
     ///
-    /// The mutex must be held, the device be registered, and the memory have that many pages.
+    /// The mutex must be held, the device must be registered, and the memory must have that page.
     unsafe fn page(&self, index: usize) -> Result<Option<Page>> {
         let raw = self.raw.as_ptr();
         // SAFETY: The list has an entry for each page, and is protected by the mutex.
@@ -578,7 +586,7 @@ impl<P: Pager> Memory<P> {
         if entry & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
             return Ok(None);
         }
-        // SAFETY: The page is valid; the mutex is held. The device that does DMA is bound.
+        // SAFETY: The page is valid and the mutex is held. The device that does the DMA is bound.
         let address = unsafe {
             let address = bindings::ib_umem_odp_map_page(raw, index);
             let device = self.mapper.dma_device();
@@ -595,16 +603,16 @@ impl<P: Pager> Memory<P> {
         }))
     }
 
-    /// Calls `f` while the hardware is neither given pages nor made to forget them. Sleeps.
+    /// Calls `f` while no pages are passed to the hardware and none are taken from it. Sleeps.
     ///
-    /// `ENODEV` and `EDEADLK` as for [`map`](Self::map). What [`Pager::forget`] must not do, `f`
-    /// must not either.
+    /// Returns `ENODEV` and `EDEADLK` as for [`map`](Self::map). The restrictions of
+    /// [`Pager::forget`] apply to `f`, too.
     pub fn exclusively<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         if self.is_locked_here() {
             return Err(EDEADLK);
         }
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
-        // SAFETY: Not released while the device is registered.
+        // SAFETY: The structure is not released while the device is registered.
         unsafe { self.lock_raw() };
         let result = without_reclaim(f);
         // SAFETY: Locked above.
@@ -612,11 +620,12 @@ impl<P: Pager> Memory<P> {
         Ok(result)
     }
 
-    /// The kernel takes pages back.
+    /// Handles an invalidation: the kernel takes pages back.
     ///
     /// # Safety
     ///
-    /// `notifier` must be that of the `ib_umem_odp` of a [`Memory`], and `range` valid.
+    /// `notifier` must be the notifier of the `ib_umem_odp` of a [`Memory`], and `range` must be
+    /// valid.
     unsafe extern "C" fn invalidate_callback(
         notifier: *mut bindings::mmu_interval_notifier,
         range: *const bindings::mmu_notifier_range,
@@ -626,8 +635,8 @@ impl<P: Pager> Memory<P> {
         if !unsafe { bindings::mmu_notifier_range_blockable(range) } {
             return false;
         }
-        // SAFETY: The notifier is part of an `ib_umem_odp`, which does not go away before the
-        // notifier was removed, which waits for us. The list is protected by the mutex.
+        // SAFETY: The notifier is part of an `ib_umem_odp`, which is freed only after the notifier
+        // was removed; removing it waits for this function. The list is protected by the mutex.
         unsafe {
             let raw = notifier
                 .byte_sub(offset_of!(bindings::ib_umem_odp, notifier))
@@ -637,10 +646,10 @@ impl<P: Pager> Memory<P> {
 
             let tree = &(*raw).notifier.interval_tree;
             let start = (*range).start.max(tree.start);
-            // The end of all addresses is none.
+            // The end of the address space is 0.
             let last = ((*range).end - 1).min(tree.last);
             let numbers = page_numbers(tree.start, start, last);
-            // Pages that were never mapped the hardware does not know.
+            // The hardware does not know pages that were never mapped.
             let is_mapped = |index: &usize| {
                 *(*raw).map.pfn_list.add(*index) & bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED != 0
             };
@@ -659,7 +668,7 @@ impl<P: Pager> Memory<P> {
         true
     }
 
-    /// Function of the work.
+    /// Runs the work item.
     ///
     /// # Safety
     ///
@@ -671,9 +680,9 @@ impl<P: Pager> Memory<P> {
     }
 }
 
-/// Calls `f`, which does not wait for memory to be reclaimed, whatever it allocates how.
+/// Calls `f`, whose allocations never wait for memory reclaim, whatever flags they use.
 fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: What is saved is restored below, by the same task.
+    // SAFETY: The saved state is restored below, by the same task.
     let flags = unsafe { bindings::memalloc_noreclaim_save() };
     let result = f();
     // SAFETY: As above.
@@ -681,42 +690,42 @@ fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whether this task has the mutex of any memory, and calls a driver under it; or else it reclaims
-/// memory, and must not wait for others who may.
+/// Returns whether this task holds the mutex of any memory and calls a driver under it, or is
+/// reclaiming memory. In both cases it must not wait for others that may wait for memory.
 fn has_memory() -> bool {
-    // SAFETY: The task runs, and nobody else changes its flags.
+    // SAFETY: The current task is valid, and only the task itself changes its flags.
     unsafe { (*Task::current_raw()).flags & bindings::PF_MEMALLOC != 0 }
 }
 
 impl<P: Pager> Revoke for Memory<P> {
     fn revoke(&self) {
-        // SAFETY: The work is initialised, by the type invariant; when this returns it does not run
-        // and will not.
+        // SAFETY: The work is initialised by the type invariant. On return it does not run, and
+        // will not run again.
         unsafe { bindings::disable_work_sync(self.work.get()) };
         let mut released = self.released.lock();
         if !*released {
-            // INVARIANT: The owner calls this when he is dropped, or the mapper when the device is
-            // not registered any more.
+            // INVARIANT: This is called when the owner is dropped, or by the mapper once the device
+            // is not registered any more.
             *released = true;
-            // SAFETY: Owned by the type invariant, and released only here. Whoever takes pages back
-            // at this time is waited for.
+            // SAFETY: Owned by the type invariant, and released only here. Releasing waits for
+            // invalidations in progress.
             unsafe { bindings::ib_umem_odp_release(self.raw.as_ptr()) };
         }
     }
 }
 
-/// Numbers of the pages from that of address `start` to that of `last`, in memory whose first page
-/// is at `base`.
+/// Returns the page numbers from the page with address `start` to the page with address `last`, in
+/// memory whose first page is at `base`.
 pub(crate) fn page_numbers(base: usize, start: usize, last: usize) -> Range<usize> {
     (start - base) / PAGE_SIZE..(last - base) / PAGE_SIZE + 1
 }
 
-/// A page as the hardware may use it.
+/// A page that the hardware may use.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Its DMA address.
+    /// DMA address of the page.
     pub address: DmaAddress,
-    /// Whether it may be written.
+    /// Whether the hardware may write to the page.
     pub writable: bool,
 }
 

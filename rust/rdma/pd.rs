@@ -31,7 +31,7 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// A protection domain (`struct ib_pd`): objects of different domains do not work together.
+/// A protection domain (`struct ib_pd`). Objects of different domains cannot be used together.
 pub trait ProtectionDomain: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<ProtectionDomain = Self>;
@@ -46,9 +46,9 @@ pub trait ProtectionDomain: Send + Sync + Sized + 'static {
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
-    /// Makes the hardware forget the domain, which no object is in any more; then it is dropped.
+    /// Removes the domain, which has no objects any more, from the hardware; then it is dropped.
     ///
-    /// This cannot fail: hardware that refuses is to be stopped.
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
     fn dealloc(pd: &Pd<Self>, call: &Call<'_, Self::Driver>);
 }
 
@@ -64,13 +64,14 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    // SAFETY: The core set the device of the domain; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts. Those who have
-    //   udata are processes.
-    // - The core allocated room for the data, which is constructed here and reachable by nobody
+    // - Verbs run only while the device is registered; its users have contexts, and only processes
+    //   have udata.
+    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
     //   before the call returns.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
@@ -89,13 +90,14 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T` that nobody uses any more, and `udata` the
+/// `pd` must be a constructed domain of a device of `T` that is no longer in use, and `udata` the
 /// udata of the call.
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    // SAFETY: The core set the device of the domain; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
 
     // SAFETY: Verbs run only while the device is registered; the domain is constructed, and the
@@ -111,7 +113,7 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain that nobody uses any more.
+/// `pd` must be a constructed domain that is no longer in use.
 unsafe fn end<T: Operations>(pd: *mut bindings::ib_pd, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller.
     unsafe {

@@ -11,7 +11,7 @@ use crate::bindings;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Number of a port; ports count from 1.
+/// Number of a port; the first port is 1.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Port(NonZeroU32);
 
@@ -19,13 +19,13 @@ impl Port {
     /// The first port.
     pub const FIRST: Self = Self(NonZeroU32::MIN);
 
-    /// The first `count` ports.
+    /// Returns the first `count` ports.
     pub(crate) fn all(count: u32) -> impl ExactSizeIterator<Item = Self> {
         // CAST: `usize` has at least 32 bits. Numbers end with `count`.
         (0..count as usize).map(|index| Self(NonZeroU32::MIN.saturating_add(index as u32)))
     }
 
-    /// The number.
+    /// Returns the number.
     #[inline]
     pub const fn number(self) -> u32 {
         self.0.get()
@@ -61,7 +61,7 @@ c_enum! {
 }
 
 c_enum! {
-    /// Payload of a packet (`enum ib_mtu`).
+    /// Path MTU: maximum payload of a packet (`enum ib_mtu`).
     pub enum Mtu: bindings::ib_mtu {
         /// 256 bytes.
         Mtu256 = bindings::ib_mtu_IB_MTU_256,
@@ -79,7 +79,7 @@ c_enum! {
 /// Link layer of a port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// None of those that have a name.
+    /// None of the named link layers.
     Unspecified,
     /// Ethernet: RoCE or iWARP.
     Ethernet,
@@ -88,7 +88,7 @@ pub enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// The C constant.
+    /// Returns the C constant.
     pub(crate) const fn raw(self) -> bindings::rdma_link_layer {
         match self {
             Self::Unspecified => bindings::rdma_link_layer_IB_LINK_LAYER_UNSPECIFIED,
@@ -98,38 +98,40 @@ impl LinkLayer {
     }
 }
 
-/// Protocol of a port, which decides what the core does for it.
+/// Protocol of a port, which determines how the core handles the port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// RoCE version 2 only.
     RoceV2,
     /// RoCE versions 1 and 2.
     RoceV1AndV2,
-    /// InfiniBand, with a subnet manager elsewhere.
+    /// InfiniBand, with a subnet manager elsewhere in the subnet.
     InfiniBand,
-    /// None that the core knows: it leaves the port alone, and so do most users in the kernel.
+    /// A protocol that the core does not know. The core and most users in the kernel ignore the
+    /// port.
     Unspecified,
 }
 
-/// How many files of table entries a port may have in sysfs. The core allocates their attributes
-/// together (`drivers/infiniband/core/sysfs.c`): two for each GID, and one for each GID and P_Key.
-/// `kmalloc` warns if that is more than it can ever give, which is 4 MiB, or 128 bytes for each.
+/// Maximum number of sysfs attributes in one allocation of the core for the tables of a port. The
+/// core makes two allocations (`drivers/infiniband/core/sysfs.c`): one with two attributes for each
+/// GID, and one with one attribute for each GID and each P_Key. `kmalloc` warns above its maximum
+/// of 4 MiB, which is 128 bytes for each attribute.
 const MOST_ATTRIBUTES: u32 = 1 << 15;
 
-/// What never changes about a port (`struct ib_port_immutable`).
+/// Attributes of a port that never change (`struct ib_port_immutable`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Immutable {
     /// Protocol.
     pub protocol: Protocol,
     /// Length of the P_Key table.
     pub pkey_table_length: u16,
-    /// Length of the GID table. No device is registered that has more than 16384 GIDs, or more than
-    /// 32768 GIDs and P_Keys.
+    /// Length of the GID table. Registration fails with more than 16384 GIDs, or with more than
+    /// 32768 GIDs and P_Keys together.
     pub gid_table_length: u32,
 }
 
 impl Immutable {
-    /// Writes into a zeroed C structure; [`EINVAL`] if the tables are too long.
+    /// Writes the attributes into a zeroed C structure; [`EINVAL`] if the tables are too long.
     pub(crate) fn write(&self, raw: &mut bindings::ib_port_immutable) -> Result {
         raw.core_cap_flags = match self.protocol {
             Protocol::RoceV2 => bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP,
@@ -148,7 +150,7 @@ impl Immutable {
         raw.pkey_tbl_len = self.pkey_table_length.into();
         raw.gid_tbl_len = self.gid_table_length.try_into()?;
         raw.max_mad_size = match self.protocol {
-            // There are no management datagrams.
+            // Such a port has no management datagrams.
             Protocol::Unspecified => 0,
             _ => bindings::IB_MGMT_MAD_SIZE,
         };
@@ -156,50 +158,51 @@ impl Immutable {
     }
 }
 
-/// What the subnet manager gave a port of InfiniBand (IBTA volume 1, section 14.2.5.6).
+/// Settings that a subnet manager assigned to an InfiniBand port (IBTA volume 1, section 14.2.5.6).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subnet {
     /// Lowest LID of the port.
     pub lid: u16,
-    /// Binary logarithm of the number of LIDs that the port has.
+    /// LMC: binary logarithm of the number of LIDs of the port.
     pub lid_mask_count: u8,
     /// LID of the subnet manager.
     pub manager_lid: u16,
-    /// Service level by which the subnet manager is reached.
+    /// Service level for packets to the subnet manager.
     pub manager_service_level: u8,
-    /// Longest time that a packet is on its way: 4.096 µs times 2 to this.
+    /// Subnet timeout, the maximum time a packet takes to its destination: 4.096 µs times 2 to this
+    /// power.
     pub timeout: u8,
-    /// What the node can do: CapabilityMask.
+    /// Capabilities of the port: CapabilityMask.
     pub capabilities: u32,
-    /// State of the link (`enum ib_port_phys_state`).
+    /// Physical state of the link (`enum ib_port_phys_state`).
     pub physical_state: u8,
-    /// Virtual lanes for data, in the encoding of VLCap.
+    /// Number of data virtual lanes, in the encoding of VLCap.
     pub virtual_lanes: u8,
-    /// What the subnet manager says that it did: InitTypeReply.
+    /// Initialisation that the subnet manager reports as done: InitTypeReply.
     pub init_type_reply: u8,
 }
 
 impl Subnet {
-    /// Whether each value fits its bits. The core shifts by some of them.
+    /// Returns whether each value fits its field. The core uses some of them as shift counts.
     fn is_valid(&self) -> bool {
         self.lid_mask_count < 1 << 3 && self.manager_service_level < 1 << 4 && self.timeout < 1 << 5
     }
 }
 
-/// A change of a port of InfiniBand that a user asks for (`struct ib_port_modify`; IBTA volume 1,
-/// section 11.2.1.4).
+/// A change of an InfiniBand port that a user in the kernel asks for (`struct ib_port_modify`; IBTA
+/// volume 1, section 11.2.1.4).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Bits to set in the capabilities of the port: what software of this side does.
+    /// Capability bits to set, for services that local software provides.
     pub set_capabilities: u32,
-    /// Bits to clear there.
+    /// Capability bits to clear.
     pub clear_capabilities: u32,
-    /// Whether the count of Q_Key violations begins again.
+    /// Whether to reset the counter of Q_Key violations.
     pub reset_qkey_violations: bool,
 }
 
 impl Change {
-    /// Takes over a change of C. What has no name here is refused with `EOPNOTSUPP`.
+    /// Converts a change from C. Changes without a name here are rejected with `EOPNOTSUPP`.
     pub(crate) fn from_raw(mask: c_int, raw: &bindings::ib_port_modify) -> Result<Self> {
         const RESET: u32 = bindings::ib_port_modify_flags_IB_PORT_RESET_QKEY_CNTR;
 
@@ -221,31 +224,32 @@ impl Change {
 pub struct PortAttr {
     /// State.
     pub state: State,
-    /// Largest payload of a packet.
+    /// Maximum MTU.
     pub max_mtu: Mtu,
-    /// Payload of a packet in use.
+    /// MTU in use.
     pub active_mtu: Mtu,
-    /// Lanes (`enum ib_port_width`).
+    /// Number of lanes (`enum ib_port_width`).
     pub active_width: u8,
-    /// Speed of a lane (`enum ib_port_speed`).
+    /// Speed of each lane (`enum ib_port_speed`).
     pub active_speed: u16,
-    /// Longest message in bytes.
+    /// Maximum message length in bytes.
     pub max_message_size: u32,
-    /// Packets dropped for a bad P_Key.
+    /// Number of packets dropped for a bad P_Key.
     pub bad_pkey_count: u32,
-    /// Packets dropped for a bad Q_Key.
+    /// Number of packets dropped for a bad Q_Key.
     pub qkey_violation_count: u32,
-    /// Whether GIDs follow the IP addresses of the network device, as those of RoCE do.
+    /// Whether GIDs are derived from IP addresses of the network device, as with RoCE.
     pub has_ip_gids: bool,
-    /// What the subnet manager gave the port, if it has one.
+    /// Settings from the subnet manager, if the port has one.
     pub subnet: Option<Subnet>,
 }
 
 impl PortAttr {
-    /// Writes into a zeroed C structure what the driver says of a port, and how long its tables
-    /// are: the core made them as long as `immutable` says, and believes what it finds here.
+    /// Writes the attributes of a port into a zeroed C structure, including the table lengths from
+    /// `immutable`: the core allocated its tables according to those, but trusts the lengths found
+    /// here.
     ///
-    /// `EINVAL` if the driver says what no subnet manager can.
+    /// `EINVAL` if the driver returns a value that no subnet manager can assign.
     pub(crate) fn write(
         &self,
         immutable: &bindings::ib_port_immutable,

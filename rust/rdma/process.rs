@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The process that a verb runs for, as people know it.
+//! The process on whose behalf a verb runs, for display.
 
 use kernel::current;
 
@@ -9,20 +9,20 @@ use crate::bindings;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Bytes of the name of a process.
+/// Maximum length of the name of a process, in bytes.
 // CAST: A small constant.
 const NAME_LENGTH: usize = kernel::bindings::TASK_COMM_LEN as usize;
 
-/// A process, as people know it.
+/// A process, for display to people.
 pub struct Process {
-    /// Its number in the initial namespace.
+    /// Process ID in the initial PID namespace.
     pub pid: u32,
-    /// What it is called, padded with zeros.
+    /// Name, padded with zeros.
     pub name: [u8; NAME_LENGTH],
 }
 
 impl Process {
-    /// The process that runs.
+    /// Returns the current process.
     pub fn current() -> Self {
         let current = current!();
         let leader = current.group_leader();
@@ -30,7 +30,7 @@ impl Process {
         // SAFETY: `name` has room for the name of a task, and the task is valid.
         unsafe { bindings::get_task_comm(name.as_mut_ptr(), leader.as_ptr()) };
         Self {
-            // CAST: Numbers of processes are not negative.
+            // CAST: Process IDs are not negative.
             pid: leader.pid() as u32,
             name,
         }

@@ -17,18 +17,18 @@ use crate::bindings;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// The driver's part of the description of an object.
+/// The driver's part of an object's resource dump.
 pub struct Details<'a> {
     message: NonNull<bindings::sk_buff>,
     _message: PhantomData<&'a mut bindings::sk_buff>,
 }
 
 impl Details<'_> {
-    /// Writes the driver's part of a message; nothing is written if that fails.
+    /// Writes the driver's part of a message. On error nothing is added to the message.
     ///
     /// # Safety
     ///
-    /// `message` must be a netlink message that nobody else accesses during the call.
+    /// `message` must be a netlink message to which this call has exclusive access.
     pub(crate) unsafe fn write(
         message: *mut bindings::sk_buff,
         fill: impl FnOnce(&mut Details<'_>) -> Result,
@@ -74,7 +74,7 @@ impl Details<'_> {
         })
     }
 
-    /// Adds a number that is shown in hexadecimal.
+    /// Adds a number that is displayed in hexadecimal.
     pub fn hex(&mut self, name: &CStr, value: u32) -> Result {
         // SAFETY: As above.
         to_result(unsafe {
@@ -82,7 +82,7 @@ impl Details<'_> {
         })
     }
 
-    /// Adds a long number.
+    /// Adds a 64-bit number.
     pub fn long(&mut self, name: &CStr, value: u64) -> Result {
         // SAFETY: As above.
         to_result(unsafe {
@@ -90,7 +90,7 @@ impl Details<'_> {
         })
     }
 
-    /// Adds a text.
+    /// Adds a string.
     pub fn text(&mut self, name: &CStr, value: &CStr) -> Result {
         // SAFETY: As above; the text is copied too.
         to_result(unsafe {

@@ -55,16 +55,16 @@ mod tests;
 /// Attributes of a shared receive queue (`struct ib_srq_attr`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct SrqAttr {
-    /// Receives that may be outstanding.
+    /// Maximum number of outstanding receives.
     pub max_wr: u32,
-    /// Scatter/gather elements of a receive.
+    /// Maximum scatter/gather elements of a receive.
     pub max_sge: u32,
-    /// An event is raised once fewer receives are left; 0 for none.
+    /// An event is raised once fewer receives than this are left; 0 for no event.
     pub limit: u32,
 }
 
 impl SrqAttr {
-    /// Takes over the attributes of C.
+    /// Converts the attributes from C.
     pub(crate) fn from_raw(raw: &bindings::ib_srq_attr) -> Self {
         Self {
             max_wr: raw.max_wr,
@@ -73,7 +73,7 @@ impl SrqAttr {
         }
     }
 
-    /// Writes all attributes: what the C structure holds is written as a whole.
+    /// Writes all attributes, and with them the whole C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_srq_attr) {
         raw.max_wr = self.max_wr;
         raw.max_sge = self.max_sge;
@@ -81,17 +81,18 @@ impl SrqAttr {
     }
 }
 
-/// What of a shared receive queue changes (`enum ib_srq_attr_mask`).
+/// Attributes of a shared receive queue that change (`enum ib_srq_attr_mask`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// The number of receives that may be outstanding.
+    /// New maximum number of outstanding receives.
     pub(crate) max_wr: Option<u32>,
-    /// The limit.
+    /// New limit.
     pub(crate) limit: Option<u32>,
 }
 
 impl Change {
-    /// What `mask` names. `EINVAL` if it names what cannot change, or a limit that is never met.
+    /// Returns the changes given by `mask`. `EINVAL` for unknown bits, or for a limit above the new
+    /// maximum.
     pub(crate) fn from_raw(attributes: &SrqAttr, mask: bindings::ib_srq_attr_mask) -> Result<Self> {
         const MAX_WR: bindings::ib_srq_attr_mask = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR;
         const LIMIT: bindings::ib_srq_attr_mask = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
@@ -110,45 +111,46 @@ impl Change {
     }
 }
 
-/// What a queue of type `IB_SRQT_XRC` is for.
+/// Further attributes of a queue of type `IB_SRQT_XRC`.
 pub struct XrcSrq<'a, T: Operations> {
-    /// The domain whose targets take receives of the queue.
+    /// XRC domain whose target queue pairs take receives from the queue.
     pub xrcd: &'a Xrcd<T::XrcDomain>,
-    /// Completion queue of the receives.
+    /// Completion queue for the receives.
     pub cq: &'a Cq<T::CompletionQueue>,
 }
 
 /// A new queue.
 pub struct NewSrq<I, R> {
-    /// Constructs the queue.
+    /// Initialiser of the queue.
     pub init: I,
-    /// Answer to the provider.
+    /// Response to the provider.
     pub response: R,
-    /// Number by which events name the queue.
+    /// Number by which events refer to the queue.
     pub number: u32,
-    /// What it holds, at least what was asked for.
+    /// Actual attributes, at least as large as requested.
     pub attributes: SrqAttr,
 }
 
-/// A shared receive queue (`struct ib_srq` of type `IB_SRQT_BASIC` or `IB_SRQT_XRC`): receives for
-/// any number of queue pairs.
+/// A shared receive queue (`struct ib_srq` of type `IB_SRQT_BASIC` or `IB_SRQT_XRC`). Its receives
+/// serve any number of queue pairs.
 #[vtable]
 pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<SharedReceiveQueue = Self>;
     /// The driver's part of the request that creates a queue.
     type Request: Request;
-    /// The driver's part of the response to that.
+    /// The driver's part of the response to that request.
     type Response: Response;
     /// The driver's part of the request that resizes a queue.
     type ResizeRequest: Request;
 
-    /// Whether there are shared receive queues: as [`Unsupported`](crate::Unsupported) says, not
-    /// here.
+    /// Whether the driver has shared receive queues; `false` only for
+    /// [`Unsupported`](crate::Unsupported).
     const IS_SUPPORTED: bool = true;
 
-    /// Creates a queue. Its limit is 0. With `xrc`, which only processes ask for, and only if there
-    /// are [XRC domains](crate::XrcDomain), it is for targets of extended reliable connections.
+    /// Creates a queue with a limit of 0. If `xrc` is given, the queue is for target queue pairs of
+    /// extended reliable connections. Only processes create such queues, and only if the driver has
+    /// [XRC domains](crate::XrcDomain).
     fn create(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -157,7 +159,7 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<NewSrq<impl PinInit<Self>, Self::Response>>;
 
-    /// Has the queue hold at least `max_wr` receives. Those that are posted stay.
+    /// Resizes the queue to at least `max_wr` receives. Posted receives are kept.
     fn resize(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -167,25 +169,26 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Asks for an event once fewer than `limit` receives are left; with 0 for none.
+    /// Requests an event once fewer than `limit` receives are left; 0 requests none.
     fn set_limit(_srq: &Srq<Self>, _call: &Call<'_, Self::Driver>, _limit: u32) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Returns the attributes as they are.
+    /// Returns the current attributes.
     fn query(_srq: &Srq<Self>, _call: &Call<'_, Self::Driver>) -> Result<SrqAttr> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
+    /// Removes the queue, which no queue pair uses any more, from the hardware; then it is dropped.
     ///
-    /// This cannot fail: hardware that refuses is to be stopped.
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
     fn destroy(srq: &Srq<Self>, call: &Call<'_, Self::Driver>);
 
-    /// Posts receives in the order in which `requests` yields them. May not sleep.
+    /// Posts receives in the order in which `requests` yields them. Must not sleep.
     ///
-    /// What is posted is said as for [sends](crate::QueuePair::post_send). Without this method
-    /// there are no queues of the kernel.
+    /// The driver reports what it posted in the same way as for
+    /// [sends](crate::QueuePair::post_send). Without this method the kernel cannot create shared
+    /// receive queues.
     fn post_recv(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -194,8 +197,7 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Adds what only the driver knows to the description of a queue
-    /// (`rdma resource show srq -dd`).
+    /// Adds driver-specific details to the dump of a queue (`rdma resource show srq -dd`).
     fn fill_details(_srq: &Srq<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -207,12 +209,12 @@ core_object! {
 }
 
 impl<T: SharedReceiveQueue> Srq<T> {
-    /// Number by which events name the queue.
+    /// Returns the number by which events refer to the queue.
     pub fn number(&self) -> u32 {
         self.place.number()
     }
 
-    /// Where events find the queue.
+    /// Returns the queue's place in the event table.
     pub(crate) fn place(&self) -> &Place<bindings::ib_srq> {
         &self.place
     }
@@ -227,16 +229,18 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     attr: *mut bindings::ib_srq_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    // SAFETY: The core set the device of the queue; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts. Those who have
-    //   udata are processes.
-    // - The attributes are valid during the call. The core set the domain, and refers to an XRC
-    //   domain and a completion queue if the type asks for them, all of the same device.
-    // - The core allocated room for the queue, which is constructed once and reachable by nobody
-    //   but the dispatcher before the call returns.
+    // - Verbs run only while the device is registered; its users have contexts, and only processes
+    //   have udata.
+    // - The attributes are valid during the call. The core set the domain. If the type asks for an
+    //   XRC domain and a completion queue, the core holds references to them. All are of the same
+    //   device.
+    // - The core allocated room for the queue, which is constructed once. Only the dispatcher can
+    //   reach it before the call returns.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let attr = &mut *attr;
@@ -298,11 +302,12 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     mask: bindings::ib_srq_attr_mask,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    // SAFETY: The core set the device of the queue; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts, and those who
-    // have udata are processes. The arguments are valid.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts, and only
+    // processes have udata. The arguments are valid.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let change = Change::from_raw(&SrqAttr::from_raw(&*attr), mask)?;
@@ -355,13 +360,14 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `srq` must be a constructed queue of a device of `T` that nobody uses any more, and `udata` the
+/// `srq` must be a constructed queue of a device of `T` that is no longer in use, and `udata` the
 /// udata of the call.
 pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     srq: *mut bindings::ib_srq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    // SAFETY: The core set the device of the queue; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
 
     // SAFETY: Verbs run only while the device is registered; the queue is constructed, and the core
@@ -377,7 +383,7 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `srq` must be a constructed queue of a device of `T` that nobody uses any more.
+/// `srq` must be a constructed queue of a device of `T` that is no longer in use.
 unsafe fn end<T: Operations>(srq: *mut bindings::ib_srq, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller.
     unsafe {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What tests share: all that the core of RDMA and a driver say to each other goes through a
-//! [`driver`] without hardware, as calls of a [process](process::Process) or of the kernel.
+//! Shared parts of the tests. Everything that the RDMA core and a driver exchange goes through a
+//! [`driver`] without hardware, as calls from a [process](process::Process) or from the kernel.
 //!
-//! The tests of a module are its `tests`.
+//! The tests of a module are in its `tests` submodule.
 
 use kernel::{
     prelude::*,
@@ -33,17 +33,18 @@ pub mod objects;
 pub(crate) mod prelude;
 pub mod process;
 
-/// The driver's part of a queue pair, for tests of drivers.
+/// Returns the driver's data of a queue pair, for tests of drivers.
 ///
 /// # Safety
 ///
-/// `qp` must be constructed, of a driver whose queue pairs are `T`, and not go away during `'a`.
+/// `qp` must be constructed, must be of a driver whose queue pairs are `T`, and must not go away
+/// during `'a`.
 pub unsafe fn qp_data<'a, T: QueuePair>(qp: *mut bindings::ib_qp) -> &'a T {
     // SAFETY: Guaranteed by the caller.
     unsafe { Qp::from_raw(qp) }
 }
 
-/// A continuation of a request that nobody posted, for tests of drivers.
+/// Creates a continuation of a request that was never posted, for tests of drivers.
 pub fn continuation(wr_id: u64) -> Continuation {
     Continuation {
         wr_id,
@@ -54,7 +55,7 @@ pub fn continuation(wr_id: u64) -> Continuation {
     }
 }
 
-/// Calls `test` with a request to send that nobody waits for, for tests of drivers.
+/// Calls `test` with a send request that has no real poster, for tests of drivers.
 pub fn with_send_request<T: Operations, R>(
     flags: SendFlags,
     operation: Operation<'_, T>,
@@ -63,13 +64,13 @@ pub fn with_send_request<T: Operations, R>(
     SendRequest::with_test(flags, operation, test)
 }
 
-/// What the poster of a request calls it.
+/// Returns the ID of a request.
 pub fn wr_id(request: &Continuation) -> u64 {
     request.wr_id
 }
 
-/// Waits until `condition` holds, for as long as somebody might take who has to do something for
-/// that.
+/// Waits until `condition` holds, with a timeout that is long enough for other threads to make it
+/// true.
 pub fn wait_until(mut condition: impl FnMut() -> bool) -> Result {
     for _ in 0..3000 {
         if condition() {

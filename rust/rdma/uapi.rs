@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a driver adds to the methods that processes call (`struct uapi_definition`).
+//! Methods and attributes that a driver adds to the ioctl interface (`struct uapi_definition`).
 //!
-//! A driver may have methods of its own for objects of the core ([`Method`], which it lists in
-//! [`Operations::USER_METHODS`]), and attributes of its own of the core's method `QUERY_CONTEXT`
-//! ([`UserContext::QUERY_ATTRIBUTES`]). It numbers both from 0; processes see the numbers from
-//! `1 << UVERBS_ID_NS_SHIFT` on (`include/uapi/rdma/ib_user_ioctl_cmds.h`), which are those of
-//! drivers.
+//! A driver may define methods of its own on the core's objects ([`Method`], listed in
+//! [`Operations::USER_METHODS`]), and attributes of its own for the core's method `QUERY_CONTEXT`
+//! ([`UserContext::QUERY_ATTRIBUTES`]). It numbers both from 0. Processes see these numbers offset
+//! by `1 << UVERBS_ID_NS_SHIFT`, where the drivers' range begins
+//! (`include/uapi/rdma/ib_user_ioctl_cmds.h`).
 //!
-//! The structures are those of `include/rdma/uverbs_ioctl.h`. Those with unions and bit fields are
-//! written down again, for bindgen's cannot be constants.
+//! The structures are those of `include/rdma/uverbs_ioctl.h`. Structures with unions and bit fields
+//! are redefined here, because bindgen's versions cannot be used in constants.
 
 use core::{
     ffi::c_void,
@@ -53,13 +53,13 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// The first number that is a driver's to define.
+/// The first number in the drivers' range.
 const OURS: u16 = 1 << bindings::UVERBS_ID_NS_SHIFT;
 
 c_enum! {
-    /// What a method is one of (`enum uverbs_default_objects`).
+    /// Type of object that a method belongs to (`enum uverbs_default_objects`).
     pub enum Kind: bindings::uverbs_default_objects {
-        /// The device, of which there are no handles.
+        /// The device, for which there are no handles.
         Device = bindings::uverbs_default_objects_UVERBS_OBJECT_DEVICE,
         /// Protection domains.
         ProtectionDomain = bindings::uverbs_default_objects_UVERBS_OBJECT_PD,
@@ -81,14 +81,14 @@ c_enum! {
 }
 
 impl Kind {
-    /// The number as C's structures have it.
+    /// Returns the number in the type of C's structures.
     const fn id(self) -> u16 {
         // CAST: Small constants.
         self.raw() as u16
     }
 }
 
-/// An attribute of a method (`struct uverbs_attr_def`). It must be there, unless it is
+/// An attribute of a method (`struct uverbs_attr_def`). It is mandatory, unless it is
 /// [`optional`](Self::optional).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -103,16 +103,17 @@ pub struct Attribute {
 struct Specification {
     kind: u8,
     flags: u8,
-    /// Of a pointer: bytes, and how many there must be. Of an object: its type, and the access.
+    /// For a pointer: its length in bytes, and the minimum length. For an object: its type, and the
+    /// kind of access.
     u: [u16; 2],
     u2: u64,
 }
 
-/// `uverbs_attr_spec.zero_trailing`: what the caller has room for beyond the length is zeroed, and
-/// what he gives beyond that must be zero.
+/// `uverbs_attr_spec.zero_trailing`: room beyond the length in an output is zeroed, and bytes
+/// beyond the length in an input must be zero.
 const ZERO_TRAILING: u8 = 1 << 0;
 
-/// `uverbs_attr_spec.mandatory`: the method is refused without the attribute.
+/// `uverbs_attr_spec.mandatory`: a call without the attribute is rejected.
 const MANDATORY: u8 = 1 << 2;
 
 // CAST: Small constants.
@@ -122,7 +123,7 @@ const OBJECT: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR as u8;
 
 impl Attribute {
     const fn new(number: u16, kind: u8, flags: u8, u: [u16; 2]) -> Self {
-        // The core has keys for so many (`UVERBS_API_ATTR_KEY_BITS`), half of them for drivers.
+        // The core has keys for this many (`UVERBS_API_ATTR_KEY_BITS`), half of them for drivers.
         assert!(number < 31);
         Self {
             id: OURS + number,
@@ -135,7 +136,8 @@ impl Attribute {
         }
     }
 
-    /// Memory of the caller that takes an `R`, or as much of it as there is room for.
+    /// Creates an attribute for output: an `R` that is written to the caller's memory, truncated to
+    /// the room there.
     pub const fn output<R: Response>(number: u16) -> Self {
         let length = size_of::<R>();
         assert!(length <= u16::MAX as usize);
@@ -143,7 +145,8 @@ impl Attribute {
         Self::new(number, OUT, ZERO_TRAILING, [length as u16, 0])
     }
 
-    /// An `R` of the caller. The rules for what is shorter and longer are those of [`Request`].
+    /// Creates an attribute for input: an `R` from the caller. The rules for shorter and longer
+    /// inputs are those of [`Request`].
     pub const fn input<R: Request>(number: u16) -> Self {
         let length = size_of::<R>();
         assert!(length <= u16::MAX as usize && R::MINIMUM <= length);
@@ -156,8 +159,9 @@ impl Attribute {
         )
     }
 
-    /// An object of the calling process, which exists until the method is over. The device is none:
-    /// the core, which has no handles of it, would follow a null pointer.
+    /// Creates an attribute for an object of the calling process, which stays alive during the
+    /// method. The device is not allowed: the core has no handles for it and would dereference a
+    /// null pointer.
     pub const fn object<O: NamedObject>(number: u16) -> Self {
         // CAST: A small constant.
         let access = bindings::uverbs_obj_access_UVERBS_ACCESS_READ as u8;
@@ -169,19 +173,19 @@ impl Attribute {
         )
     }
 
-    /// The attribute, which need not be there.
+    /// Makes the attribute optional.
     pub const fn optional(mut self) -> Self {
         self.spec.flags &= !MANDATORY;
         self
     }
 }
 
-/// The attributes that a process called a method with.
+/// The attributes of a call of a method by a process.
 ///
 /// # Invariants
 ///
-/// `bundle` is that of a call of a method of a device of `T`, which is not over during `'a`, and
-/// whose attributes, as far as they are the driver's, are `declared`.
+/// `bundle` belongs to a method call on a device of `T`, which does not end during `'a`. Its driver
+/// attributes are `declared`.
 pub struct AttrBundle<'a, T: Operations> {
     bundle: *mut bindings::uverbs_attr_bundle,
     declared: &'static [&'static Attribute],
@@ -191,7 +195,7 @@ pub struct AttrBundle<'a, T: Operations> {
 impl<T: Operations> AttrBundle<'_, T> {
     /// # Safety
     ///
-    /// The result must be one by the type invariants.
+    /// The arguments must satisfy the type invariants.
     pub(crate) unsafe fn new(
         bundle: *mut bindings::uverbs_attr_bundle,
         declared: &'static [&'static Attribute],
@@ -204,7 +208,7 @@ impl<T: Operations> AttrBundle<'_, T> {
         }
     }
 
-    /// Refuses an attribute that the method does not have.
+    /// Returns the number of an attribute; `EINVAL` if the method does not declare it.
     fn find(&self, attribute: &Attribute, kind: u8) -> Result<u16> {
         if attribute.spec.kind != kind || !self.declared.contains(&attribute) {
             return Err(EINVAL);
@@ -212,24 +216,23 @@ impl<T: Operations> AttrBundle<'_, T> {
         Ok(attribute.id)
     }
 
-    /// Whether there is an attribute.
+    /// Returns whether an attribute is present.
     pub fn has(&self, attribute: &Attribute) -> bool {
         self.declared.contains(&attribute)
             // SAFETY: The bundle is valid by the type invariant.
             && unsafe { bindings::uverbs_attr_is_valid(self.bundle, attribute.id.into()) }
     }
 
-    /// Writes to where an [output](Attribute::output) goes; nothing if an optional one is not
-    /// there.
+    /// Writes an [output](Attribute::output). Does nothing if an optional one is absent.
     ///
-    /// `EINVAL` if the method has no such attribute.
+    /// Returns `EINVAL` if the method has no such attribute.
     pub fn put<R: Response>(&self, attribute: &Attribute, value: &R) -> Result {
         let id = self.find(attribute, OUT)?;
         if !self.has(attribute) {
             return Ok(());
         }
-        // SAFETY: The bundle is valid by the type invariant, and the attribute a pointer. The value
-        // has no uninitialised bytes, by `IntoBytes`.
+        // SAFETY: The bundle is valid by the type invariant, and the attribute is a pointer. By
+        // `IntoBytes`, the value has no uninitialised bytes.
         to_result(unsafe {
             bindings::uverbs_copy_to_struct_or_zero(
                 self.bundle,
@@ -240,17 +243,17 @@ impl<T: Operations> AttrBundle<'_, T> {
         })
     }
 
-    /// Reads an [input](Attribute::input); [`None`] if an optional one is not there.
+    /// Reads an [input](Attribute::input); [`None`] if an optional one is absent.
     ///
-    /// `EINVAL` if the method has no such attribute.
+    /// Returns `EINVAL` if the method has no such attribute.
     pub fn get<R: Request>(&self, attribute: &Attribute) -> Result<Option<R>> {
         let id = self.find(attribute, IN)?;
         if !self.has(attribute) {
             return Ok(None);
         }
         let mut value = MaybeUninit::<R>::zeroed();
-        // SAFETY: The bundle is valid by the type invariant, and the attribute a pointer; there is
-        // room for an `R`.
+        // SAFETY: The bundle is valid by the type invariant, and the attribute is a pointer; there
+        // is room for an `R`.
         to_result(unsafe {
             bindings::_uverbs_copy_from_or_zero(
                 value.as_mut_ptr().cast(),
@@ -265,10 +268,11 @@ impl<T: Operations> AttrBundle<'_, T> {
         Ok(Some(value))
     }
 
-    /// The [object](Attribute::object) that an attribute names; [`None`] if an optional one is not
-    /// there.
+    /// Returns the [object](Attribute::object) that an attribute refers to; [`None`] if an optional
+    /// one is absent.
     ///
-    /// `EINVAL` if the method has no such attribute, or one for objects of another kind.
+    /// Returns `EINVAL` if the method has no such attribute, or if the attribute is for another
+    /// kind of object.
     pub fn named<O: NamedObject<Driver = T>>(&self, attribute: &Attribute) -> Result<Option<&O>> {
         let id = self.find(attribute, OBJECT)?;
         if attribute.spec.u[0] != O::KIND.id() {
@@ -277,8 +281,8 @@ impl<T: Operations> AttrBundle<'_, T> {
         if !self.has(attribute) {
             return Ok(None);
         }
-        // SAFETY: The bundle is valid by the type invariant, and the attribute an object of that
-        // kind, of the device of the call, which the core keeps until the method is over.
+        // SAFETY: The bundle is valid by the type invariant. The attribute is an object of this
+        // kind and of the device of the call, and the core keeps the object until the method ends.
         Ok(Some(unsafe {
             O::from_object(bindings::uverbs_attr_get_obj(self.bundle, id))
         }))
@@ -286,23 +290,23 @@ impl<T: Operations> AttrBundle<'_, T> {
 }
 
 mod sealed {
-    /// How an object is found.
+    /// Conversion from the core's pointer to an object.
     pub trait FromObject {
         /// # Safety
         ///
-        /// `object` must be what the core knows the object of a process by, which is constructed
-        /// and does not go away during `'a`.
+        /// `object` must be the core's pointer to a constructed object of a process, which does not
+        /// go away during `'a`.
         unsafe fn from_object<'a>(object: *mut core::ffi::c_void) -> &'a Self;
     }
 }
 
-/// An object that processes have handles of: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`],
+/// An object to which processes have handles: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`],
 /// [`Mw`] or [`Dm`].
 pub trait NamedObject: sealed::FromObject {
     /// The driver.
     type Driver: Operations;
 
-    /// What it is.
+    /// The kind of object.
     const KIND: Kind;
 }
 
@@ -331,8 +335,8 @@ from_object! {
 
 impl<O: crate::QueuePair> sealed::FromObject for Qp<O> {
     unsafe fn from_object<'a>(object: *mut c_void) -> &'a Self {
-        // SAFETY: Guaranteed by the caller. A target that was opened by its number is an object of
-        // the core's own, which keeps that of the driver.
+        // SAFETY: Guaranteed by the caller. If a target queue pair was opened by number, the core
+        // has an object of its own that refers to the driver's.
         unsafe { Self::from_raw((*object.cast::<bindings::ib_qp>()).real_qp) }
     }
 }
@@ -364,19 +368,19 @@ named_object! {
     Dm<DmBuffer>: DeviceMemory,
 }
 
-/// A method that processes call, of a driver's own (`struct uverbs_method_def`).
+/// A driver's own method that processes can call (`struct uverbs_method_def`).
 pub trait Method: Sized + 'static {
     /// The driver.
     type Driver: Operations;
 
-    /// What objects it is a method of.
+    /// The kind of object that the method belongs to.
     const OBJECT: Kind;
-    /// Its number, unlike that of other methods of the driver for such objects.
+    /// The method's number, unique among the driver's methods for this kind of object.
     const NUMBER: u16;
-    /// Its attributes, whose numbers are unlike.
+    /// The method's attributes, which must have distinct numbers.
     const ATTRIBUTES: &'static [&'static Attribute];
 
-    /// Does what the method is for, when a process calls it. May sleep.
+    /// Executes the method, which a process called. May sleep.
     fn call(call: &Call<'_, Self::Driver>, attributes: &AttrBundle<'_, Self::Driver>) -> Result;
 }
 
@@ -384,12 +388,12 @@ pub trait Method: Sized + 'static {
 ///
 /// # Safety
 ///
-/// `bundle` must be that of a call of this method in a context of a device of its driver.
+/// `bundle` must belong to a call of this method in a context of a device of its driver.
 unsafe extern "C" fn method_callback<M: Method>(
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller. While a process calls a method, as it does now, its device
-    // stays registered; if there is a context it is of that device.
+    // SAFETY: Guaranteed by the caller. The device stays registered while a process calls a method,
+    // as it does here. If there is a context, it is of that device.
     from_result(|| unsafe {
         let ufile = (*bundle).__bindgen_anon_1.__bindgen_anon_1.ufile;
         let context = from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))?;
@@ -400,11 +404,11 @@ unsafe extern "C" fn method_callback<M: Method>(
     })
 }
 
-/// Something that driver `T` adds to what processes can call: [`Addition::method`].
+/// Something that driver `T` adds to the interface for processes; see [`Addition::method`].
 pub struct Addition<T>(Definition, PhantomData<fn() -> T>);
 
 impl<T: Operations> Addition<T> {
-    /// A method.
+    /// Adds a method.
     pub const fn method<M: Method<Driver = T>>() -> Self {
         Self(Definition::methods_of(Added::<M>::TREE), PhantomData)
     }
@@ -435,7 +439,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// There are no more.
+    /// The end of a table.
     const END: Self = Self {
         // CAST: A small constant.
         kind: bindings::uapi_definition_kind_UAPI_DEF_END as u8,
@@ -445,7 +449,7 @@ impl Definition {
         tree: ptr::null(),
     };
 
-    /// The methods that are added to those of an object.
+    /// Adds methods to those of an object.
     const fn methods_of(tree: &'static bindings::uverbs_object_def) -> Self {
         Self {
             // CAST: A small constant.
@@ -458,7 +462,7 @@ impl Definition {
     }
 }
 
-/// A method, or attributes that are added to it if `handler` is [`None`].
+/// Defines a method, or attributes to add to an existing method if `handler` is [`None`].
 const fn method(
     id: u16,
     attributes: &'static [&'static Attribute],
@@ -473,7 +477,7 @@ const fn method(
     }
 }
 
-/// Methods that are added to an object.
+/// Defines methods to add to an object.
 const fn object(
     id: u16,
     methods: &'static [&'static bindings::uverbs_method_def],
@@ -493,7 +497,7 @@ static_assert!(size_of::<Definition>() == size_of::<bindings::uapi_definition>()
 /// The definitions of a driver.
 pub(crate) struct Definitions<T: Operations>(PhantomData<T>);
 
-/// Most definitions of a driver, with the end of them.
+/// Maximum number of definitions of a driver, including the end marker.
 const CAPACITY: usize = 32;
 
 impl<T: Operations> Definitions<T> {
@@ -501,7 +505,7 @@ impl<T: Operations> Definitions<T> {
         // CAST: A small constant.
         bindings::uverbs_methods_device_UVERBS_METHOD_QUERY_CONTEXT as u16,
         T::UserContext::QUERY_ATTRIBUTES,
-        // The core's.
+        // The method has the core's handler.
         None,
     );
 
@@ -527,7 +531,7 @@ impl<T: Operations> Definitions<T> {
         table
     };
 
-    /// The table, as `struct ib_device` names it; it is never written and lives for ever.
+    /// Returns the table for `struct ib_device`. It is never written and lives forever.
     pub(crate) const fn as_raw() -> *const bindings::uapi_definition {
         ptr::from_ref(Self::TABLE).cast()
     }

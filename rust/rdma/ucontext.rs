@@ -45,10 +45,10 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// A process that opened the device (`struct ib_ucontext`).
+/// A process's open instance of the device (`struct ib_ucontext`).
 ///
-/// The implementing type is the context: one is constructed for each open and dropped when the
-/// process closes the device, dies, or the device goes away.
+/// The implementing type is the context: one is constructed for each open, and dropped when the
+/// process closes the device or dies, or when the device goes away.
 #[vtable]
 pub trait UserContext: Send + Sync + Sized + 'static {
     /// The driver.
@@ -58,20 +58,20 @@ pub trait UserContext: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
-    /// What the driver adds to the attributes of `QUERY_CONTEXT`, for [`query`](Self::query).
+    /// The driver's own attributes of `QUERY_CONTEXT`, for [`query`](Self::query).
     const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[];
 
     /// Creates a context.
     ///
-    /// `mappings` takes the memory that the process may map, and those that share the context.
+    /// Memory in `mappings` can be mapped by the process and by those that share the context.
     fn alloc(
         call: &Call<'_, Self::Driver>,
         mappings: &mut Mappings<'_>,
         request: Self::Request,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
-    /// Answers a process that got the context from another one (`ibv_import_device`), by
-    /// [attributes](Self::QUERY_ATTRIBUTES) of the driver's own. Without this method contexts
+    /// Answers a process that imports the context from another process (`ibv_import_device`),
+    /// through the [driver's own attributes](Self::QUERY_ATTRIBUTES). Without this method contexts
     /// cannot be imported.
     fn query(
         _context: &Ucontext<Self>,
@@ -81,10 +81,11 @@ pub trait UserContext: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Makes the hardware forget the context; afterwards it is dropped.
+    /// Removes the context from the hardware; afterwards it is dropped.
     ///
     /// No object of the context is left, and no process maps its device memory any more. This
-    /// cannot fail: the core frees the memory in any case. Hardware that refuses is to be stopped.
+    /// cannot fail: the core frees the memory in any case. If the hardware refuses, the driver must
+    /// stop it.
     fn dealloc(context: &Ucontext<Self>, call: &Call<'_, Self::Driver>);
 }
 
@@ -92,7 +93,7 @@ pub trait UserContext: Send + Sync + Sized + 'static {
 ///
 /// # Invariants
 ///
-/// A reference to this type is only made of a context that is constructed. It never moves.
+/// A reference to this type always refers to a constructed context, which never moves.
 #[repr(C)]
 pub struct Ucontext<T: UserContext> {
     raw: Opaque<bindings::ib_ucontext>,
@@ -101,7 +102,7 @@ pub struct Ucontext<T: UserContext> {
 }
 
 impl<T: UserContext> Ucontext<T> {
-    /// Bytes that the core allocates.
+    /// Number of bytes that the core allocates.
     pub(crate) const SIZE: usize = {
         assert!(offset_of!(Self, raw) == 0);
         kmalloc_aligned_size::<Self>()
@@ -118,7 +119,7 @@ impl<T: UserContext> Ucontext<T> {
     }
 
     /// Lets the process of the context map device memory, uncached, that belongs to a new object.
-    /// What memory that can be is as for [`Mappings::insert`].
+    /// The rules for the memory are those of [`Mappings::insert`].
     pub fn map_device<'bound>(
         &self,
         _call: &Call<'bound, T::Driver>,
@@ -157,7 +158,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 ) -> c_int {
     // SAFETY: The core set the device of the context.
     let device = unsafe { Device::<T>::from_raw((*context).device) };
-    // SAFETY: The call is not over before this function returns.
+    // SAFETY: The call does not end before this function returns.
     let udata = unsafe { Udata::from_raw(udata) };
 
     from_result(|| {
@@ -188,7 +189,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `context` must be a constructed context of a device of `T` that nobody uses any more.
+/// `context` must be a constructed context of a device of `T` that is no longer in use.
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
 ) {
@@ -199,12 +200,12 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `context` must be a constructed context of a device of `T` that nobody uses any more.
+/// `context` must be a constructed context of a device of `T` that is no longer in use.
 unsafe fn end<T: Operations>(context: *mut bindings::ib_ucontext, call: &Call<'_, T>) {
     let this = context.cast::<Ucontext<T::UserContext>>();
 
     // SAFETY: Table and data were constructed by `alloc_callback` and are dropped once. The table
-    // is closed first, so that nothing can be mapped that the driver is about to give back.
+    // is closed first, so that the process can no longer map what the driver is about to release.
     unsafe {
         (*this).table.close();
         T::UserContext::dealloc(Ucontext::from_raw(context), call);

@@ -2,9 +2,9 @@
 
 //! The driver's part of requests from and responses to user space.
 //!
-//! The rules are those of `struct ib_udata`: a request may be longer than the driver knows as long
-//! as the rest is zero, and is extended with zeroes if it is shorter; a response is truncated to
-//! what the caller has room for, and the rest of that room is zeroed.
+//! The rules are those of `struct ib_udata`. A request may be longer than the driver knows if the
+//! excess is zero, and a shorter one is extended with zeroes. A response is truncated to the
+//! caller's buffer, and any room that is left in the buffer is zeroed.
 
 use core::{
     marker::PhantomData,
@@ -30,33 +30,34 @@ use crate::{
     }, //
 };
 
-/// The driver's part of a request; `()` for verbs where there must be none.
+/// The driver's part of a request; `()` for verbs that take none.
 pub trait Request: zerocopy::FromBytes + Sized {
-    /// Bytes up to the end of the last member of the ABI's first version. Shorter requests are
-    /// refused with `EINVAL`.
+    /// Length in bytes up to the end of the last member in the first version of the ABI. Shorter
+    /// requests are rejected with `EINVAL`.
     const MINIMUM: usize = size_of::<Self>();
 
     /// Bits of [`comp_mask`](Self::comp_mask) that the driver knows.
     const COMP_MASK: u64 = 0;
 
-    /// The request's `comp_mask`. A request with unknown bits is refused with `EOPNOTSUPP`.
+    /// Returns the request's `comp_mask`. A request with unknown bits is rejected with
+    /// `EOPNOTSUPP`.
     fn comp_mask(&self) -> u64 {
         0
     }
 
-    /// Refuses a request whose reserved members are not zero.
+    /// Returns an error if reserved members of the request are not zero.
     fn check_reserved(&self) -> Result {
         Ok(())
     }
 }
 
-/// The driver's part of a response; `()` for verbs where there is none.
+/// The driver's part of a response; `()` for verbs that return none.
 pub trait Response: zerocopy::IntoBytes + zerocopy::Immutable {}
 
 impl Request for () {}
 impl Response for () {}
 
-/// Refuses a request that asks for what the driver does not know.
+/// Rejects a request for features that the driver does not know.
 pub(crate) fn check_request<R: Request>(request: &R) -> Result {
     if request.comp_mask() & !R::COMP_MASK != 0 {
         return Err(EOPNOTSUPP);
@@ -72,7 +73,7 @@ pub(crate) fn check_request<R: Request>(request: &R) -> Result {
 pub(crate) struct Udata<'a>(NonNull<bindings::ib_udata>, PhantomData<&'a ()>);
 
 impl<'a> Udata<'a> {
-    /// Returns the udata that a verb was called with; `None` if it was called by the kernel.
+    /// Returns the udata of a verb; `None` if the kernel called the verb.
     ///
     /// # Safety
     ///
@@ -100,7 +101,7 @@ impl<'a> Udata<'a> {
 
         let mask = request.comp_mask();
         if mask & !R::COMP_MASK != 0 {
-            // The core says so in its log.
+            // This function logs the unknown bits.
             // SAFETY: The udata is valid by the type invariant.
             return to_result(unsafe {
                 bindings::_ib_copy_validate_udata_cm_fail(self.0.as_ptr(), mask, R::COMP_MASK)
@@ -133,11 +134,11 @@ impl<'a> Udata<'a> {
         udata.respond(&())
     }
 
-    /// The context that the call was made in.
+    /// Returns the context that the call was made in.
     ///
     /// # Safety
     ///
-    /// The device of the call must be one of `T`, and the call must not be the one that makes the
+    /// The device of the call must be one of `T`, and the call must not be the one that creates the
     /// context.
     pub(crate) unsafe fn context<T: Operations>(&self) -> Result<&'a Ucontext<T::UserContext>> {
         // SAFETY: By the type invariant the udata is part of a bundle.
@@ -163,12 +164,12 @@ impl<'a> Udata<'a> {
         })
     }
 
-    /// Reads the request and the context of a call that makes a queue, and says where the buffer of
-    /// the process comes from.
+    /// Reads the request and the context of a call that creates a queue, and finds the source of
+    /// the queue's buffer.
     ///
     /// # Safety
     ///
-    /// As for [`context`](Self::context), and the call must make what `of` says.
+    /// As for [`context`](Self::context), and the call must create the kind of queue given by `of`.
     pub(crate) unsafe fn user_with_buffer<'b, T: Operations, R: Request>(
         &'b self,
         call: &'b Call<'_, T>,
@@ -189,29 +190,28 @@ impl<'a> Udata<'a> {
     }
 }
 
-/// Who calls a verb from user space, and the driver's part of the request.
+/// The user-space caller of a verb, and the driver's part of the request.
 pub struct User<'a, T: Operations, R, B = ()> {
     /// The context of the calling process.
     pub context: &'a Ucontext<T::UserContext>,
-    /// What the provider asks the driver for; already checked against the rules of
-    /// [`Request`].
+    /// The driver's part of the request, already checked against the rules of [`Request`].
     pub request: R,
-    /// The process's buffer for a new queue ([`Buffer`]), for verbs that make one.
+    /// The process's buffer for a new queue ([`Buffer`]), for verbs that create one.
     pub buffer: B,
 }
 
 mod sealed {
     use kernel::error::Result;
 
-    /// How a verb is told of its caller.
+    /// How a verb sees its caller.
     pub trait RawUsers {
-        /// What it is told, if it is told `U` of a process.
+        /// What a verb gets for its caller, given that it gets `U` for a process.
         type Caller<U>;
 
         /// Whether the kernel is among the users.
         const KERNEL: bool;
 
-        /// The caller of a verb; [`None`] is the kernel.
+        /// Converts the caller of a verb; [`None`] is the kernel.
         fn caller<U>(process: Option<U>) -> Result<Self::Caller<U>>;
     }
 }
@@ -221,14 +221,14 @@ pub(crate) use sealed::RawUsers;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Who uses the devices of a driver ([`Operations::Users`]): [`Processes`] or
+/// The users of a driver's devices ([`Operations::Users`]): [`Processes`] or
 /// [`ProcessesAndKernel`].
 pub trait Users: sealed::RawUsers {}
 
 impl<T: sealed::RawUsers> Users for T {}
 
-/// Only processes use the devices. The driver lacks a verb that users in the kernel need, and is
-/// never asked for anything by them.
+/// Only processes use the devices. The driver lacks verbs that users in the kernel need, and is
+/// never called on their behalf.
 pub struct Processes;
 
 impl RawUsers for Processes {
@@ -241,8 +241,7 @@ impl RawUsers for Processes {
     }
 }
 
-/// Processes use the devices, and so does the kernel. The driver has all verbs that are needed for
-/// that.
+/// Processes and the kernel use the devices. The driver has all verbs that the kernel needs.
 pub struct ProcessesAndKernel;
 
 impl RawUsers for ProcessesAndKernel {
@@ -255,11 +254,11 @@ impl RawUsers for ProcessesAndKernel {
     }
 }
 
-/// Who calls a verb, if `U` says that of a process: with [`Processes`] that is all there is. With
-/// [`ProcessesAndKernel`] it may be [`None`], which is the kernel.
+/// The caller of a verb. With [`Processes`] this is always a `U`, which describes a process. With
+/// [`ProcessesAndKernel`] it is an [`Option`], and [`None`] stands for the kernel.
 pub type Caller<T, U> = <<T as Operations>::Users as sealed::RawUsers>::Caller<U>;
 
-/// The caller of a verb as its driver is told of it; [`None`] is the kernel.
+/// Converts the caller of a verb to the form that the driver expects; [`None`] is the kernel.
 pub(crate) fn caller<T: Operations, U>(process: Option<U>) -> Result<Caller<T, U>> {
     T::Users::caller(process)
 }

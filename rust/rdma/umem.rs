@@ -27,15 +27,15 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// A piece of the memory of a process or of a dma-buf, pinned and mapped for the device (`struct
-/// ib_umem`).
+/// A range of a process's memory or of a dma-buf, pinned and mapped for the device
+/// (`struct ib_umem`).
 ///
-/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later
-/// stays pinned and mapped for ever.
+/// Keep it in an RDMA object, which goes away before the device does. A `Umem` that is dropped
+/// later stays pinned and mapped forever.
 ///
 /// # Invariants
 ///
-/// The pointer is valid and owned, and the memory mapped by `mapper`.
+/// The pointer is valid and owned, and the memory is mapped by `mapper`.
 pub struct Umem {
     raw: NonNull<bindings::ib_umem>,
     mapper: Arc<Mapper>,
@@ -44,9 +44,9 @@ pub struct Umem {
 impl Umem {
     /// Pins `length` bytes at `address` of the calling process.
     ///
-    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the
-    /// verb, `ENOMEM` if it may not lock so much memory, `EFAULT` if it has no memory there,
-    /// `EINVAL` for bad ranges.
+    /// The device may write to the memory if `access` allows it. Errors: `ESRCH` if no process
+    /// called the verb, `ENOMEM` if the process exceeds its limit of locked memory, `EFAULT` if it
+    /// has no memory at this address, `EINVAL` for invalid ranges.
     pub fn get<T: Operations>(
         call: &Call<'_, T>,
         address: u64,
@@ -54,8 +54,8 @@ impl Umem {
         access: AccessFlags,
     ) -> Result<Self> {
         call.check_process()?;
-        // SAFETY: The device is registered, since there is a call, and the mapper its own. The task
-        // is in a call of a process.
+        // SAFETY: The call proves that the device is registered, and the mapper is the device's
+        // own. The task is in a call from a process.
         unsafe {
             Self::pin(
                 call.device().as_raw(),
@@ -67,12 +67,12 @@ impl Umem {
         }
     }
 
-    /// As [`get`](Self::get).
+    /// Like [`get`](Self::get).
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task
-    /// that runs must have the memory of a process.
+    /// `device` must be valid and have a DMA device, and `mapper` must be that of the device. The
+    /// current task must have the memory of a process.
     unsafe fn pin(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,
@@ -80,8 +80,8 @@ impl Umem {
         length: usize,
         access: AccessFlags,
     ) -> Result<Self> {
-        // SAFETY: By contract.
-        // CAST: Rights are bits that C keeps in an `int`.
+        // SAFETY: Guaranteed by the caller.
+        // CAST: Access flags are bits that C keeps in an `int`.
         unsafe {
             let raw = bindings::ib_umem_get_attr_or_va(
                 device,
@@ -95,13 +95,14 @@ impl Umem {
         }
     }
 
-    /// Pins `length` bytes at `offset` of the dma-buf that the calling process knows by `fd`:
-    /// memory of any device, or of the kernel. It stays in place, whoever closes the descriptor.
+    /// Pins `length` bytes at `offset` of the dma-buf that is open as `fd` in the calling process.
+    /// It may be memory of any device, or of the kernel. It stays pinned even if the descriptor is
+    /// closed.
     ///
-    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the
-    /// verb, `EBADF` if there is no such file, `EINVAL` if it is no dma-buf or not as long, others
-    /// of the one who exports the dma-buf, as when it cannot keep the memory in place or the device
-    /// cannot reach it.
+    /// The device may write to the memory if `access` allows it. Errors: `ESRCH` if no process
+    /// called the verb, `EBADF` if there is no such file, `EINVAL` if the file is not a dma-buf or
+    /// is too short. Other errors come from the exporter of the dma-buf, for example if it cannot
+    /// pin the memory or the device cannot reach it.
     pub fn get_dma_buf<T: Operations>(
         call: &Call<'_, T>,
         fd: c_int,
@@ -110,8 +111,9 @@ impl Umem {
         access: AccessFlags,
     ) -> Result<Self> {
         call.check_process()?;
-        // SAFETY: The device is registered, since there is a call.
-        // CAST: `c_ulong` has the bits of a `size_t`; rights are bits that C keeps in an `int`.
+        // SAFETY: The call proves that the device is registered.
+        // CAST: `c_ulong` has the bits of a `size_t`; access flags are bits that C keeps in an
+        // `int`.
         let raw = unsafe {
             bindings::ib_umem_dmabuf_get_pinned(
                 call.device().as_raw(),
@@ -122,11 +124,11 @@ impl Umem {
             )
         };
         let raw = from_err_ptr(raw)?;
-        // SAFETY: The structure is ours, and begins with the umem by which it is released.
+        // SAFETY: The structure is ours. It begins with the umem, through which it is released.
         unsafe { Self::from_raw(&raw mut (*raw).umem, call.mapper()) }
     }
 
-    /// Takes over what a C function returned.
+    /// Takes ownership of the result of a C function.
     ///
     /// # Safety
     ///
@@ -140,38 +142,39 @@ impl Umem {
         })
     }
 
-    /// Bytes pinned, as asked for.
+    /// Returns the number of pinned bytes, as requested.
     pub fn len(&self) -> usize {
         // SAFETY: Valid by the type invariant.
         unsafe { (*self.raw.as_ptr()).length }
     }
 
-    /// Address of the first byte in the process, or offset in the dma-buf.
+    /// Returns the address of the first byte in the process, or its offset in the dma-buf.
     pub fn address(&self) -> u64 {
         // SAFETY: Valid by the type invariant.
         // CAST: `c_ulong` has at most 64 bits.
         unsafe { (*self.raw.as_ptr()).address as u64 }
     }
 
-    /// Whether there are no bytes; the core refuses to pin nothing.
+    /// Returns whether the memory is empty. It never is: the core does not pin empty ranges.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it is that of a dma-buf.
+    /// Returns whether the memory belongs to a dma-buf.
     pub fn is_dma_buf(&self) -> bool {
         // SAFETY: Valid by the type invariant.
         unsafe { (*self.raw.as_ptr()).is_dmabuf() != 0 }
     }
 
-    /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n`
-    /// set: 2 to the `n` bytes) that fits a region whose first byte has the address `iova`.
+    /// Returns the memory as a list of pages of equal size. The size is the largest one in `sizes`
+    /// (bit `n` set: 2 to the power of `n` bytes) that suits a region whose first byte has the
+    /// address `iova`.
     ///
-    /// The core notes the address in the memory itself, for the list: so there is one list at a
+    /// The core stores this address in the umem for the list, so there can be only one list at a
     /// time.
     pub fn pages(&mut self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
-        // SAFETY: Valid by the type invariant, and nobody else has the structure, which this
-        // writes.
+        // SAFETY: Valid by the type invariant. `&mut self` gives exclusive access to the structure,
+        // to which this writes.
         // CAST: `c_ulong` has 64 bits where there are pages that large.
         let size =
             unsafe { bindings::ib_umem_find_best_pgsz(self.raw.as_ptr(), sizes as c_ulong, iova) };
@@ -190,7 +193,7 @@ impl Umem {
 impl Drop for Umem {
     fn drop(&mut self) {
         if let Some(_registered) = self.mapper.enter_to_unmap() {
-            // SAFETY: Owned by the type invariant, and the device is registered meanwhile.
+            // SAFETY: Owned by the type invariant. The guard keeps the device registered.
             unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };
         }
     }
@@ -199,11 +202,11 @@ impl Drop for Umem {
 // SAFETY: A umem may be released by any thread.
 unsafe impl Send for Umem {}
 
-// SAFETY: Through a shared reference the structure is only read: the address in it, which is all
-// that changes, is written by `pages`, which has it alone.
+// SAFETY: Through a shared reference the structure is only read. Only `pages` changes it (the
+// address in it), and `pages` has exclusive access.
 unsafe impl Sync for Umem {}
 
-/// What a [`Buffer`] is for.
+/// The kind of queue that a [`Buffer`] is for.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub(crate) enum BufferOf {
     CompletionQueue,
@@ -211,8 +214,8 @@ pub(crate) enum BufferOf {
     SharedReceiveQueue,
 }
 
-/// Where a process's buffer for a new queue comes from: the call's attributes, which describe an
-/// address or a dma-buf, or the address in the driver's request.
+/// Source of a process's buffer for a new queue: the call's attributes, which describe an address
+/// or a dma-buf, or else the address in the driver's request.
 pub struct Buffer<'a> {
     device: NonNull<bindings::ib_device>,
     mapper: &'a Arc<Mapper>,
@@ -221,12 +224,13 @@ pub struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
-    /// The buffer of a call. `EOPNOTSUPP` if its attributes have one for a single queue of a queue
-    /// pair.
+    /// Creates the buffer source of a call. `EOPNOTSUPP` if the attributes describe a buffer for
+    /// only the send queue or the receive queue of a queue pair.
     ///
     /// # Safety
     ///
-    /// `attrs` must be the attributes of the call, which makes what `of` says.
+    /// `attrs` must be the attributes of the call, which must create the kind of queue given by
+    /// `of`.
     pub(crate) unsafe fn new<T: Operations>(
         call: &'a Call<'_, T>,
         attrs: *mut bindings::uverbs_attr_bundle,
@@ -254,8 +258,8 @@ impl<'a> Buffer<'a> {
         })
     }
 
-    /// Pins the buffer: the one that the call's attributes describe if there is any, which must
-    /// have `length` bytes at least, or else `length` bytes at `address`.
+    /// Pins the buffer. If the call's attributes describe one, it must have at least `length`
+    /// bytes; otherwise this pins `length` bytes at `address`.
     pub fn pin(&self, address: u64, length: usize, access: AccessFlags) -> Result<Umem> {
         let (device, attrs) = (self.device.as_ptr(), self.attrs.as_ptr());
         let access = access.bits() as c_int;
@@ -273,7 +277,7 @@ impl<'a> Buffer<'a> {
                 bindings::uverbs_attrs_create_srq_cmd_attr_ids_UVERBS_ATTR_CREATE_SRQ_BUF_UMEM
             }
         };
-        // SAFETY: As above, and the attribute is one of such a call.
+        // SAFETY: As above, and calls of this kind have this attribute.
         unsafe {
             let umem = bindings::ib_umem_get_attr_or_va(
                 device,
@@ -292,8 +296,8 @@ impl<'a> Buffer<'a> {
 ///
 /// # Invariants
 ///
-/// `size` is a page size that the C side found for the memory, and not 0; the memory has the
-/// address that it was found with.
+/// `size` is a non-zero page size that C code found for the memory, and the umem still has the
+/// address for which it was found.
 pub struct Pages<'a> {
     umem: &'a Umem,
     size: c_ulong,
@@ -301,26 +305,26 @@ pub struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// Binary logarithm of the size of a page.
+    /// Returns the binary logarithm of the page size.
     pub fn shift(&self) -> u32 {
         self.size.trailing_zeros()
     }
 
-    /// Where in the first page the memory begins.
+    /// Returns the offset of the memory in its first page.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> usize {
         // SAFETY: The umem is valid, the page size is not 0.
         unsafe { bindings::ib_umem_num_dma_blocks(self.umem.raw.as_ptr(), self.size) }
     }
 
-    /// DMA addresses of the pages, each a multiple of the page size.
+    /// Returns the DMA addresses of the pages, each a multiple of the page size.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = DmaAddress> + 'a {
         let mut iter = bindings::ib_block_iter::default();
-        // SAFETY: The umem is valid during `'a`; the page size was found for it.
+        // SAFETY: The umem is valid during `'a`, and the page size was found for it.
         unsafe {
             bindings::rdma_umem_block_iter_start(&mut iter, self.umem.raw.as_ptr(), self.size);
         }
@@ -347,7 +351,7 @@ impl Iterator for PageIter<'_> {
     type Item = DmaAddress;
 
     fn next(&mut self) -> Option<DmaAddress> {
-        // SAFETY: Started, and the umem is valid, by the type invariant.
+        // SAFETY: By the type invariant the iterator was started and the umem is valid.
         let address = unsafe {
             bindings::rdma_umem_block_iter_next(&mut self.iter)
                 .then(|| bindings::rdma_block_iter_dma_address(&mut self.iter))

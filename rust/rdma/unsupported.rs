@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Kinds of objects, and on-demand paging, that a device does not have.
+//! Placeholder for kinds of objects, and for on-demand paging, that a device does not support.
 
 use core::{
     convert::Infallible,
@@ -51,12 +51,12 @@ use crate::{
     }, //
 };
 
-/// Stands for objects of a kind that devices of driver `T` do not have, or for its pager, if they
-/// do not page on demand.
+/// Placeholder for a kind of object that the devices of driver `T` do not have, or for the pager of
+/// a driver without on-demand paging.
 ///
-/// There is no value of this type, hence no object. The operations of the kind are not there either
-/// (`NULL` in `struct ib_device_ops`): the core answers `EOPNOTSUPP`, and a process sees in the
-/// description of the device's verbs that it lacks them.
+/// The type has no values, so no such objects exist. The operations for this kind are `NULL` in
+/// `struct ib_device_ops`: the core returns `EOPNOTSUPP`, and processes can see from the device's
+/// list of verbs that they are missing.
 ///
 /// ```ignore
 /// impl Operations for MyDriver {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of operations of a driver, and those of the device itself.
+//! Tables of a driver's operations, and the callbacks for the device itself.
 
 use core::{
     fmt,
@@ -94,12 +94,12 @@ use crate::{
     }, //
 };
 
-/// The operations of a driver.
+/// The operation tables of a driver.
 pub(crate) struct VTable<T: Operations>(PhantomData<T>);
 
 impl<T: Operations> VTable<T> {
-    /// Whether the kernel is among the users. The core decides that by these verbs
-    /// (`kverbs_provider`), which hence are all there, or not all.
+    /// Whether the kernel is among the users. The core decides this by these verbs
+    /// (`kverbs_provider`), so a driver must have all of them or lack some.
     const HAS_KERNEL: bool = {
         let has_all = T::QueuePair::HAS_POST_SEND
             && T::QueuePair::HAS_POST_RECV
@@ -114,8 +114,8 @@ impl<T: Operations> VTable<T> {
         has_all
     };
 
-    /// The number of the driver, which is none of those whose drivers look devices up by it and
-    /// take them for their own (`ib_device_get_by_netdev`).
+    /// The driver ID. It must not be one by which a C driver finds devices that it takes for its
+    /// own (`ib_device_get_by_netdev`).
     const DRIVER_ID: u32 = {
         assert!(
             !matches!(
@@ -131,7 +131,7 @@ impl<T: Operations> VTable<T> {
         T::DRIVER_ID
     };
 
-    /// The table; `ib_set_device_ops` copies what is in it.
+    /// The operations, which `ib_set_device_ops` copies.
     pub(crate) const OPS: bindings::ib_device_ops = bindings::ib_device_ops {
         owner: this_module::<T::OwnerModule>().as_ptr(),
         driver_id: Self::DRIVER_ID,
@@ -428,13 +428,13 @@ impl<T: Operations> VTable<T> {
             0
         },
         size_ib_ucontext: Ucontext::<T::UserContext>::SIZE,
-        // The core allocates these whether or not a driver has a part in them.
+        // The core allocates counters even for drivers without a size of their own.
         size_rdma_counter: kmalloc_aligned_size::<bindings::rdma_counter>(),
 
         ..pin_init::zeroed()
     };
 
-    /// What a device has besides that counts queue pairs by themselves.
+    /// Additional operations of a device that has counters for single queue pairs.
     pub(crate) const COUNTER_OPS: bindings::ib_device_ops = if T::HAS_CREATE_QP_COUNTER {
         bindings::ib_device_ops {
             counter_init: Some(counter::counter_init_callback),
@@ -506,7 +506,8 @@ impl<T: Operations> VTable<T> {
         // CAST: A small constant.
         const ROOM: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
 
-        // SAFETY: As long as the caller says; zeroed here, so that it is initialised.
+        // SAFETY: The buffer has the length that the caller guarantees, and is initialised by
+        // zeroing it.
         let buffer = unsafe {
             text.cast::<u8>().write_bytes(0, ROOM);
             core::slice::from_raw_parts_mut(text.cast::<u8>(), ROOM)
@@ -552,7 +553,7 @@ impl<T: Operations> VTable<T> {
             let port = device.port(port)?;
             let change = port::Change::from_raw(mask, &*change)?;
             if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
-                // As the core does it for drivers without the verb: connection managers need none.
+                // Like the core for drivers without this verb: connection managers need no support.
                 let others = change.set_capabilities | change.clear_capabilities;
                 return match others & !bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP {
                     0 => Ok(0),
@@ -585,7 +586,7 @@ impl<T: Operations> VTable<T> {
 
     /// # Safety
     ///
-    /// `device` must be a device of `T` that is registered, or being so.
+    /// `device` must be a device of `T` that is registered or being registered.
     unsafe extern "C" fn link_layer_callback(
         device: *mut bindings::ib_device,
         port: u32,
@@ -654,7 +655,7 @@ impl<T: Operations> VTable<T> {
 
     /// # Safety
     ///
-    /// `device` must be a device of `T` that is registered, or being so, and `gid` valid for
+    /// `device` must be a device of `T` that is registered or being registered, and `gid` valid for
     /// writes.
     unsafe extern "C" fn query_gid_callback(
         device: *mut bindings::ib_device,
@@ -682,8 +683,8 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered. The entry is valid, and nobody
-        // changes it during the call.
+        // SAFETY: Verbs run only while the device is registered. The entry is valid and does not
+        // change during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
                 T::add_gid(call, &GidAttr::new(&*attr))?;
@@ -699,8 +700,8 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered. The entry is valid, and nobody
-        // changes it during the call.
+        // SAFETY: Verbs run only while the device is registered. The entry is valid and does not
+        // change during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
                 T::del_gid(call, &GidAttr::new(&*attr))?;
@@ -710,7 +711,7 @@ impl<T: Operations> VTable<T> {
     }
 }
 
-/// Changes the description of the node, which the core keeps; there is nothing else to be changed.
+/// Changes the node description, which the core keeps. Nothing else can be changed.
 ///
 /// # Safety
 ///
@@ -725,13 +726,14 @@ unsafe extern "C" fn modify_device_callback(
         return EOPNOTSUPP.to_errno();
     }
     if mask != 0 {
-        // SAFETY: Both are valid. Only C reads the description, and takes it as it is then.
+        // SAFETY: Both are valid. Only C code reads the description, and tolerates concurrent
+        // changes.
         unsafe { (*device).node_desc = (*change).node_desc };
     }
     0
 }
 
-/// Writes into a zeroed buffer, whose last byte stays zero.
+/// Writer to a zeroed buffer, which leaves at least the last byte zero.
 struct Text<'a> {
     buffer: &'a mut [u8],
     length: usize,

@@ -20,9 +20,9 @@ use crate::{
 mod tests;
 
 c_enum! {
-    /// How a work request ended (`enum ib_wc_status`).
+    /// Result of a work request (`enum ib_wc_status`).
     pub enum Status: bindings::ib_wc_status {
-        /// Done.
+        /// Success.
         Success = bindings::ib_wc_status_IB_WC_SUCCESS,
         /// Local length error.
         LocalLength = bindings::ib_wc_status_IB_WC_LOC_LEN_ERR,
@@ -44,9 +44,9 @@ c_enum! {
         RemoteAccess = bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR,
         /// Remote operation error.
         RemoteOperation = bindings::ib_wc_status_IB_WC_REM_OP_ERR,
-        /// Retries used up.
+        /// Transport retries exceeded.
         RetryExceeded = bindings::ib_wc_status_IB_WC_RETRY_EXC_ERR,
-        /// RNR retries used up.
+        /// RNR retries exceeded.
         RnrRetryExceeded = bindings::ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR,
         /// Aborted by the peer.
         RemoteAborted = bindings::ib_wc_status_IB_WC_REM_ABORT_ERR,
@@ -60,7 +60,7 @@ c_enum! {
 }
 
 c_enum! {
-    /// What a completion tells of (`enum ib_wc_opcode`).
+    /// Operation that completed (`enum ib_wc_opcode`).
     pub enum Opcode: bindings::ib_wc_opcode {
         /// A send.
         Send = bindings::ib_wc_opcode_IB_WC_SEND,
@@ -74,7 +74,7 @@ c_enum! {
         FetchAdd = bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
         /// A bind of a memory window.
         BindWindow = bindings::ib_wc_opcode_IB_WC_BIND_MW,
-        /// An invalidation of a key of this side.
+        /// An invalidation of a local key.
         LocalInvalidate = bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
         /// A flush.
         Flush = bindings::ib_wc_opcode_IB_WC_FLUSH,
@@ -90,55 +90,55 @@ c_enum! {
 }
 
 impl Opcode {
-    /// Whether it tells of a receive.
+    /// Returns whether this is the completion of a receive.
     pub const fn is_receive(self) -> bool {
         matches!(self, Self::Receive | Self::ReceiveWriteWithImmediate)
     }
 }
 
-/// What came with a received message besides the payload.
+/// Additional data of a received message, besides the payload.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Extra {
-    /// Immediate data, as a number.
+    /// Immediate data, in host byte order.
     Immediate(u32),
     /// The key that was invalidated.
     Invalidated(u32),
 }
 
-/// Network header that a datagram came with (`enum rdma_network_type`).
+/// Network header of a received datagram (`enum rdma_network_type`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum NetworkHeader {
     /// RoCE version 2 over IPv4.
     Ipv4,
     /// RoCE version 2 over IPv6.
     Ipv6,
-    /// RoCE version 1: a GRH.
+    /// RoCE version 1, with a GRH.
     RoceV1,
-    /// InfiniBand: a GRH.
+    /// InfiniBand, with a GRH.
     InfiniBand,
 }
 
-/// Where a received datagram came from.
+/// Origin of a received datagram.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Queue pair that sent it.
+    /// Number of the sending queue pair.
     pub qpn: u32,
     /// P_Key index.
     pub pkey_index: u16,
     /// Service level.
     pub service_level: u8,
-    /// Whether the network header stands in front of the payload, and which.
+    /// The network header that precedes the payload, if there is one.
     pub header: Option<NetworkHeader>,
-    /// MAC address.
+    /// Source MAC address.
     pub mac: Option<[u8; 6]>,
-    /// VLAN.
+    /// VLAN ID.
     pub vlan: Option<u16>,
-    /// LID, and the bits of the local one that it was sent to; 0 but for InfiniBand.
+    /// Source LID, and the path bits of the destination LID; 0 except on InfiniBand.
     pub lid: (u16, u8),
 }
 
 impl Source {
-    /// Takes over what a completion of C says of a datagram, as far as it goes without Ethernet.
+    /// Converts a datagram's origin from a C completion, without the Ethernet members.
     pub(crate) fn from_raw(raw: &bindings::ib_wc) -> Self {
         // CAST: Sets of bits that C keeps in an `int`, and a LID in 32 bits.
         let has_header = raw.wc_flags as u32 & bindings::ib_wc_flags_IB_WC_GRH != 0;
@@ -154,28 +154,28 @@ impl Source {
     }
 }
 
-/// What a completion tells of a request (`struct ib_wc`), which its [`Continuation`] names.
+/// Completion of the request of a [`Continuation`] (`struct ib_wc`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Queue pair that it was posted to.
+    /// Number of the queue pair.
     pub qpn: u32,
-    /// How it ended. If it failed only this, `qpn`, `vendor_error`, and whether `opcode` is that of
-    /// a receive, have a meaning.
+    /// Result of the request. On failure, only this, `qpn`, `vendor_error`, and whether `opcode` is
+    /// that of a receive are meaningful.
     pub status: Status,
-    /// What it did.
+    /// Operation that completed.
     pub opcode: Opcode,
-    /// Reason for an error, for people.
+    /// Vendor-specific reason for an error, for diagnostics.
     pub vendor_error: u32,
-    /// Bytes transferred.
+    /// Number of bytes transferred.
     pub byte_length: u32,
-    /// What came with a received message.
+    /// Additional data of a received message.
     pub extra: Option<Extra>,
-    /// Where a received datagram came from.
+    /// Origin of a received datagram.
     pub source: Option<Source>,
 }
 
 impl Completion {
-    /// Writes the completion of the request that its poster, `qp`, calls `wr_id` into a zeroed C
+    /// Writes the completion of the request with ID `wr_id`, posted to `qp`, into a zeroed C
     /// structure.
     fn write(&self, wr_id: u64, qp: &Entry<bindings::ib_qp>, raw: &mut bindings::ib_wc) {
         let mut flags = 0;
@@ -190,7 +190,7 @@ impl Completion {
         *unsafe { crate::compat::member_mut(&mut raw.__bindgen_anon_1.wr_id) } = wr_id;
         match self.extra {
             Some(Extra::Immediate(data)) => {
-                // Immediate data stands in memory as it does on the network.
+                // C keeps immediate data in network byte order.
                 // SAFETY: All members of the union are plain words.
                 *unsafe { crate::compat::member_mut(&mut raw.ex.imm_data) } = data.to_be();
                 flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
@@ -232,11 +232,11 @@ impl Completion {
     }
 }
 
-/// Room for completions that the poller of a queue gave.
+/// Room for completions, which the poller of a queue provides.
 ///
 /// # Invariants
 ///
-/// `slots` has room for `room` completions during `'a`, of which `taken` are written.
+/// `slots` has room for `room` completions during `'a`, of which `taken` are initialised.
 pub struct Completions<'a> {
     dispatcher: &'a Dispatcher,
     /// The queue that is polled.
@@ -244,7 +244,7 @@ pub struct Completions<'a> {
     slots: *mut bindings::ib_wc,
     room: usize,
     taken: usize,
-    /// Number of the queue pair of the last completion, and the queue pair: most come in runs.
+    /// The queue pair of the last completion, and its number: completions often come in runs.
     last: Option<(u32, Arc<Entry<bindings::ib_qp>>)>,
     _slots: PhantomData<&'a mut bindings::ib_wc>,
 }
@@ -254,7 +254,8 @@ impl<'a> Completions<'a> {
     ///
     /// # Safety
     ///
-    /// `slots` must have room for `room` completions, which nobody else accesses during `'a`.
+    /// `slots` must have room for `room` completions, to which this has exclusive access during
+    /// `'a`.
     pub(crate) unsafe fn new(
         dispatcher: &'a Dispatcher,
         cq: *const bindings::ib_cq,
@@ -272,29 +273,29 @@ impl<'a> Completions<'a> {
         }
     }
 
-    /// Completions handed over so far.
+    /// Returns the number of completions passed to the poller so far.
     pub fn len(&self) -> usize {
         self.taken
     }
 
-    /// Whether none was handed over so far.
+    /// Returns whether no completion was passed to the poller so far.
     pub fn is_empty(&self) -> bool {
         self.taken == 0
     }
 
-    /// Whether the poller wants no more.
+    /// Returns whether the poller's array is full.
     pub fn is_full(&self) -> bool {
         self.taken == self.room
     }
 
-    /// Hands a completion of a request to the poller. A receive that succeeded with more bytes than
-    /// its elements have is told as a local length error.
+    /// Passes the completion of a request to the poller. A successful receive of more bytes than
+    /// its scatter/gather elements hold is reported as a local length error.
     ///
-    /// If that cannot be, the request comes back: when there is no room, when the queue pair is
-    /// gone or was reset (then the verbs demand that the completion is dropped), when such a
-    /// request was not posted to that queue pair, or does not complete in this queue, or when one
-    /// that was posted after it to the same queue has completed. A shared receive queue has no
-    /// order.
+    /// If the completion cannot be delivered, the request is returned as the error. This happens if
+    /// there is no room, if the queue pair is gone or was reset (the verbs then require that the
+    /// completion is dropped), if the request was not posted to this queue pair or does not
+    /// complete in this queue, or if a request posted later to the same queue has already
+    /// completed. The last rule does not apply to shared receive queues.
     pub fn push(
         &mut self,
         request: Continuation,
@@ -314,7 +315,7 @@ impl<'a> Completions<'a> {
         if !qp.complete(request.poster, is_receive, request.position, self.cq) {
             return Err(request);
         }
-        // Users believe in the length of a message that was received.
+        // Users trust the length of a received message.
         let overrun = completion.status == Status::Success
             && completion.opcode == Opcode::Receive
             && u64::from(completion.byte_length) > request.length;

@@ -28,24 +28,24 @@ pub use send::{
     SendRequests, //
 };
 
-/// A scatter/gather element: a piece of a memory region (`struct ib_sge`).
+/// A scatter/gather element: a range of a memory region (`struct ib_sge`).
 #[repr(transparent)]
 pub struct Sge(bindings::ib_sge);
 
 impl Sge {
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub fn address(&self) -> u64 {
         self.0.addr
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn length(&self) -> u32 {
         self.0.length
     }
 
-    /// Key of the region.
+    /// Returns the lkey of the region.
     #[inline]
     pub fn lkey(&self) -> u32 {
         self.0.lkey
@@ -55,7 +55,7 @@ impl Sge {
     ///
     /// # Safety
     ///
-    /// `list` must have `count` elements, which stay as they are during `'a`.
+    /// `list` must have `count` elements that do not change during `'a`.
     pub(crate) unsafe fn slice<'a>(
         list: *const bindings::ib_sge,
         count: c_int,
@@ -67,7 +67,7 @@ impl Sge {
         if list.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: Not null and as long as the caller says; `Sge` is transparent.
+        // SAFETY: Not null, and as long as the caller guarantees; `Sge` is transparent.
         Ok(unsafe { slice::from_raw_parts(list.cast(), count) })
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! XRC domains, and the receiving ends of extended reliable connections (IBTA volume 1, annex A14).
+//! XRC domains, and the target side of extended reliable connections (IBTA volume 1, annex A14).
 
 use core::ptr::NonNull;
 
@@ -32,29 +32,29 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// An XRC domain (`struct ib_xrcd`): what a queue pair receives for any of its shared receive
-/// queues, which may be those of several processes.
+/// An XRC domain (`struct ib_xrcd`). A target queue pair of the domain receives into any of the
+/// domain's shared receive queues, which may belong to several processes.
 ///
-/// Only processes have such domains. A domain belongs to none of them: any process can open it that
-/// can open the file which it is connected with.
+/// Only processes use XRC domains. A domain does not belong to one process: every process that can
+/// open the file associated with the domain can open the domain.
 pub trait XrcDomain: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<XrcDomain = Self>;
 
-    /// Whether there are XRC domains: as [`Unsupported`](crate::Unsupported) says, not here.
+    /// Whether the driver has XRC domains; `false` only for [`Unsupported`](crate::Unsupported).
     const IS_SUPPORTED: bool = true;
 
     /// Creates a domain.
     fn alloc(call: &Call<'_, Self::Driver>) -> Result<impl PinInit<Self>>;
 
-    /// Makes the hardware forget the domain, which no object is in any more; then it is dropped.
+    /// Removes the domain, which has no objects any more, from the hardware; then it is dropped.
     ///
-    /// This cannot fail: hardware that refuses is to be stopped.
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
     fn dealloc(xrcd: &Xrcd<Self>, call: &Call<'_, Self::Driver>);
 
     /// Creates a queue pair of type [`XrcTarget`](qp::Type::XrcTarget) in the reset state. It has
-    /// neither work queues, nor completion queues, nor a protection domain, and lives on when the
-    /// process ends that asked for it, as long as another one has it open.
+    /// no work queues, no completion queues and no protection domain. It outlives the process that
+    /// created it for as long as another process has it open.
     #[allow(clippy::type_complexity)]
     fn create_target(
         call: &Call<'_, Self::Driver>,
@@ -74,7 +74,8 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     xrcd: *mut bindings::ib_xrcd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    // SAFETY: The core set the device of the domain; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe {
         (
             Device::<T>::from_raw((*xrcd).device),
@@ -84,7 +85,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
     // SAFETY:
     // - Verbs run only while the device is registered.
-    // - The core allocated room for the data, which is constructed here and reachable by nobody
+    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
     //   before the call returns.
     from_result(|| unsafe {
         device.with(|call| {
@@ -98,13 +99,14 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `xrcd` must be a constructed domain of a device of `T` that nobody uses any more, and `udata`
-/// the udata of the call.
+/// `xrcd` must be a constructed domain of a device of `T` that is no longer in use, and `udata` the
+/// udata of the call.
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     xrcd: *mut bindings::ib_xrcd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    // SAFETY: The core set the device of the domain; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe {
         (
             Device::<T>::from_raw((*xrcd).device),
@@ -141,14 +143,14 @@ pub(crate) unsafe fn create_target<T: Operations>(
         return Err(EINVAL);
     }
     let room = call.dispatcher().qp_room()?;
-    // SAFETY: The core refers to the domain, which is of the same device.
+    // SAFETY: The core holds a reference to the domain, which is of the same device.
     let xrcd = unsafe { Xrcd::from_raw(attr.xrcd) };
     let new = T::XrcDomain::create_target(call, xrcd)?;
-    // The core is not ready for events before the queue pair is modified: what it tells its users
-    // by comes after this.
+    // The core is not ready to pass on events before the queue pair is modified: it sets up its
+    // event handler after this function.
     let in_use = InUse::of_queue_pair(false, Completes::NOWHERE);
-    // SAFETY: The core allocated room for the queue pair, which is constructed once and reachable
-    // by nobody but the dispatcher before the call returns.
+    // SAFETY: The core allocated room for the queue pair, which is constructed once. Only the
+    // dispatcher can reach it before the call returns.
     unsafe {
         let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
         Qp::construct(qp, place, new.init);

@@ -15,7 +15,7 @@ mod cases {
         assert_eq!(AccessFlags::from_raw(1 << 15).err(), Some(EOPNOTSUPP));
         assert_eq!(AccessFlags::from_raw(1 << 30).err(), Some(EOPNOTSUPP));
 
-        // Optional rights may be dropped, and the one that is known is kept.
+        // Unknown optional rights may be dropped; the known one is kept.
         assert_eq!(AccessFlags::from_raw(1 << 25)?, AccessFlags::default());
         assert_eq!(
             AccessFlags::from_raw(1 << 20)?,

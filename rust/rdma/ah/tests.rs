@@ -28,11 +28,11 @@ mod cases {
             let mut ah = new_handle(device, log, None)?;
             let mut raw = bindings::rdma_ah_attr::default();
             to_result(verb!(device, query_ah(ah.as_raw(), &mut raw)))?;
-            // SAFETY: It was constructed.
+            // SAFETY: The object was constructed.
             let number = unsafe { Ah::<Object>::from_raw(ah.as_raw()) }.number;
             assert_eq!(ah::Roce::from_raw(&raw)?.route.flow_label, number);
 
-            // What they are for.
+            // Address handles are for sends.
             let mut wr = bindings::ib_ud_wr {
                 ah: ah.as_raw(),
                 remote_qpn: 0x12_3456,
@@ -45,7 +45,7 @@ mod cases {
             // SAFETY: All members of the union are plain words.
             *unsafe { crate::compat::member_mut(&mut wr.wr.ex.imm_data) } =
                 u32::from_ne_bytes([1, 2, 3, 4]);
-            // Processes leave the P_Key index as it was allocated.
+            // The P_Key index is uninitialised in requests from processes.
             for (ty, opcode, with, index) in [
                 (
                     qp::Type::UnreliableDatagram,
@@ -61,7 +61,7 @@ mod cases {
                 ),
             ] {
                 wr.wr.opcode = opcode;
-                // SAFETY: A request that is what its operation demands, and does not change.
+                // SAFETY: The request satisfies its operation's requirements, and does not change.
                 let mut list = unsafe {
                     SendRequests::<TestDriver>::new(
                         (&raw const wr).cast(),
@@ -90,8 +90,8 @@ mod cases {
         })
     }
 
-    /// Creates a handle: for a process, whose request is 14, if there is a call; otherwise for the
-    /// kernel, which may not sleep.
+    /// Creates an address handle for the process that makes `call`, with the request 14, or for the
+    /// kernel, which must not sleep.
     fn new_handle(
         device: &Device<TestDriver>,
         log: &Log,
@@ -194,7 +194,7 @@ mod cases {
         raw.ah_flags = 0;
         assert_eq!(ah::Unspecified::from_raw(&raw).err(), Some(EINVAL));
 
-        // Omni-Path is none of them.
+        // Omni-Path is neither.
         raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_OPA;
         assert_eq!(ah::Any::from_raw(&raw).err(), Some(EINVAL));
         assert_eq!(ah::Unspecified::from_raw(&raw).err(), Some(EINVAL));

@@ -12,7 +12,7 @@ mod cases {
     fn counters_have_names_and_values() -> Result {
         with_device(|device, log| {
             let stats = verb!(device, alloc_hw_port_stats(device.as_raw(), 2));
-            // SAFETY: It was allocated for three counters.
+            // SAFETY: The statistics were allocated for three counters.
             unsafe {
                 assert_eq!((*stats).num_counters, 3);
                 let names = core::slice::from_raw_parts((*stats).descs, 3);
@@ -26,7 +26,7 @@ mod cases {
             // SAFETY: As above.
             let values = unsafe { core::slice::from_raw_parts((*stats).value.as_ptr(), 3) };
             assert_eq!(values, [200, 201, 202]);
-            // SAFETY: Ours, and not used any more.
+            // SAFETY: The statistics are ours, and no longer in use.
             unsafe { bindings::rdma_free_hw_stats_struct(stats) };
             Ok(())
         })
@@ -38,16 +38,16 @@ mod cases {
             let stats = verb!(device, alloc_hw_port_stats(device.as_raw(), 2));
             log.keeps.store(true, SeqCst);
             let first = verb!(device, get_hw_stats(device.as_raw(), stats, 2, 0));
-            // SAFETY: It was allocated for three counters.
+            // SAFETY: The statistics were allocated for three counters.
             let values = unsafe { core::slice::from_raw_parts((*stats).value.as_ptr(), 3) };
             assert_eq!((first, values), (3, &[0; 3][..]));
-            // As the core does it then.
+            // The core sets the timestamp after a successful read.
             // SAFETY: As above.
             unsafe { (*stats).timestamp = 1 };
             let second = verb!(device, get_hw_stats(device.as_raw(), stats, 2, 0));
             log.keeps.store(false, SeqCst);
             assert_eq!(to_result(second), Err(EBUSY));
-            // SAFETY: Ours, and not used any more.
+            // SAFETY: The statistics are ours, and no longer in use.
             unsafe { bindings::rdma_free_hw_stats_struct(stats) };
             Ok(())
         })
@@ -63,7 +63,7 @@ mod cases {
             counter.port = 2;
             counter.stats = verb!(device, counter_alloc_stats(&raw mut *counter));
 
-            // Counters that nobody got are destroyed again.
+            // Counters to which no queue pair could be bound are destroyed again.
             log.keeps.store(true, SeqCst);
             let bound = verb!(device, counter_bind_qp(&raw mut *counter, qp.as_raw(), 2));
             log.keeps.store(false, SeqCst);
@@ -86,7 +86,7 @@ mod cases {
 
             to_result(verb!(device, counter_update_stats(&raw mut *counter)))?;
             assert_eq!(log.asked(), Some(Asked::ReadCounter(counter.id)));
-            // SAFETY: Allocated for three counters.
+            // SAFETY: The statistics were allocated for three counters.
             let values = unsafe { core::slice::from_raw_parts((*counter.stats).value.as_ptr(), 3) };
             let first = 1000 * u64::from(counter.id);
             assert_eq!(values, [first, first + 1, first + 2]);
@@ -97,7 +97,7 @@ mod cases {
             assert!(unsafe { (*qp.as_raw()).counter }.is_null());
             to_result(verb!(device, counter_dealloc(&raw mut *counter)))?;
             assert_eq!(log.asked(), Some(Asked::DestroyCounter(counter.id)));
-            // SAFETY: Ours, and not used any more.
+            // SAFETY: The statistics are ours, and no longer in use.
             unsafe { bindings::rdma_free_hw_stats_struct(counter.stats) };
             qp.end(device)
         })
@@ -123,11 +123,11 @@ mod cases {
         let refused = counter::bind_in(&mut id, || Err(ENOSPC), |_| Ok(()), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(ENOSPC), 0, 5));
 
-        // 0 is none.
+        // 0 is not a valid number.
         let refused = counter::bind_in(&mut id, || Ok(0), |_| Ok(()), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(EIO), 0, 5));
 
-        // Others have these.
+        // Counters that others use are not destroyed.
         id = 7;
         let refused = counter::bind_in(&mut id, || Ok(8), |_| Err(EBUSY), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(EBUSY), 7, 5));

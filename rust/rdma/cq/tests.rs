@@ -25,7 +25,7 @@ mod cases {
             };
             assert_eq!(log.asked(), Some(Asked::Queue(attributes, None)));
             let raw = queue.0.as_raw();
-            // SAFETY: It was constructed.
+            // SAFETY: The object was constructed.
             let this = unsafe { Cq::<Object>::from_raw(raw) };
             assert_eq!((this.vector(), this.entries()), (2, 41));
 
@@ -34,7 +34,7 @@ mod cases {
 
             let mut process = Process::new(device)?;
             let mut call = process.call(12)?;
-            // SAFETY: There is no response.
+            // SAFETY: The response has no bytes.
             unsafe { (*call.udata()).outlen = 0 };
             to_result(verb!(device, resize_user_cq(raw, 50, call.udata())))?;
             assert_eq!(log.asked(), Some(Asked::Resize(50, 12)));
@@ -82,8 +82,8 @@ mod cases {
     #[test]
     fn events_that_nobody_asked_for_are_not_told() -> Result {
         with_device(|device, log| {
-            // While `ib_alloc_cq` makes the queue there is no work for the handler to queue, and
-            // when `ib_free_cq` destroys it, there is no more.
+            // While `ib_alloc_cq` creates the queue, its handler has no work to queue yet; when
+            // `ib_free_cq` destroys it, the work is gone.
             for context in [
                 bindings::ib_poll_context_IB_POLL_DIRECT,
                 bindings::ib_poll_context_IB_POLL_SOFTIRQ,
@@ -102,10 +102,10 @@ mod cases {
                         c"rdma".as_char_ptr(),
                     )
                 })?;
-                // SAFETY: It was constructed.
+                // SAFETY: The object was constructed.
                 let number = unsafe { Cq::<Object>::from_raw(cq) }.number();
                 assert!(log.dispatcher.complete(0, number));
-                // SAFETY: Just made, and nobody uses it.
+                // SAFETY: The queue was just created, and is not in use.
                 unsafe { bindings::ib_free_cq(cq) };
                 log.raises.store(false, SeqCst);
                 assert!(!log.dispatcher.complete(0, number));
@@ -114,8 +114,8 @@ mod cases {
         })
     }
 
-    /// The names of the requests whose completions there are, at most three, and whether they are
-    /// of that queue pair.
+    /// Returns the IDs of the completed requests, at most three, and checks that they are of that
+    /// queue pair.
     fn poll(
         device: &Device<TestDriver>,
         cq: *mut bindings::ib_cq,
@@ -145,15 +145,15 @@ mod cases {
             }
             assert_eq!(*poll(device, cq, raw)?, [1, 2, 3]);
             assert_eq!(*poll(device, cq, raw)?, [4]);
-            // Each once.
+            // Each request completes once.
             assert!(poll(device, cq, raw)?.is_empty());
 
-            // Sends do not complete in the queue of receives, nor in that of other sends.
+            // Sends complete neither in the queue for receives, nor in another queue pair's queue.
             for elsewhere in [qp.queues[1].0.as_raw(), other.send_cq()] {
                 qp.send(device, 5)?;
                 assert!(poll(device, elsewhere, raw)?.is_empty());
             }
-            // Nor were they posted to another queue pair.
+            // Requests do not complete for another queue pair.
             log.completing.store(other.number(), SeqCst);
             qp.send(device, 6)?;
             assert!(poll(device, cq, raw)?.is_empty());
@@ -176,7 +176,7 @@ mod cases {
             for name in 1..=3 {
                 qp.send(device, name)?;
             }
-            // Who sees the last one may have freed what belongs to the others.
+            // A user that sees the last completion may have freed the handlers of the earlier ones.
             log.backwards.store(true, SeqCst);
             assert_eq!(*poll(device, cq, raw)?, [3]);
             log.backwards.store(false, SeqCst);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a device can do, and how much of it.
+//! Capabilities and limits of a device.
 
 use kernel::{
     bits::bit_u64,
@@ -10,18 +10,18 @@ use kernel::{
 use crate::bindings;
 
 impl_flags!(
-    /// What a device can do (`enum ib_device_cap_flags`).
+    /// Capabilities of a device (`enum ib_device_cap_flags`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
     pub struct Capabilities(u64);
 
-    /// Something that a device can do.
+    /// A capability of a device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Capability {
         /// Counts bad P_Keys.
         BadPkeyCounter = bit_u64(1),
         /// Counts bad Q_Keys.
         BadQkeyCounter = bit_u64(2),
-        /// Checks the state that a modify names as the current one.
+        /// Checks the state that a modify verb gives as the current one.
         CurrentQpState = bit_u64(7),
         /// Raises an event when a port becomes active.
         PortActiveEvent = bit_u64(10),
@@ -29,38 +29,38 @@ impl_flags!(
         SystemImageGuid = bit_u64(11),
         /// Sends RNR NAKs for reliable connections.
         RcRnrNak = bit_u64(12),
-        /// Shared receive queues can be resized.
+        /// Can resize shared receive queues.
         SrqResize = bit_u64(13),
         /// Has memory windows of type 1.
         MemoryWindow = bit_u64(17),
         /// Has extended reliable connections.
         Xrc = bit_u64(20),
-        /// Registers memory by work requests, and invalidates keys, here and at peers.
+        /// Registers memory by work requests, and invalidates local and remote keys.
         MemoryExtensions = bit_u64(21),
         /// Has memory windows of type 2B.
         MemoryWindowType2B = bit_u64(24),
-        /// Flushes what peers wrote to where all of the machine sees it.
+        /// Flushes data that peers wrote until it is visible to the whole machine.
         FlushGlobal = bit_u64(38),
-        /// Flushes what peers wrote to where it survives a loss of power.
+        /// Flushes data that peers wrote until it survives a loss of power.
         FlushPersistent = bit_u64(39),
-        /// Writes 8 bytes of peers at once.
+        /// Performs atomic 8-byte writes for peers.
         AtomicWrite = bit_u64(40),
     }
 );
 
-/// How far atomic operations are atomic (`enum ib_atomic_cap`).
+/// Scope of atomic operations (`enum ib_atomic_cap`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Atomicity {
-    /// There are none.
+    /// No atomic operations.
     None,
-    /// With regard to other operations of this device.
+    /// Atomic with regard to other operations of this device.
     Device,
-    /// With regard to all of the machine.
+    /// Atomic with regard to the whole machine.
     Global,
 }
 
 impl_flags!(
-    /// What works with regions whose pages are not kept in place
+    /// Operations that work on memory regions with on-demand paging
     /// (`enum ib_odp_transport_cap_bits`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
     pub struct OnDemandOperations(u32);
@@ -72,13 +72,13 @@ impl_flags!(
         Send = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SEND,
         /// Receives.
         Receive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_RECV,
-        /// Writes, at both ends.
+        /// RDMA writes, at both ends.
         Write = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_WRITE,
-        /// Reads, at both ends.
+        /// RDMA reads, at both ends.
         Read = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_READ,
         /// Atomic operations, at both ends.
         Atomic = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC,
-        /// Receives of shared receive queues.
+        /// Receives from shared receive queues.
         SharedReceive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SRQ_RECV,
         /// Flushes.
         Flush = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_FLUSH,
@@ -88,15 +88,15 @@ impl_flags!(
 );
 
 impl OnDemandOperations {
-    /// The operations as the verbs number them.
+    /// Returns the operations in the encoding of the verbs.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0
     }
 }
 
-/// What works with regions whose pages are not kept in place (`struct ib_odp_caps`), for each
-/// service. There are such regions if anything does.
+/// Operations that work with on-demand paging (`struct ib_odp_caps`), for each service. The device
+/// has on-demand paging if there is any.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct OnDemandPaging {
     /// Reliable connections.
@@ -107,99 +107,101 @@ pub struct OnDemandPaging {
     pub xrc: OnDemandOperations,
     /// Datagrams.
     pub datagram: OnDemandOperations,
-    /// Whether a region can be all of an address space, where there are such regions.
+    /// Whether a region can span a whole address space (implicit ODP), if there is on-demand
+    /// paging.
     pub implicit: bool,
 }
 
-/// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
+/// Attributes of a device (`struct ib_device_attr`). A limit of 0 means that the device lacks the
+/// feature.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Firmware version: major in bits 47 to 32, minor in 31 to 16, patch in 15 to 0.
     pub firmware_version: u64,
-    /// GUID of the system, most significant byte first in text.
+    /// GUID of the system; its textual form starts with the most significant byte.
     pub system_image_guid: u64,
-    /// Vendor.
+    /// Vendor ID.
     pub vendor_id: u32,
-    /// Part, as the vendor numbers it.
+    /// Part number that the vendor assigned.
     pub vendor_part_id: u32,
     /// Version of the hardware.
     pub hardware_version: u32,
-    /// What the device can do.
+    /// Capabilities of the device.
     pub capabilities: Capabilities,
-    /// Longest memory region in bytes.
+    /// Maximum length of a memory region in bytes.
     pub max_mr_size: u64,
-    /// Page sizes: bit `n` set means 2 to the `n` bytes.
+    /// Supported page sizes: bit `n` set means 2 to the power of `n` bytes.
     pub page_sizes: u64,
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: u32,
-    /// Work requests that a queue of a queue pair holds.
+    /// Maximum number of work requests in a queue of a queue pair.
     pub max_qp_wr: u32,
-    /// Scatter/gather elements of a send; not 0 if the kernel uses the device.
+    /// Maximum scatter/gather elements of a send; not 0 if the kernel uses the device.
     pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
+    /// Maximum scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// Scatter/gather elements of an RDMA read; not 0 if the kernel uses the device.
+    /// Maximum scatter/gather elements of an RDMA read; not 0 if the kernel uses the device.
     pub max_sge_rd: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_cq: u32,
-    /// Entries of a completion queue.
+    /// Maximum entries of a completion queue.
     pub max_cqe: u32,
-    /// Completions that an event may wait for; 0 if none does.
+    /// Maximum number of completions by which an event can be delayed; 0 without moderation.
     pub max_cq_moderation_count: u16,
-    /// Microseconds that an event may wait; 0 if none does.
+    /// Maximum time in microseconds by which an event can be delayed; 0 without moderation.
     pub max_cq_moderation_period: u16,
-    /// Shared receive queues.
+    /// Maximum number of shared receive queues.
     pub max_srq: u32,
-    /// Receives that a shared receive queue holds.
+    /// Maximum number of receives in a shared receive queue.
     pub max_srq_wr: u32,
-    /// Scatter/gather elements of a receive of a shared receive queue.
+    /// Maximum scatter/gather elements of a receive in a shared receive queue.
     pub max_srq_sge: u32,
-    /// Multicast groups.
+    /// Maximum number of multicast groups.
     pub max_multicast_groups: u32,
-    /// Queue pairs of a multicast group.
+    /// Maximum number of queue pairs in a multicast group.
     pub max_multicast_members: u32,
-    /// Queue pairs of all multicast groups together.
+    /// Maximum number of queue pairs in all multicast groups together.
     pub max_multicast_attachments: u32,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub max_mr: u32,
-    /// Pages of a fast registration; not 0 if there is one.
+    /// Maximum number of pages of a fast registration; not 0 if the device has fast registration.
     pub max_fast_registration_pages: u32,
-    /// Memory windows.
+    /// Maximum number of memory windows.
     pub max_mw: u32,
     /// Bytes of device memory.
     pub max_dm_size: u64,
-    /// Protection domains.
+    /// Maximum number of protection domains.
     pub max_pd: u32,
-    /// Address handles.
+    /// Maximum number of address handles.
     pub max_ah: u32,
-    /// Reads and atomics that a peer may have outstanding at a queue pair.
+    /// Maximum RDMA reads and atomics outstanding at a queue pair as responder.
     pub max_qp_rd_atomic: u32,
-    /// Reads and atomics that a queue pair may have outstanding.
+    /// Maximum RDMA reads and atomics outstanding at a queue pair as initiator.
     pub max_qp_init_rd_atomic: u32,
-    /// Reads and atomics that peers may have outstanding at the device.
+    /// Maximum RDMA reads and atomics outstanding at the device as responder.
     pub max_res_rd_atomic: u32,
-    /// Atomic operations.
+    /// Scope of atomic operations.
     pub atomicity: Atomicity,
-    /// P_Keys.
+    /// Number of P_Keys.
     pub max_pkeys: u16,
-    /// Time that the device needs for an ACK: 4.096 µs times 2 to this.
+    /// Time within which the device sends an ACK: 4.096 µs times 2 to this power.
     pub ack_delay: u8,
-    /// What works with regions whose pages are not kept in place.
+    /// Operations that work with on-demand paging.
     pub on_demand_paging: OnDemandPaging,
-    /// Bits of a completion's time stamp that are valid.
+    /// Mask of the valid bits of a completion timestamp.
     pub timestamp_mask: u64,
-    /// Frequency of the clock of time stamps in kilohertz.
+    /// Frequency of the timestamp clock in kHz.
     pub clock_khz: u64,
 }
 
 impl DeviceAttr {
-    /// Whether the limits are such that users in the kernel can divide by them
+    /// Returns whether users in the kernel can rely on the limits, by some of which they divide
     /// (`rdma_rw_ctx_init`).
     pub(crate) fn serves_kernel(&self) -> bool {
         self.max_send_sge != 0 && self.max_sge_rd != 0
     }
 
-    /// Writes into a zeroed C structure.
+    /// Writes the attributes into a zeroed C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
         raw.fw_ver = self.firmware_version;
         raw.sys_image_guid = self.system_image_guid.to_be();

@@ -24,7 +24,7 @@ mod cases {
             );
             assert_eq!(u32::from(raw.node_type), bindings::RDMA_NODE_IB_CA);
             assert_eq!(Some(raw.local_dma_lkey), PROPERTIES.local_dma_key);
-            // SAFETY: The core demands that the device that does the DMA has them.
+            // SAFETY: The core requires the DMA device to have DMA parameters.
             let dma = unsafe { &*(*raw.dma_device).dma_parms };
             assert_eq!(dma.max_segment_size, u32::MAX);
             assert_eq!((raw.ops.driver_id, raw.ops.uverbs_abi_ver), (201, 202));
@@ -75,7 +75,7 @@ mod cases {
     #[test]
     fn attributes_of_a_device_have_their_places() -> Result {
         with_device(|device, _| {
-            // SAFETY: The device is registered, and they do not change.
+            // SAFETY: The device is registered, and its attributes do not change.
             let raw = unsafe { &(*device.as_raw()).attrs };
             assert_eq!(
                 (raw.fw_ver, raw.max_mr_size, raw.page_size_cap),
@@ -148,7 +148,7 @@ mod cases {
             const ROOM: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
 
             let mut text = [0xff_u8; ROOM + 1];
-            // SAFETY: There is room.
+            // SAFETY: The buffer is long enough.
             unsafe {
                 bindings::ib_get_device_fw_str(device.as_raw(), text.as_mut_ptr().cast());
             }
@@ -201,9 +201,9 @@ mod cases {
         }
     }
 
-    /// What people read of the device.
+    /// Returns the node description.
     fn description(device: &Device<TestDriver>) -> Result<[u8; 64]> {
-        // SAFETY: The device is valid, and nobody changes the description now.
+        // SAFETY: The device is valid, and its description does not change now.
         Ok(unsafe { (*device.as_raw()).node_desc })
     }
 

@@ -30,7 +30,7 @@ mod cases {
                 )
             ))?;
             assert_eq!(log.asked(), Some(Asked::Dm(5000, 6)));
-            // SAFETY: Just made.
+            // SAFETY: The buffer was just created.
             let number = unsafe { dm::Dm::<Object>::from_raw(dm) }.number;
 
             let access = Access::ZeroBased | Access::LocalWrite;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion events: who is told of them, and when.
+//! Completion events: which of them are passed to the user of the queue, and when.
 
 use kernel::sync::atomic::{
     Atomic,
@@ -15,28 +15,30 @@ use super::table::{
 };
 use crate::bindings;
 
-/// Whether the user of a completion queue is told of a completion event.
+/// Decides whether the user of a completion queue is notified of a completion event.
 ///
-/// `ib_core` calls a queue of the kernel its user's before it can take events: `ib_alloc_cq` sets
-/// the workqueue of its handler after it has armed the queue, and `ib_free_cq` ends the work before
-/// it destroys the queue. In both times there are no queue pairs, and without them no honest device
-/// has an event. One of another device, or one that was on its way when the last queue pair went,
-/// waits for the next queue pair.
+/// `ib_core` hands out a kernel queue before the queue's handler can take events: `ib_alloc_cq`
+/// sets the workqueue of the handler after it has armed the queue, and `ib_free_cq` stops the work
+/// before it destroys the queue. At both times the queue has no queue pairs, and a correct device
+/// raises no events. An event from an incorrect device, or one that was still in flight when the
+/// last queue pair went away, is held back until the queue has a queue pair again.
 ///
 /// `queue_pairs` and `held_back` are changed under the lock of the table.
 pub(crate) struct Notice {
-    /// Processes arm their queues themselves, and `ib_uverbs` takes events at any time.
+    /// The queue belongs to a process. Processes arm their queues themselves, and `ib_uverbs` takes
+    /// events at any time.
     of_process: bool,
-    /// Its user asked for an event and has not been given it.
+    /// The user asked for an event and has not received it yet.
     armed: Atomic<bool>,
-    /// Queue pairs whose sends or receives complete here; twice, if both do.
+    /// Number of queue pairs whose sends or receives complete here; twice for a queue pair whose
+    /// sends and receives both do.
     queue_pairs: Atomic<u32>,
-    /// There was an event, but no queue pair.
+    /// An event arrived while there was no queue pair.
     held_back: Atomic<bool>,
 }
 
 impl Notice {
-    /// That of a queue of a process or, otherwise, of the kernel.
+    /// Creates the state for a queue of a process or, otherwise, of the kernel.
     pub(crate) fn new(of_process: bool) -> Self {
         Self {
             of_process,
@@ -46,7 +48,7 @@ impl Notice {
         }
     }
 
-    /// Whether the user is told of an event that came in now.
+    /// Returns whether the user must be notified of an event that has just arrived.
     fn take(&self) -> bool {
         if self.of_process {
             return true;
@@ -64,18 +66,18 @@ impl Named for bindings::ib_cq {
 }
 
 impl Place<bindings::ib_cq> {
-    /// Whether the queue is a process's.
+    /// Returns whether the queue belongs to a process.
     pub(crate) fn is_of_process(&self) -> bool {
         self.entry.notice.of_process
     }
 
-    /// The queue's user asks for an event. To be called before the hardware is asked. May be called
-    /// in any context.
+    /// Records that the queue's user asks for an event. Must be called before the hardware is
+    /// asked. May be called in any context.
     pub(crate) fn arm(&self) {
         self.entry.notice.armed.store(true, Relaxed);
     }
 
-    /// Sends or receives of one more queue pair complete here.
+    /// Records that sends or receives of one more queue pair complete here.
     pub(crate) fn add_queue_pair(&self) {
         let notice = &self.entry.notice;
         let tree = self.table.tree.lock();
@@ -84,16 +86,16 @@ impl Place<bindings::ib_cq> {
         let told = is_due && self.entry.begin_completion();
         drop(tree);
         if told {
-            // SAFETY: Just begun.
+            // SAFETY: The handler was begun above.
             unsafe { self.table.run_completion(&self.entry) };
         }
     }
 
-    /// Those of one queue pair do not any more. On return no handler runs for the last of them.
-    /// Sleeps.
+    /// Undoes one [`add_queue_pair`](Self::add_queue_pair). After the last one, no handler runs
+    /// once this has returned. Sleeps.
     pub(crate) fn remove_queue_pair(&self) {
         let mut tree = self.table.tree.lock();
-        // Whoever comes from here on finds that there are none left.
+        // Events that arrive from here on find that no queue pairs are left.
         if self.entry.notice.queue_pairs.fetch_sub(1, Relaxed) == 1 {
             self.table.wait_for_handlers(&mut tree, &self.entry);
         }
@@ -101,15 +103,16 @@ impl Place<bindings::ib_cq> {
 }
 
 impl Entry<bindings::ib_cq> {
-    /// Whether the queue's user may be told of asynchronous events: those of the kernel may if
-    /// there are queue pairs.
+    /// Returns whether the queue's user may be notified of asynchronous events. A user in the
+    /// kernel may be if there are queue pairs.
     pub(crate) fn is_in_use(&self) -> bool {
         self.notice.of_process || self.notice.queue_pairs.load(Relaxed) != 0
     }
 
-    /// Whether the queue's user is told of an event that came in now. If so, the handler has begun.
+    /// Returns whether the user must be notified of an event that has just arrived. If so, the
+    /// handler counts as running.
     ///
-    /// The table must be locked, and have the entry, or its place be there.
+    /// The table must be locked, and must contain the entry, or the entry's place must still exist.
     fn begin_completion(&self) -> bool {
         let told = self.notice.take();
         if told {
@@ -120,8 +123,8 @@ impl Entry<bindings::ib_cq> {
 }
 
 impl Table<bindings::ib_cq> {
-    /// There was a completion event for queue `number`: has its user told, if he asked for that.
-    /// Returns whether there is such a queue. May be called in any context.
+    /// Dispatches a completion event to queue `number`: notifies the queue's user if it asked for
+    /// that. Returns whether there is such a queue. May be called in any context.
     pub(crate) fn complete(&self, number: u32) -> bool {
         let tree = self.tree.lock();
         let Some(entry) = tree.get(&number).cloned() else {
@@ -133,16 +136,16 @@ impl Table<bindings::ib_cq> {
         let told = entry.begin_completion();
         drop(tree);
         if told {
-            // SAFETY: Just begun.
+            // SAFETY: The handler was begun above.
             unsafe { self.run_completion(&entry) };
         }
         true
     }
 
-    /// As [`complete`](Self::complete) for each queue.
+    /// Like [`complete`](Self::complete), for each queue.
     pub(crate) fn complete_all(&self) {
         self.each(|entry| {
-            // Another one that has the number now is told as well.
+            // If the number has gone to another queue by now, that queue gets an extra event.
             self.complete(entry.number);
         });
     }
@@ -151,11 +154,11 @@ impl Table<bindings::ib_cq> {
     ///
     /// # Safety
     ///
-    /// [`Entry::begin_completion`] must have returned `true` for this: so the queue is constructed,
-    /// and not destroyed before the handler has returned.
+    /// [`Entry::begin_completion`] must have returned `true` for this call. It guarantees that the
+    /// queue is constructed, and not destroyed before the handler has returned.
     unsafe fn run_completion(&self, entry: &Entry<bindings::ib_cq>) {
-        // SAFETY: Guaranteed by the caller. The handler of a queue of a process was set before the
-        // queue was created, and that of one of the kernel before it has queue pairs.
+        // SAFETY: Guaranteed by the caller. The handler of a process's queue was set before the
+        // queue was created, and the handler of a kernel queue before it got queue pairs.
         unsafe {
             let cq = entry.object.0.as_ptr();
             if let Some(handler) = (*cq).comp_handler {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who has requests of users: queue pairs and shared receive queues. Whether their users are told
-//! of events, and where their requests complete.
+//! Queues that users post requests to: queue pairs and shared receive queues. This module tracks
+//! whether their users may be notified of events, and where their requests complete.
 
 use core::ptr;
 
@@ -17,14 +17,13 @@ use super::table::{
 };
 use crate::bindings;
 
-/// Who has requests of users: a queue pair or a shared receive queue, from the beginning or its
-/// last reset on. No other has the same, not even one that has the number of an object that is
-/// gone.
+/// Identity of a queue pair or shared receive queue, for the time from its creation or last reset.
+/// Identities are never reused, even if object numbers are.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Poster(u64);
 
 impl Poster {
-    /// One that there was never before.
+    /// Creates a new, unique identity.
     pub(crate) fn new() -> Self {
         static NEXT: Atomic<u64> = Atomic::new(1);
 
@@ -32,10 +31,11 @@ impl Poster {
     }
 }
 
-/// In which order the requests of a queue complete: that in which they were posted.
+/// Completion order of a queue's requests, which is the order in which they were posted.
 ///
-/// Who sees one complete may free what is to be called for those before it (`ib_drain_qp`), which
-/// the driver may have kept back.
+/// A user that sees a completion may free the completion handlers of all earlier requests
+/// (`ib_drain_qp`). If the driver reports one of those requests late, its completion must not be
+/// delivered.
 pub(crate) struct Order {
     /// Position of the last request that was posted.
     posted: Atomic<u64>,
@@ -44,7 +44,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// That of a queue to which nothing was posted.
+    /// Creates the order of a queue to which nothing was posted yet.
     pub(crate) const fn new() -> Self {
         Self {
             posted: Atomic::new(0),
@@ -52,7 +52,8 @@ impl Order {
         }
     }
 
-    /// Whether the request at `position` may complete. If so, none before it may any more.
+    /// Returns whether the request at `position` may complete. If so, no earlier one may complete
+    /// any more.
     fn complete(&self, position: u64) -> bool {
         let mut completed = self.completed.load(Relaxed);
         while position > completed {
@@ -69,12 +70,12 @@ impl Order {
 #[derive(Copy, Clone)]
 pub(crate) struct WorkQueue<'a> {
     poster: Poster,
-    /// A shared receive queue has none.
+    /// Absent for a shared receive queue.
     order: Option<&'a Order>,
 }
 
 impl<'a> WorkQueue<'a> {
-    /// A queue without an order.
+    /// Creates a queue without an order.
     pub(crate) const fn unordered(poster: Poster) -> Self {
         Self {
             poster,
@@ -82,7 +83,7 @@ impl<'a> WorkQueue<'a> {
         }
     }
 
-    /// A queue whose requests complete in the order in which they were posted.
+    /// Creates a queue whose requests complete in the order in which they were posted.
     pub(crate) const fn ordered(poster: Poster, order: &'a Order) -> Self {
         Self {
             poster,
@@ -90,7 +91,7 @@ impl<'a> WorkQueue<'a> {
         }
     }
 
-    /// Whose requests these are.
+    /// Returns the identity of the queue's object.
     pub(crate) fn poster(&self) -> Poster {
         self.poster
     }
@@ -104,18 +105,18 @@ impl<'a> WorkQueue<'a> {
     }
 }
 
-/// Where requests of a queue pair complete.
+/// Completion queues of a queue pair.
 pub(crate) struct Completes {
-    /// The queue of its sends, by its address.
+    /// Completion queue of the sends, only for comparison.
     pub(crate) send_cq: *mut bindings::ib_cq,
-    /// That of its receives.
+    /// Completion queue of the receives, only for comparison.
     pub(crate) recv_cq: *mut bindings::ib_cq,
-    /// Whose receives it takes, if they are not its own.
+    /// The shared receive queue that provides the receives, if there is one.
     pub(crate) receives: Option<Poster>,
 }
 
 impl Completes {
-    /// Nowhere.
+    /// No completion queues.
     pub(crate) const NOWHERE: Self = Self {
         send_cq: ptr::null_mut(),
         recv_cq: ptr::null_mut(),
@@ -129,27 +130,29 @@ unsafe impl Send for Completes {}
 // SAFETY: As above.
 unsafe impl Sync for Completes {}
 
-/// Whether the user of an object is told of asynchronous events of it, and whose its requests are.
+/// State of an object: whether its user may be notified of asynchronous events, and the identity of
+/// its requests.
 ///
-/// A user in the kernel may not be ready for them before the verb that creates the object has
-/// returned: what its handler looks at may be what the verb returns (`ib_mad` does that). Then no
-/// honest device has an event; it has one after the user has done something with the object.
+/// A user in the kernel may not be ready for events before the verb that creates the object has
+/// returned: its handler may access the very object that the verb returns (`ib_mad` does that). A
+/// correct device raises no event before the user has used the object.
 pub(crate) struct InUse {
     in_use: Atomic<bool>,
-    /// Port of a queue pair, 0 before it has one.
+    /// Port of a queue pair; 0 before it has one.
     port: Atomic<u32>,
     /// Number of the [`Poster`].
     poster: Atomic<u64>,
-    /// Of a queue pair.
+    /// Completion queues of a queue pair.
     completes: Completes,
-    /// Of the sends of a queue pair.
+    /// Order of the sends of a queue pair.
     sends: Order,
-    /// Of the receives of a queue pair that has no shared queue.
+    /// Order of the receives of a queue pair without a shared receive queue.
     receives: Order,
 }
 
 impl InUse {
-    /// That of a new object of a process, which takes events at any time, or of the kernel.
+    /// Creates the state of a new object of a process, which takes events at any time, or of the
+    /// kernel.
     pub(crate) fn new(of_process: bool) -> Self {
         Self {
             in_use: Atomic::new(of_process),
@@ -161,7 +164,7 @@ impl InUse {
         }
     }
 
-    /// That of a queue pair.
+    /// Creates the state of a new queue pair.
     pub(crate) fn of_queue_pair(of_process: bool, completes: Completes) -> Self {
         Self {
             completes,
@@ -179,61 +182,61 @@ impl Named for bindings::ib_srq {
 }
 
 impl<T: Named<Notice = InUse>> Place<T> {
-    /// The object's user does something with it. May be called in any context.
+    /// Records that the object's user has used it. May be called in any context.
     pub(crate) fn begin_use(&self) {
         self.entry.notice.in_use.store(true, Relaxed);
     }
 
-    /// Whose the requests of the object are. May be called in any context.
+    /// Returns the identity of the object's requests. May be called in any context.
     pub(crate) fn poster(&self) -> Poster {
         Poster(self.entry.notice.poster.load(Relaxed))
     }
 }
 
 impl Place<bindings::ib_srq> {
-    /// The queue, as requests are posted to it.
+    /// Returns the queue that requests are posted to.
     pub(crate) fn queue(&self) -> WorkQueue<'_> {
         WorkQueue::unordered(self.poster())
     }
 }
 
 impl Place<bindings::ib_qp> {
-    /// The queue of sends.
+    /// Returns the send queue.
     pub(crate) fn send_queue(&self) -> WorkQueue<'_> {
         WorkQueue::ordered(self.poster(), &self.entry.notice.sends)
     }
 
-    /// The queue of receives.
+    /// Returns the receive queue.
     pub(crate) fn recv_queue(&self) -> WorkQueue<'_> {
         WorkQueue::ordered(self.poster(), &self.entry.notice.receives)
     }
 
-    /// The queue pair belongs to a port from now on.
+    /// Records the port of the queue pair.
     pub(crate) fn set_port(&self, port: u32) {
         self.entry.notice.port.store(port, Relaxed);
     }
 
-    /// The queue pair was reset: what had been posted to it is forgotten.
+    /// Records that the queue pair was reset, which drops all posted requests.
     pub(crate) fn reset(&self) {
         self.entry.notice.poster.store(Poster::new().0, Relaxed);
     }
 }
 
 impl<T: Named<Notice = InUse>> Entry<T> {
-    /// Whether the object's user may be told of events.
+    /// Returns whether the object's user may be notified of events.
     pub(crate) fn is_in_use(&self) -> bool {
         self.notice.in_use.load(Relaxed)
     }
 }
 
 impl Entry<bindings::ib_qp> {
-    /// Port of the queue pair, 0 before it has one.
+    /// Returns the port of the queue pair; 0 before it has one.
     pub(crate) fn port(&self) -> u32 {
         self.notice.port.load(Relaxed)
     }
 
-    /// Whether the request that `poster` has posted as the one at `position` completes in `cq`. If
-    /// so, none that was posted before it to the same queue does any more.
+    /// Returns whether the request that `poster` posted at `position` completes in `cq`. If so, no
+    /// request that was posted earlier to the same queue completes any more.
     pub(crate) fn complete(
         &self,
         poster: Poster,

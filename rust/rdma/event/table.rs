@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Places of objects in the tables by which events find them.
+//! Tables by which events find their objects.
 //!
-//! Hardware names objects by numbers, and events race with the objects' end. An object owns its
-//! [`Place`] in a table, and with it its number. Whoever gives up a place waits for the handlers
-//! that run for the object, and none is begun later. Hardware may give a number away as soon as it
-//! has forgotten the object; the next owner waits until the former one is gone, and so cannot be
-//! told what was meant for that.
+//! Hardware refers to objects by number, and events race with the destruction of objects. An object
+//! owns its [`Place`] in a table, and with it its number. Dropping a place waits for running
+//! handlers of the object, and no handler starts afterwards. Hardware may reuse a number as soon as
+//! it has forgotten the object. The new owner of the number therefore waits until the old one is
+//! gone, so it never gets events that were meant for the old one.
 //!
-//! - Completion handlers run in interrupt context, without a lock: what runs is counted.
+//! - Completion handlers run in interrupt context without a lock; running ones are counted.
 //! - Handlers of asynchronous events may sleep. They run under a mutex of their object.
 
 use core::{
@@ -38,7 +38,7 @@ use kernel::{
     }, //
 };
 
-/// An object of C in a table.
+/// A pointer to a C object in a table.
 pub(crate) struct Pointer<T>(pub(crate) NonNull<T>);
 
 impl<T> Clone for Pointer<T> {
@@ -49,57 +49,57 @@ impl<T> Clone for Pointer<T> {
 
 impl<T> Copy for Pointer<T> {}
 
-// SAFETY: The core's objects may be used by any thread; the tables see to it that they live.
+// SAFETY: The core's objects may be used by any thread; the tables make sure that they are alive.
 unsafe impl<T> Send for Pointer<T> {}
 
 // SAFETY: As above.
 unsafe impl<T> Sync for Pointer<T> {}
 
-/// An object that events name.
+/// An object for which there are events.
 pub(crate) trait Named {
-    /// What decides whether a completion event is told.
+    /// Decides whether the object's user is notified of an event.
     type Notice: Send + Sync;
 }
 
-/// How far the life of an object has gone.
+/// Stage in the life of an object.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Phase {
-    /// It is used, or about to be.
+    /// The object is in use, or about to be.
     Alive,
-    /// The hardware is told to forget it, and may give its number away.
+    /// The hardware is being told to forget the object, and may reuse its number.
     Ending,
-    /// No handler runs for it, nor will.
+    /// No handler of the object runs, or will run.
     Ended,
-    /// Its number may be that of another.
+    /// Another object may have the number.
     Gone,
 }
 
-/// What a table has of an object.
+/// A table's record of an object.
 #[pin_data]
 pub(crate) struct Entry<T: Named> {
     pub(super) number: u32,
     pub(super) object: Pointer<T>,
     pub(super) notice: T::Notice,
-    /// Whether events find it no more, though it has its number. Changed under the lock of the
-    /// table.
+    /// Whether events ignore the entry although it is still in the table. Changed under the lock of
+    /// the table.
     pub(super) hidden: Atomic<bool>,
-    /// Completion handlers that run for it. Changed under the lock of the table.
+    /// Number of running completion handlers. Changed under the lock of the table.
     pub(super) running: Atomic<u32>,
     /// Held while a handler of asynchronous events runs.
     #[pin]
     phase: Mutex<Phase>,
-    /// The phase is [`Phase::Gone`].
+    /// Signals that the phase has become [`Phase::Gone`].
     #[pin]
     gone: CondVar,
 }
 
 impl<T: Named> Entry<T> {
-    /// The object, which is there as long as the entry is in its table.
+    /// Returns the object, which exists as long as the entry is in its table.
     pub(crate) fn object(&self) -> NonNull<T> {
         self.object.0
     }
 
-    /// Runs `handler`, which may sleep, unless the object is gone.
+    /// Runs `handler`, which may sleep, unless the object is gone. Returns whether it ran.
     pub(crate) fn with(&self, handler: impl FnOnce(NonNull<T>)) -> bool {
         let phase = self.phase.lock();
         let is_there = matches!(*phase, Phase::Alive | Phase::Ending);
@@ -109,8 +109,8 @@ impl<T: Named> Entry<T> {
         is_there
     }
 
-    /// Waits until an object is gone of which the hardware has given the number away. `EIO` if
-    /// nobody told it to forget the object.
+    /// Waits until an object is gone whose number the hardware has reused. `EIO` if the hardware
+    /// was never told to forget the object.
     fn wait_for_end(&self) -> Result {
         let mut phase = self.phase.lock();
         loop {
@@ -123,7 +123,7 @@ impl<T: Named> Entry<T> {
     }
 }
 
-/// Memory for an object's place in a table, taken before the object is created.
+/// Memory for an object's place in a table, allocated before the object is created.
 pub(crate) struct Room<T: Named> {
     table: Arc<Table<T>>,
     entry: UniqueArc<MaybeUninit<Entry<T>>>,
@@ -139,15 +139,16 @@ impl<T: Named> Room<T> {
         })
     }
 
-    /// Makes the place of `object`, to which the hardware gave `number`. No event finds it before
-    /// it is [listed](Listing::publish).
+    /// Creates the place of `object`, to which the hardware assigned `number`. Events find it only
+    /// after [`Listing::publish`].
     pub(crate) fn assign(
         self,
         number: u32,
         object: NonNull<T>,
         notice: T::Notice,
     ) -> (Place<T>, Listing<T>) {
-        // One for all types, as is the lock class: lockdep knows names by address.
+        // One name for all types, because they share a lock class, which lockdep identifies by the
+        // name's address.
         static PHASE: &CStr = c"rdma::event::Entry::phase";
         static GONE: &CStr = c"rdma::event::Entry::gone";
 
@@ -175,7 +176,7 @@ impl<T: Named> Room<T> {
     }
 }
 
-/// A place that no event finds yet.
+/// A place that events cannot find yet.
 pub(crate) struct Listing<T: Named> {
     table: Arc<Table<T>>,
     number: u32,
@@ -183,11 +184,11 @@ pub(crate) struct Listing<T: Named> {
 }
 
 impl<T: Named> Listing<T> {
-    /// Lets events find the object from now on. Sleeps.
+    /// Makes events find the object from now on. Sleeps.
     ///
-    /// The hardware may have given it the number of an object that is just being destroyed: this
-    /// waits until that is gone, and all events with it. `EIO` if the number is that of an object
-    /// which is not.
+    /// The hardware may have reused the number of an object that is being destroyed: this waits
+    /// until that object and all its events are gone. `EIO` if the number belongs to an object that
+    /// is not being destroyed.
     pub(crate) fn publish(self) -> Result {
         loop {
             let mut tree = self.table.tree.lock();
@@ -201,20 +202,20 @@ impl<T: Named> Listing<T> {
     }
 }
 
-/// An object's place in a table, which it gives up when this is dropped. Whoever drops it waits for
-/// the handlers that run for the object. Sleeps.
+/// An object's place in a table. Dropping it gives up the place, and waits for running handlers of
+/// the object. Sleeps.
 pub(crate) struct Place<T: Named> {
     pub(super) table: Arc<Table<T>>,
     pub(super) entry: Arc<Entry<T>>,
 }
 
 impl<T: Named> Place<T> {
-    /// Number of the object.
+    /// Returns the number of the object.
     pub(crate) fn number(&self) -> u32 {
         self.entry.number
     }
 
-    /// The hardware is going to be told to forget the object.
+    /// Records that the hardware is about to be told to forget the object.
     pub(crate) fn begin_end(&self) {
         *self.entry.phase.lock() = Phase::Ending;
     }
@@ -230,14 +231,14 @@ impl<T: Named> Drop for Place<T> {
         // Waits for the handler of an asynchronous event.
         *self.entry.phase.lock() = Phase::Ended;
 
-        // Only now may another have the number.
+        // Another object may have the number only after this.
         let mut tree = self.table.tree.lock();
         let node = match tree.get(&number) {
             Some(entry) if Arc::ptr_eq(entry, &self.entry) => tree.remove_node(&number),
             _ => None,
         };
         drop(tree);
-        // Freed only here, without the lock.
+        // Freed without holding the lock.
         drop(node);
         *self.entry.phase.lock() = Phase::Gone;
         self.entry.gone.notify_all();
@@ -247,20 +248,21 @@ impl<T: Named> Drop for Place<T> {
 /// The entries of a table.
 pub(super) type Tree<T> = RBTree<u32, Arc<Entry<T>>>;
 
-/// Objects by their numbers.
+/// Objects by number.
 #[pin_data]
 pub(crate) struct Table<T: Named> {
     #[pin]
     pub(super) tree: SpinLockIrq<Tree<T>>,
-    /// The last handler of an entry has returned.
+    /// Signals that the last handler of an entry has returned.
     #[pin]
     pub(super) idle: CondVar,
 }
 
 impl<T: Named> Table<T> {
-    /// An empty table.
+    /// Creates an empty table.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        // One for all types, as is the lock class: lockdep knows names by address.
+        // One name for all types, because they share a lock class, which lockdep identifies by the
+        // name's address.
         static TREE: &CStr = c"rdma::event::Table::tree";
         static IDLE: &CStr = c"rdma::event::Table::idle";
 
@@ -273,22 +275,22 @@ impl<T: Named> Table<T> {
         )
     }
 
-    /// Finds an object. May be called in any context.
+    /// Finds an object by its number. May be called in any context.
     pub(crate) fn find(&self, number: u32) -> Option<Arc<Entry<T>>> {
         let tree = self.tree.lock();
         let entry = tree.get(&number)?;
         (!entry.hidden.load(Relaxed)).then(|| entry.clone())
     }
 
-    /// The first object whose number is not less than that.
+    /// Returns the first object with at least this number.
     fn next(&self, number: u32) -> Option<Arc<Entry<T>>> {
         let tree = self.tree.lock();
         let cursor = tree.cursor_lower_bound(&number)?;
         Some(cursor.current().1.clone())
     }
 
-    /// Calls `f` for each object. The table is not locked meanwhile, so there may be others after
-    /// it, and some may be gone.
+    /// Calls `f` for each object. The table is not locked during the calls, so objects may be added
+    /// and go away in the meantime.
     pub(crate) fn each(&self, f: impl Fn(&Entry<T>)) {
         let mut next = Some(0);
 
@@ -298,7 +300,7 @@ impl<T: Named> Table<T> {
         }
     }
 
-    /// Waits until no completion handler runs for an entry for which none is begun any more.
+    /// Waits until no completion handler of an entry runs. No new one may be started for the entry.
     pub(super) fn wait_for_handlers(
         &self,
         tree: &mut SpinLockIrqGuard<'_, Tree<T>>,

@@ -8,7 +8,7 @@ use crate::testing::prelude::*;
 mod cases {
     use super::*;
 
-    /// Counts the events that reached a handler; the tests of a suite run one after another.
+    /// Counts events that reached a handler. The tests of a suite run one after another.
     static EVENTS: Atomic<u32> = Atomic::new(0);
 
     /// # Safety
@@ -33,7 +33,7 @@ mod cases {
         events
     }
 
-    /// Lets events find `object` by `number` as long as the result exists.
+    /// Makes events find `object` by `number` as long as the result exists.
     fn list<T: Named>(
         room: Room<T>,
         number: u32,
@@ -111,8 +111,8 @@ mod cases {
         Ok(())
     }
 
-    /// Calls `test` with queue 7, which is one of the kernel, and its dispatcher. Nobody was told
-    /// of anything yet.
+    /// Calls `test` with queue 7, a queue of the kernel, and its dispatcher. Its user has not been
+    /// notified of anything yet.
     fn with_kernel_queue(
         test: impl FnOnce(&Dispatcher, &Place<bindings::ib_cq>) -> Result,
     ) -> Result {
@@ -134,11 +134,11 @@ mod cases {
                 dispatcher.complete(0, 7)
             };
 
-            // Nobody asked.
+            // The user has not asked for an event.
             place.add_queue_pair();
             assert!(all_and_one());
             assert_eq!(events(), 0);
-            // He is told once.
+            // The user is notified once.
             place.arm();
             place.arm();
             assert!(all_and_one());
@@ -153,18 +153,18 @@ mod cases {
     #[test]
     fn the_kernel_is_told_while_there_are_queue_pairs() -> Result {
         with_kernel_queue(|dispatcher, place| {
-            // What `ib_alloc_cq` does before the queue can take events.
+            // `ib_alloc_cq` does this before the queue can take events.
             place.arm();
             dispatcher.complete_all();
             assert!(dispatcher.complete(0, 7));
             assert_eq!(events(), 0);
-            // The first queue pair brings what was held back, and no more than that.
+            // The first queue pair releases the event that was held back, but no more.
             place.add_queue_pair();
             assert_eq!(events(), 1);
             place.add_queue_pair();
             assert_eq!(events(), 0);
 
-            // The last of them went, as before `ib_free_cq`.
+            // The last queue pair goes away, as before `ib_free_cq`.
             place.arm();
             place.remove_queue_pair();
             place.remove_queue_pair();
@@ -176,7 +176,8 @@ mod cases {
         })
     }
 
-    /// Has all be told of completions by the dispatcher that is its context, from inside.
+    /// Dispatches completion events to all queues from inside a handler. The context is the
+    /// dispatcher.
     ///
     /// # Safety
     ///
@@ -203,13 +204,13 @@ mod cases {
         events();
         let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
         assert!(dispatcher.complete(0, 7));
-        // Itself, inside itself.
+        // The handler also calls itself.
         assert_eq!(events(), 3);
         drop(place);
         Ok(())
     }
 
-    /// Whether a handler runs that takes its time.
+    /// Whether the slow handler is running.
     static COMPLETION_RUNS: Atomic<bool> = Atomic::new(false);
 
     /// # Safety
@@ -236,7 +237,7 @@ mod cases {
             wait_until(|| COMPLETION_RUNS.load(Relaxed))
         };
 
-        // The last queue pair goes, and with it who may be told.
+        // The last queue pair goes away, so the user can no longer be notified.
         let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
         place.add_queue_pair();
         place.arm();
@@ -312,7 +313,7 @@ mod cases {
         let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
 
         let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
-        // The hardware gives it away, though nobody told it to forget the owner.
+        // The hardware reuses the number although it was not told to forget the owner.
         let refused = list(dispatcher.qp_room()?, 9, new, InUse::new(true));
         assert_eq!(refused.err(), Some(EIO));
         assert_eq!(found(dispatcher, 9), Some(old));
@@ -323,13 +324,13 @@ mod cases {
         Ok(())
     }
 
-    /// What [`a_number_may_come_back_early`] has, for handlers that run meanwhile.
+    /// State of [`a_number_may_come_back_early`], for handlers that run concurrently.
     static HANDLER_RUNS: Atomic<bool> = Atomic::new(false);
 
     static OLD_IS_GONE: Atomic<bool> = Atomic::new(false);
 
-    /// Returns once the number of its queue pair is wanted by another, and says whether the queue
-    /// pair is still there.
+    /// Waits until the number of its queue pair is wanted by another one, and records whether the
+    /// queue pair still exists.
     ///
     /// # Safety
     ///
@@ -357,7 +358,7 @@ mod cases {
         let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
         place.begin_end();
 
-        // Who destroys the queue pair, while an event of it is handled.
+        // Destroys the queue pair while an event of it is being handled.
         let theirs = dispatcher.clone();
         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
             theirs.qp_event(9, QpEvent::Fatal);
@@ -368,9 +369,9 @@ mod cases {
             OLD_IS_GONE.store(true, Relaxed);
         })?;
 
-        // Who makes another one, to which the hardware gives the number.
+        // Creates another queue pair, to which the hardware assigns the number.
         let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
-        // The old one was there until its handler had returned.
+        // The old queue pair existed until its handler had returned.
         assert!(!HANDLER_RUNS.load(Relaxed));
         assert_eq!(found(dispatcher, 9), Some(new));
         assert!(dispatcher.qp_event(9, QpEvent::Fatal));
@@ -402,7 +403,7 @@ mod cases {
             drop(place);
             OLD_IS_GONE.store(true, Relaxed);
         })?;
-        // Whoever destroys it has begun to: events do not find it any more.
+        // Destruction has begun: events no longer find the object.
         wait_until(|| dispatcher.find_qp(9).is_none())?;
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         assert!(!HANDLER_RUNS.load(Relaxed));
@@ -410,7 +411,7 @@ mod cases {
         Ok(())
     }
 
-    /// The queue pair that completions find by that number.
+    /// Returns the queue pair that completions find by that number.
     fn found(dispatcher: &Dispatcher, number: u32) -> Option<NonNull<bindings::ib_qp>> {
         dispatcher.find_qp(number).map(|entry| entry.object())
     }
@@ -448,7 +449,7 @@ mod cases {
 
         let mut cq = boxed::<bindings::ib_cq>()?;
         let (cq, receives) = (&raw mut *cq, Poster::new());
-        // Its receives are those of a shared queue.
+        // Receives come from a shared queue.
         let completes = Completes {
             send_cq: cq,
             recv_cq: cq,
@@ -465,7 +466,7 @@ mod cases {
             length: 104,
         };
         let own = place.poster();
-        // SAFETY: There is room for four completions.
+        // SAFETY: The array has room for four completions.
         let mut out = unsafe { Completions::new(dispatcher, cq, room.as_mut_ptr(), 4) };
         assert_eq!(out.push(request(receives, true, 0), &completion), Ok(()));
         let other = Completion {
@@ -483,25 +484,25 @@ mod cases {
         };
         assert!(out.push(request(receives, false, 1), &send).is_err());
         assert_eq!(out.push(request(own, false, 2), &send), Ok(()));
-        // One that was posted before comes too late.
+        // Earlier requests come too late.
         for late in [1, 2] {
             let back = out.push(request(own, false, late), &send);
             assert_eq!(back, Err(request(own, false, late)));
         }
-        // More than there is room for.
+        // More bytes than the elements can hold.
         let overrun = Completion {
             byte_length: 105,
             ..completion
         };
         assert_eq!(out.push(request(receives, true, 0), &overrun), Ok(()));
-        // A write goes elsewhere.
+        // The data of an RDMA write goes elsewhere.
         let written = Completion {
             opcode: Opcode::ReceiveWriteWithImmediate,
             ..overrun
         };
         assert_eq!(out.push(request(receives, true, 0), &written), Ok(()));
         assert!(out.is_full());
-        // What there is no room for comes back.
+        // A request for whose completion there is no room is returned.
         let back = out.push(request(receives, true, 0), &completion);
         assert_eq!(back, Err(request(receives, true, 0)));
         assert_eq!(out.len(), 4);

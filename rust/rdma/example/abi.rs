@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What processes and the driver say to each other: `include/uapi/rdma/efa-abi.h`, as far as this
-//! driver goes.
+//! The user ABI of the driver: the parts of `include/uapi/rdma/efa-abi.h` that it needs.
 //!
-//! A request refuses what must be zero in it; the abstractions see to all else ([`Request`],
-//! [`Response`]).
+//! A request only has to reject non-zero reserved members; the abstractions check everything else
+//! ([`Request`], [`Response`]).
 
 use kernel::prelude::*;
 use rdma::udata::{
@@ -28,7 +27,7 @@ pub(crate) const QUERY_DEVICE_CAPS_RDMA_READ: u32 = 1 << 0;
 /// `EFA_QP_DRIVER_TYPE_SRD`.
 pub(crate) const QP_DRIVER_TYPE_SRD: u32 = 0;
 
-/// Fails if there is anything in bytes that are reserved.
+/// Returns an error if reserved bytes are not zero.
 fn all_zero(bytes: &[u8]) -> Result {
     match bytes.iter().all(|&byte| byte == 0) {
         true => Ok(()),
@@ -46,8 +45,8 @@ pub(crate) struct AllocContextRequest {
 
 impl Request for AllocContextRequest {
     fn check_reserved(&self) -> Result {
-        // Batches and minimal send queues are what old providers do not know. This driver has
-        // neither, so any provider will do.
+        // These are features that old providers do not know: batches and minimal send queues. This
+        // driver has neither, so it accepts any provider.
         let _ = self.supported_caps;
         all_zero(&self.reserved_20)
     }
@@ -99,7 +98,7 @@ pub(crate) struct CreateCqRequest {
     comp_mask: u32,
     pub(crate) cq_entry_size: u32,
     pub(crate) num_sub_cqs: u16,
-    /// What the queue is to have besides; this driver has none of it.
+    /// Additional properties of the queue; this driver supports none.
     pub(crate) flags: u8,
     reserved_58: [u8; 5],
 }
@@ -135,12 +134,12 @@ impl Response for CreateCqResponse {}
 #[repr(C)]
 pub(crate) struct CreateQpRequest {
     comp_mask: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) rq_ring_size: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) sq_ring_size: u32,
     pub(crate) driver_qp_type: u32,
-    /// What the queue pair is to do besides; this driver does none of it.
+    /// Additional properties of the queue pair; this driver supports none.
     pub(crate) flags: u16,
     /// Service level.
     pub(crate) sl: u8,
@@ -192,14 +191,14 @@ pub(crate) struct QueryDeviceResponse {
 
 impl Response for QueryDeviceResponse {}
 
-/// An identifier of an interconnect, as the method of memory regions answers.
+/// Identifier of an interconnect, in the response of the method on memory regions.
 #[derive(Default, Immutable, IntoBytes)]
 #[repr(transparent)]
 pub(crate) struct InterconnectId(pub(crate) u16);
 
 impl Response for InterconnectId {}
 
-/// Which identifiers are valid.
+/// Mask of the identifiers that are valid.
 #[derive(Default, Immutable, IntoBytes)]
 #[repr(transparent)]
 pub(crate) struct Validity(pub(crate) u16);

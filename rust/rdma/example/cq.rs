@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion queues, which processes poll by themselves.
+//! Completion queues, which processes poll directly.
 
 use kernel::{
     prelude::*,
@@ -28,20 +28,20 @@ use crate::{
     MAX_ENTRIES, //
 };
 
-/// Sizes of a completion, in bytes: the second has the GID of the sender.
+/// Sizes of a completion in bytes. The second one includes the GID of the sender.
 const ENTRY_SIZES: [u32; 2] = [16, 32];
 
 /// A completion queue.
 pub(crate) struct Queue {
-    // Fields are dropped in declaration order: the device lets go of the ring first.
+    // Fields are dropped in declaration order: the device stops using the ring first.
     object: Object,
-    /// How the process maps the ring.
+    /// Lets the process map the ring.
     _mapped: Mapped,
     _ring: Arc<UserPages>,
 }
 
 impl Queue {
-    /// The number by which the device knows the queue.
+    /// Returns the number of the queue in the device.
     pub(crate) fn index(&self) -> u16 {
         self.object.number
     }
@@ -74,7 +74,7 @@ impl CompletionQueue for Queue {
         let length = (entries * request.cq_entry_size) as usize;
         let ring = Arc::new(UserPages::new(call, length)?, GFP_KERNEL)?;
         let mapped = user.context.map_pages(&ring)?;
-        // The command would have the pages of the ring, by their DMA addresses.
+        // A real command would carry the DMA addresses of the pages of the ring.
         let object = Object::create(call)?;
 
         Ok(NewCq {

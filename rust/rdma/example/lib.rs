@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An example of a driver: a skeleton of one for EFA, the Elastic Fabric Adapter.
+//! An example driver: the skeleton of a driver for EFA, the Elastic Fabric Adapter.
 //!
-//! EFA is unlike the devices for which most verbs were made, so it shows what a driver may leave
-//! out, and add (`include/uapi/rdma/efa-abi.h`; the driver in C is `drivers/infiniband/hw/efa`):
+//! EFA differs from the devices for which most verbs were designed, so it shows what a driver can
+//! omit and add (`include/uapi/rdma/efa-abi.h`; the C driver is `drivers/infiniband/hw/efa`):
 //!
-//! - Only processes use it: there are no verbs for the kernel ([`Processes`]).
+//! - Only processes use it; there are no verbs for the kernel ([`Processes`]).
 //! - It has no shared receive queues and no memory windows.
-//! - Besides unreliable datagrams it has a type of queue pairs of its own: scalable reliable
+//! - In addition to unreliable datagrams it has its own type of queue pair: scalable reliable
 //!   datagrams (SRD).
-//! - Its port is neither of InfiniBand nor of RoCE.
-//! - Processes call a method of its own for memory regions.
+//! - Its port is neither InfiniBand nor RoCE.
+//! - It adds a method on memory regions that processes can call.
 //!
-//! What is here is all that the core and processes see. What is missing is the device: where a
+//! The example has everything that the core and processes see. Only the device is missing: where a
 //! driver would send a command, [`Object`] takes the next number.
 
 #![deny(unsafe_code)]
@@ -73,17 +73,17 @@ use rdma::{
     User, //
 };
 
-/// Prefix of messages in the kernel log. A module has it from `module!`.
+/// Prefix of messages in the kernel log. In a module, `module!` defines it.
 const __LOG_PREFIX: &[u8] = b"rdma_example\0";
 
-/// The module of the driver. This example is none; a module has it from `module!`.
+/// The module of the driver. This example is not a module; in a module, `module!` defines this.
 struct LocalModule;
 
 impl kernel::ModuleMetadata for LocalModule {
     const NAME: &'static kernel::str::CStr = c"rdma_example";
 
     #[allow(unsafe_code)]
-    // SAFETY: What is in the kernel itself has none.
+    // SAFETY: Code that is built into the kernel has no `struct module`; its pointer is null.
     const THIS_MODULE: kernel::ThisModule =
         unsafe { kernel::ThisModule::from_ptr(core::ptr::null_mut()) };
 }
@@ -91,20 +91,20 @@ impl kernel::ModuleMetadata for LocalModule {
 /// The driver.
 struct Efa;
 
-/// What every verb gets.
+/// The context of every verb.
 type Call<'a> = rdma::Call<'a, Efa>;
 
-/// What the driver keeps for a device, as long as that is registered.
+/// The driver's data for a device while the device is registered.
 struct Data {
     admin: Arc<Admin>,
     /// Address of the device, which is its only GID.
     address: Gid,
 }
 
-/// Stands for the queue of commands to the device.
+/// Stand-in for the device's command queue.
 struct Admin {
     next: Atomic<u32>,
-    /// How many objects the device has.
+    /// Number of objects that exist in the device.
     objects: Atomic<u32>,
 }
 
@@ -118,8 +118,8 @@ impl Admin {
     }
 }
 
-/// An object of the device, which forgets it when this is dropped at the latest: then a verb that
-/// fails half way leaves nothing behind.
+/// An object of the device. Dropping it removes it from the device at the latest, so a verb that
+/// fails halfway leaves nothing behind.
 struct Object {
     admin: Arc<Admin>,
     number: u16,
@@ -127,7 +127,7 @@ struct Object {
 }
 
 impl Object {
-    /// Has the device create an object, which gets a number from that.
+    /// Creates an object in the device, which assigns its number.
     fn create(call: &Call<'_>) -> Result<Self> {
         let admin = call.data().admin.clone();
         let number = u16::try_from(admin.next.fetch_add(1, Relaxed))?;
@@ -139,7 +139,7 @@ impl Object {
         })
     }
 
-    /// Has the device forget the object.
+    /// Removes the object from the device.
     fn destroy(&self) {
         if self.exists.xchg(false, Relaxed) {
             self.admin.objects.fetch_sub(1, Relaxed);
@@ -281,13 +281,13 @@ impl Operations for Efa {
     }
 
     fn port_counters(_call: &Call<'_>, _port: Port, values: &mut [u64]) -> Result {
-        // The device would count.
+        // A real device would count.
         values.fill(0);
         Ok(())
     }
 }
 
-/// A context of a process: the device has a page of doorbells for it.
+/// A context of a process, for which the device has a doorbell page.
 struct Context(Object);
 
 #[vtable]
@@ -339,7 +339,7 @@ impl ProtectionDomain for Domain {
     }
 }
 
-/// An address handle, which the device knows. The device is told by a command, which sleeps.
+/// An address handle that the device knows, by a command that sleeps.
 struct Handle(Object);
 
 #[vtable]
@@ -357,7 +357,7 @@ impl AddressHandle for Handle {
         if context == ah::Context::Atomic {
             return Err(EOPNOTSUPP);
         }
-        // The command would have the GID of the destination.
+        // A real command would carry the GID of the destination.
         let object = Object::create(call)?;
         let response = abi::CreateAhResponse {
             address_handle: object.number,

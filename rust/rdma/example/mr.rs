@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory regions, and the method by which processes learn how they are reached.
+//! Memory regions, and the method by which processes query how a region is reached.
 
 use kernel::prelude::*;
 use rdma::{
@@ -35,7 +35,7 @@ use crate::{
 
 /// A memory region.
 pub(crate) struct Region {
-    // Fields are dropped in declaration order: the device lets go of the memory first.
+    // Fields are dropped in declaration order: the device stops using the memory first.
     object: Object,
     _memory: Umem,
 }
@@ -53,8 +53,8 @@ impl MemoryRegion for Region {
         access: AccessFlags,
         _user: User<'_, Efa, ()>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
-        // Peers read; a device that they may write says so. Who wants an order of writes has it.
-        // Regions on demand do not get here, for there is no pager.
+        // Peers may read. A device that lets them write says so in its capabilities. Writes are
+        // always ordered. Without a pager, on-demand regions do not get here.
         let known =
             Access::LocalWrite | Access::RemoteRead | Access::RelaxedOrdering | Access::OnDemand;
         if access.bits() & !known.bits() != 0 {
@@ -62,7 +62,7 @@ impl MemoryRegion for Region {
         }
         let length = usize::try_from(range.length)?;
         let memory = Umem::get(call, range.start, length, access)?;
-        // The command would have the domain, the pages of the memory, and its address for
+        // A real command would carry the domain, the pages of the memory, and its address for
         // requests.
         let _ = pd.0.number;
         let object = Object::create(call)?;
@@ -85,7 +85,7 @@ impl MemoryRegion for Region {
     }
 }
 
-/// Method `EFA_IB_METHOD_MR_QUERY`: by which interconnects of the device a region is reached.
+/// Method `EFA_IB_METHOD_MR_QUERY`, which returns the device's interconnects to a region.
 pub(crate) struct Query;
 
 impl Query {
@@ -113,7 +113,7 @@ impl Method for Query {
         attributes
             .named::<Mr<Region>>(&Self::HANDLE)?
             .ok_or(EINVAL)?;
-        // A device without interconnects has no identifiers to tell.
+        // A device without interconnects has no identifiers to report.
         attributes.put(&Self::VALIDITY, &abi::Validity(0))?;
         for attribute in [Self::RECEIVE, Self::READ, Self::RECEIVE_READ] {
             attributes.put(&attribute, &abi::InterconnectId(0))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queue pairs: unreliable datagrams, and EFA's own scalable reliable datagrams.
+//! Queue pairs: unreliable datagrams, and EFA's scalable reliable datagrams.
 
 use kernel::{
     new_mutex,
@@ -46,11 +46,11 @@ use crate::{
     MAX_INLINE, //
 };
 
-/// EFA's own types of queue pairs.
+/// EFA's own queue pair types.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EfaType {
-    /// Scalable reliable datagrams: each send names its destination, arrives once, and in any
-    /// order.
+    /// Scalable reliable datagrams: each send has its own destination, and is delivered exactly
+    /// once, but in any order.
     Srd,
 }
 
@@ -63,7 +63,7 @@ impl DriverType<abi::CreateQpRequest> for EfaType {
     }
 }
 
-/// Attributes that the device knows.
+/// Returns whether the device supports all these attributes.
 fn is_known(mask: AttributeMask) -> bool {
     let known = Attribute::State
         | Attribute::CurrentState
@@ -76,8 +76,8 @@ fn is_known(mask: AttributeMask) -> bool {
     mask.bits() & !known.bits() == 0
 }
 
-/// Whether a queue pair of type SRD may go from one state to another when these attributes are
-/// given: as one of unreliable datagrams, but that it may be told how often to retry.
+/// Returns whether an SRD queue pair may make this state transition with these attributes. The
+/// rules are those for unreliable datagrams, except that the RNR retry count may be set as well.
 fn srd_modify_is_ok(from: State, to: State, mask: AttributeMask) -> bool {
     let retry = AttributeMask::from(Attribute::RnrRetry);
     let ud = match (from, to) {
@@ -90,22 +90,22 @@ fn srd_modify_is_ok(from: State, to: State, mask: AttributeMask) -> bool {
 /// A queue pair.
 #[pin_data]
 pub(crate) struct Pair {
-    // Fields are dropped in declaration order: the device lets go of the ring first.
+    // Fields are dropped in declaration order: the device stops using the ring first.
     object: Object,
-    /// How the process maps the ring of receives, if there is one.
+    /// Lets the process map the receive ring, if there is one.
     _mapped: Option<Mapped>,
-    /// The ring of receives. That of sends is in the memory of the device.
+    /// The receive ring. The send ring is in device memory.
     _ring: Option<Arc<UserPages>>,
     service: Service<EfaType>,
     capabilities: QpCap,
     signal_all: bool,
-    /// Held while the state changes.
+    /// Held during state changes.
     #[pin]
     attributes: Mutex<QpAttr<ah::Unspecified>>,
 }
 
 impl Pair {
-    /// What type it is of.
+    /// Returns the type of the queue pair.
     pub(crate) fn service(&self) -> Service<EfaType> {
         self.service
     }
@@ -155,8 +155,8 @@ impl QueuePair for Pair {
             response.rq_mmap_size = pages.len() as u64;
             (mapped, ring) = (Some(key), Some(pages));
         }
-        // A process maps doorbells and the ring of sends, which are in BARs, by
-        // `Ucontext::map_device`.
+        // A real driver would let the process map doorbells and the send ring, which are in BARs,
+        // with `Ucontext::map_device`.
         let service = attributes.service;
         let signal_all = attributes.signal_all;
         let object = Object::create(call)?;
@@ -204,7 +204,7 @@ impl QueuePair for Pair {
         if from != now.state || !is_ok {
             return Err(EINVAL);
         }
-        // The command would have what changes.
+        // A real command would carry the changes.
         now.state = to;
         if mask.contains(Attribute::Qkey) {
             now.qkey = attributes.qkey;

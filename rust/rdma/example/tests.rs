@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of what the core and processes see of the example.
+//! Tests of the parts of the example that the core and processes see.
 
 use core::ptr::null_mut;
 
@@ -62,16 +62,16 @@ const PROPERTIES: Properties = Properties {
     local_dma_key: None,
 };
 
-/// The C structure of a device.
+/// Returns the C structure of a device.
 fn raw(device: &Device<Efa>) -> *mut bindings::ib_device {
     let generic: &device::Device = device.as_ref();
     let generic = bindings::compat::device_as_raw(generic);
     let offset = core::mem::offset_of!(bindings::ib_device, __bindgen_anon_1);
-    // SAFETY: The generic device is a part of that of RDMA.
+    // SAFETY: The generic device is part of the RDMA device.
     unsafe { generic.byte_sub(offset).cast() }
 }
 
-/// Calls `test` with a device that is registered, and checks that nothing is left of it.
+/// Calls `test` with a registered device, and checks that the test leaves no objects behind.
 fn with_device(test: impl FnOnce(*mut bindings::ib_device) -> Result) -> Result {
     let dma_device = DmaDevice::new()?;
     let parent = dma_device.device();
@@ -81,7 +81,7 @@ fn with_device(test: impl FnOnce(*mut bindings::ib_device) -> Result) -> Result 
         address: ADDRESS,
     };
     let device = UnregisteredDevice::<Efa>::new(&PROPERTIES, Objects::new(2)?)?;
-    // SAFETY: It is dropped below.
+    // SAFETY: The registration is dropped below.
     let registration = unsafe { Registration::new(device, c"rdma-efa%d", parent, data) }?;
     let result = test(raw(registration.device()));
     drop(registration);
@@ -91,18 +91,18 @@ fn with_device(test: impl FnOnce(*mut bindings::ib_device) -> Result) -> Result 
     }
 }
 
-/// Calls a verb by the table of the device, as the core does.
+/// Calls a verb through the device's operations table, as the core does.
 macro_rules! verb {
     ($device:expr, $verb:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: The device is registered.
         let verb = unsafe { (*$device).ops.$verb }.ok_or(EOPNOTSUPP)?;
-        // SAFETY: The arguments are those of the verb: objects are of the device and constructed,
-        // or, if the verb makes them, as the core allocates them.
+        // SAFETY: The arguments fit the verb. Objects belong to the device and are constructed, or,
+        // if the verb creates them, they are as the core allocates them.
         unsafe { verb($($argument),*) }
     }};
 }
 
-/// A process that opened the device, and has a protection domain.
+/// A process that has the device open, with a protection domain.
 struct Process {
     device: *mut bindings::ib_device,
     memory: ProcessMemory,
@@ -114,7 +114,7 @@ struct Process {
 impl Process {
     fn new(device: *mut bindings::ib_device) -> Result<Self> {
         let memory = ProcessMemory::new(2)?;
-        // SAFETY: The device is registered; both structures are ours alone, with room for all.
+        // SAFETY: The device is registered. The structures are not shared, and have the full size.
         let (mut context, mut pd, file) = unsafe {
             let ops = &(*device).ops;
             let mut context = Memory::<bindings::ib_ucontext>::new(ops.size_ib_ucontext)?;
@@ -140,7 +140,8 @@ impl Process {
         })
     }
 
-    /// A call with a request of 32-bit words, which is answered where it stands, in so many bytes.
+    /// Creates a call with a request of 32-bit words. The response overwrites it and has `length`
+    /// bytes.
     fn call(&mut self, request: &[u32], length: usize) -> Result<UserCall> {
         let mut writer = self.memory.user(length).writer();
         for index in 0..length / 4 {
@@ -149,9 +150,9 @@ impl Process {
         UserCall::new(&self.memory, length, self.context.as_raw())
     }
 
-    /// Makes a completion queue of 20 entries of 32 bytes, and returns where it is mapped.
+    /// Creates a completion queue of 20 entries of 32 bytes, and returns its `mmap` offset.
     fn queue(&mut self) -> Result<(Memory<bindings::ib_cq>, u64)> {
-        // SAFETY: The device is registered; the structure is ours alone.
+        // SAFETY: The device is registered, and the structure is not shared.
         let mut cq = unsafe {
             let mut cq = Memory::<bindings::ib_cq>::new((*self.device).ops.size_ib_cq)?;
             (*cq.as_raw()).device = self.device;
@@ -179,7 +180,7 @@ impl Process {
         to_result(verb!(self.device, destroy_cq(raw, call.udata())))
     }
 
-    /// Makes a queue pair, which completes in `cq`.
+    /// Creates a queue pair that completes in `cq`.
     fn queue_pair(
         &mut self,
         cq: &mut Memory<bindings::ib_cq>,
@@ -191,7 +192,8 @@ impl Process {
         init.send_cq = cq.as_raw();
         init.recv_cq = cq.as_raw();
         init.cap.max_send_wr = 4;
-        // SAFETY: The device is registered; the structure is ours alone, and as the core leaves it.
+        // SAFETY: The device is registered. The structure is not shared, and is as the core leaves
+        // it.
         let mut qp = unsafe {
             let mut qp = Memory::<bindings::ib_qp>::new((*self.device).ops.size_ib_qp)?;
             let raw = qp.as_raw();
@@ -291,7 +293,8 @@ mod cases {
                 port_num: 1,
                 ..Default::default()
             };
-            // SAFETY: The domain is constructed; the core looks whether the device can do it first.
+            // SAFETY: The domain is constructed. The core first checks whether the device has the
+            // verb.
             let (ah, mr) = unsafe {
                 (
                     from_err_ptr(bindings::rdma_create_ah(pd, &mut path, 0)),
@@ -350,7 +353,7 @@ mod cases {
     fn the_kernel_is_not_among_the_users() -> Result {
         with_device(|device| {
             let mut process = Process::new(device)?;
-            // SAFETY: The device is registered; both structures are ours alone.
+            // SAFETY: The device is registered, and the structures are not shared.
             let (mut pd, mut ah) = unsafe {
                 let ops = &(*device).ops;
                 let mut pd = Memory::<bindings::ib_pd>::new(ops.size_ib_pd)?;
@@ -401,7 +404,7 @@ mod cases {
         with_device(|device| {
             let mut gid = bindings::ib_gid::default();
             let mut attributes = bindings::ib_port_attr::default();
-            // SAFETY: The device is registered, and there is room.
+            // SAFETY: The device is registered, and `gid` is writable.
             let layer = unsafe {
                 to_result(bindings::rdma_query_gid(device, 1, 0, &mut gid))?;
                 to_result(bindings::ib_query_port(device, 1, &mut attributes))?;
@@ -430,7 +433,7 @@ mod cases {
                 (UD, Service::Standard(Type::UnreliableDatagram)),
             ] {
                 let mut qp = process.queue_pair(&mut cq, ty, 0)?;
-                // SAFETY: It is constructed.
+                // SAFETY: The queue pair is constructed.
                 let service = unsafe { rdma::testing::qp_data::<Pair>(qp.as_raw()) }.service();
                 assert_eq!(service, expected);
                 process.destroy_queue_pair(qp)?;
@@ -454,7 +457,8 @@ mod cases {
                 bindings::ib_qp_state_IB_QPS_RTR,
                 bindings::ib_qp_state_IB_QPS_RTS,
             ];
-            // What each transition needs: state, and P_Key index, port and Q_Key; a PSN.
+            // The attributes that each transition requires: state, P_Key index, port and Q_Key; a
+            // PSN.
             let masks: [c_int; 3] = [1 | 1 << 4 | 1 << 5 | 1 << 6, 1, 1 | 1 << 16];
             let retry: c_int = 1 << 11;
             for (ty, may_retry) in [
@@ -494,13 +498,13 @@ mod cases {
         with_device(|device| {
             let mut process = Process::new(device)?;
             let (cq, key) = process.queue()?;
-            // 20 entries are 32, of 32 bytes.
+            // 20 entries are rounded up to 32, of 32 bytes each.
             let ring = process.file.map(1, key)?;
             ring.write(5)?;
             assert_eq!(process.file.map(2, key).err(), Some(EINVAL));
             process.destroy_queue(cq)?;
             assert_eq!(process.file.map(1, key).err(), Some(EINVAL));
-            // What is mapped stays.
+            // The mapping remains.
             assert_eq!(ring.read()?, 5);
 
             let (cq, again) = process.queue()?;
@@ -524,7 +528,7 @@ mod cases {
                 reg_user_mr(pd, start, 100, start, read, null_mut(), call.udata())
             ))?;
 
-            // SAFETY: The device is registered; the table is that of the driver, with one method.
+            // SAFETY: The device is registered. The table is the driver's, and has one method.
             let (id, handler) = unsafe {
                 let tree = (*(*device).driver_def).__bindgen_anon_2.chain_obj_tree;
                 let methods = (*tree).methods.cast::<*const bindings::uverbs_method_def>();
@@ -537,7 +541,7 @@ mod cases {
             };
             let mut call = process.call(&[], 0)?;
             let bundle = call.attributes();
-            // SAFETY: A call of the method, of a process that has the device open.
+            // SAFETY: A call of the method from a process that has the device open.
             let without = process.file.call(|| unsafe { handler(bundle) });
             assert_eq!(to_result(without), Err(EINVAL));
             call.set_object(1 << 12, &mut handle);

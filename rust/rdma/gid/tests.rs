@@ -25,7 +25,7 @@ mod cases {
             (entry.gid(), entry.kind()),
             (Gid(bytes), Ok(gid::Type::RoceV2))
         );
-        // Its network device is gone.
+        // The network device of the GID is gone.
         assert_eq!(entry.link_layer(), Err(ENODEV));
 
         raw.gid_type = bindings::ib_gid_type_IB_GID_TYPE_ROCE;

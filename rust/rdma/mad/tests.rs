@@ -12,7 +12,7 @@ mod cases {
         LENGTH, //
     };
 
-    /// What the driver's answer is to a datagram whose first byte says what becomes of it.
+    /// Processes a datagram. Its first byte tells the driver the outcome.
     fn process(
         device: &Device<TestDriver>,
         flags: u32,
@@ -52,7 +52,7 @@ mod cases {
             assert_eq!(log.asked(), Some(Asked::Mad(Port::FIRST, None, false)));
             let (result, answer) = process(device, 0, 1, None, 1, LENGTH)?;
             assert_eq!((result, answer), (consumed, [0xee; LENGTH]));
-            // The answer has nothing of what was in its place.
+            // No byte of the buffer's old contents remains in the answer.
             let (result, answer) = process(device, 0, 1, None, 2, LENGTH + 8)?;
             let mut expected = [0; LENGTH];
             expected[LENGTH - 1] = 7;
@@ -98,11 +98,11 @@ mod cases {
     fn what_cannot_be_answered_fails() -> Result {
         with_device(|device, log| {
             log.asked();
-            // There is no such port, and no room for an answer.
+            // There is no such port, or not enough room for the answer.
             assert_eq!(process(device, 0, 3, None, 2, LENGTH)?.0, 0);
             assert_eq!(process(device, 0, 1, None, 2, LENGTH - 1)?.0, 0);
             assert_eq!(log.asked(), None);
-            // The driver says so.
+            // The driver fails.
             let (result, answer) = process(device, 0, 1, None, 3, LENGTH)?;
             assert_eq!((result, answer), (0, [0xee; LENGTH]));
             Ok(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of the kernel that processes map and the device accesses at the same time.
+//! Kernel memory that processes map and that the device accesses at the same time.
 
 use core::sync::atomic::AtomicU32;
 
@@ -28,11 +28,11 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// What is written to the pages is seen at the other side without being asked for. A device for
-/// which that is not so gets none.
+/// Writes must become visible to the other side without explicit synchronisation. Allocation fails
+/// for devices where this is not the case.
 const ATTRIBUTES: c_ulong = bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
 
-/// A page, and how the device addresses it.
+/// A page and its DMA address.
 struct Mapped {
     page: Page,
     dma: DmaAddress,
@@ -41,13 +41,13 @@ struct Mapped {
 /// Zeroed pages, mapped for DMA, that a context lets its processes map
 /// ([`Mappings::insert_pages`](crate::mmap::Mappings::insert_pages)).
 ///
-/// Unlike a [`Umem`](crate::Umem) it is no process's: all that share a context share it, whichever
-/// of them ends first. A mapping keeps the pages for itself, so what was written last can be read
-/// when context and device are gone.
+/// Unlike a [`Umem`](crate::Umem) it does not belong to a process. All processes that share a
+/// context share it, whichever of them ends first. Each mapping holds references to the pages, so
+/// the last contents can be read even after context and device are gone.
 ///
-/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later
-/// stays mapped for ever. The device must have let go of the memory before this is dropped, as for
-/// [`Coherent`](kernel::dma::Coherent).
+/// Keep it in an RDMA object, which goes away before the device does: if it is dropped later, the
+/// pages stay mapped for DMA forever. The device must have stopped using the memory before this is
+/// dropped, as for [`Coherent`](kernel::dma::Coherent).
 ///
 /// # Invariants
 ///
@@ -58,14 +58,14 @@ pub struct UserPages {
 }
 
 impl UserPages {
-    /// Allocates at least `length` bytes, at the expense of the calling process. `ESRCH` if no
-    /// process called the verb.
+    /// Allocates at least `length` bytes, charged to the calling process. `ESRCH` if no process
+    /// called the verb.
     pub fn new<T: Operations>(call: &Call<'_, T>, length: usize) -> Result<Self> {
         call.check_process()?;
         Self::of(call.mapper(), length)
     }
 
-    /// Allocates at least `length` bytes for the device of `mapper`; `ENODEV` if that is not
+    /// Allocates at least `length` bytes for the device of `mapper`; `ENODEV` if the device is not
     /// registered any more.
     pub(crate) fn of(mapper: &Arc<Mapper>, length: usize) -> Result<Self> {
         let _registered = mapper.enter().ok_or(ENODEV)?;
@@ -90,28 +90,28 @@ impl UserPages {
                     ATTRIBUTES,
                 )
             };
-            // SAFETY: The device is bound, and this is what it said of the mapping.
+            // SAFETY: The device is bound, and `dma` is the result of mapping the page.
             to_result(unsafe { bindings::dma_mapping_error(mapper.dma_device(), dma) })?;
-            // INVARIANT: Just mapped. There is room, so the mapping is not lost.
+            // INVARIANT: Just mapped. There is room, so this cannot fail and lose the mapping.
             this.pages.push(Mapped { page, dma }, GFP_KERNEL)?;
         }
         Ok(this)
     }
 
-    /// Bytes of the memory: whole pages.
+    /// Returns the length of the memory in bytes, a multiple of the page size.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.pages.len() * PAGE_SIZE
     }
 
-    /// The pages of [`PAGE_SIZE`] bytes, as the device addresses them.
+    /// Returns the DMA addresses of the pages, which have [`PAGE_SIZE`] bytes each.
     pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
         self.pages.iter().map(|mapped| mapped.dma)
     }
 
-    /// Calls `f` with the word at `offset`, which processes and the device may change meanwhile.
+    /// Calls `f` with the word at `offset`, which processes and the device may change concurrently.
     ///
-    /// `EINVAL` if that is beyond the end or not aligned. `f` must not sleep.
+    /// Returns `EINVAL` if the offset is beyond the end or not aligned. `f` must not sleep.
     pub fn with_u32<R>(&self, offset: usize, f: impl FnOnce(&AtomicU32) -> R) -> Result<R> {
         let page = self.pages.get(offset / PAGE_SIZE).ok_or(EINVAL)?;
         if offset % align_of::<AtomicU32>() != 0 {
@@ -119,8 +119,8 @@ impl UserPages {
         }
         // SAFETY: A page of ours, which is unmapped below.
         let address = unsafe { bindings::kmap_local_page(page.page.as_ptr()) };
-        // SAFETY: The word is in the page, aligned, initialised with zeroes, and accessed by
-        // atomics only, or by others who count as such.
+        // SAFETY: The word is in the page, aligned and initialised with zeroes. It is accessed only
+        // by atomics, or by processes and the device, whose accesses count as atomic.
         let result = f(unsafe {
             &*address
                 .cast::<u8>()
@@ -136,11 +136,11 @@ impl UserPages {
     ///
     /// # Safety
     ///
-    /// `vma` must be an area that is being set up by `mmap` and as long as the memory.
+    /// `vma` must be an area that `mmap` is setting up, and as long as the memory.
     pub(crate) unsafe fn map(&self, vma: *mut bindings::vm_area_struct) -> Result {
-        // SAFETY: Nobody else has the area yet.
+        // SAFETY: The area is not visible to others yet.
         let vma = unsafe { VmaNew::from_raw(vma) };
-        // Beyond its end there is nothing.
+        // There is nothing to map beyond the end.
         vma.set_dontexpand();
         let mixed = vma.set_mixedmap();
         for (i, mapped) in self.pages.iter().enumerate() {
@@ -157,8 +157,8 @@ impl Drop for UserPages {
             return;
         };
         for mapped in &self.pages {
-            // SAFETY: Mapped for this device, by the type invariant, which is bound meanwhile, and
-            // only unmapped here.
+            // SAFETY: By the type invariant the page is mapped for this device, and it is unmapped
+            // only here. The guard keeps the device bound.
             unsafe {
                 bindings::dma_unmap_page_attrs(
                     self.mapper.dma_device(),
@@ -175,5 +175,5 @@ impl Drop for UserPages {
 // SAFETY: The pages may be freed and unmapped from any thread.
 unsafe impl Send for UserPages {}
 
-// SAFETY: Through a shared reference the memory is accessed by atomics only.
+// SAFETY: Through a shared reference the memory is accessed only by atomics.
 unsafe impl Sync for UserPages {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of what processes map.
+//! Tests of memory that processes map.
 
 use crate::testing::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::testing::prelude::*;
 mod cases {
     use super::*;
 
-    /// A process that may map memory, and where.
+    /// Creates a process that may map memory, and returns the offsets.
     fn open(device: &Device<TestDriver>) -> Result<(Process, Offsets)> {
         let process = Process::open(device, MAPPABLE, true)?;
         let offsets = Offsets::from_response(process.memory.read()?);
@@ -85,7 +85,7 @@ mod cases {
             let (process, offsets) = open(device)?;
             let memory = process.file.map(SHARED_PAGES, offsets.shared)?;
             process.end(device)?;
-            // Nobody else has them but those who map them.
+            // Only the mappings still hold references to the pages.
             let shared = Arc::into_unique_or_drop(log.take_shared()?).ok_or(EBUSY)?;
             shared.with_u32(PAGE_SIZE, |word| word.store(u32::MAX, SeqCst))?;
             drop(shared);
@@ -100,17 +100,17 @@ mod cases {
 mod device_memory {
     use super::super::*;
 
-    /// A resource, as some of the kernel's own are.
+    /// Wraps a C resource.
     fn resource(raw: &mut bindings::resource) -> &Resource {
-        // SAFETY: It is valid.
+        // SAFETY: The resource is valid.
         unsafe { crate::compat::resource_from_raw(raw) }
     }
 
-    /// Some RAM.
+    /// Returns a resource that is RAM.
     fn ram() -> Result<bindings::resource> {
         const RAM: c_ulong = bindings::IORESOURCE_SYSTEM_RAM as c_ulong;
 
-        // SAFETY: What the kernel knows of RAM stays as it is while nobody unplugs it.
+        // SAFETY: The kernel's list of RAM does not change while no memory is unplugged.
         let mut next = unsafe { bindings::iomem_resource.child };
         // SAFETY: As above.
         while let Some(found) = unsafe { next.as_ref() } {
@@ -132,7 +132,7 @@ mod device_memory {
         let mut ram = ram()?;
         let ram = resource(&mut ram);
         assert_eq!(DeviceMemory::new(ram, 0, PAGE_SIZE), Err(EINVAL));
-        // Nor is a piece of it, behind what is none.
+        // A range that starts in RAM and extends beyond it is rejected, too.
         let mut beyond = bindings::resource {
             start: ram.start() + ram.size() / PAGE_SIZE as u64 * PAGE_SIZE as u64
                 - PAGE_SIZE as PhysAddr,
@@ -147,7 +147,7 @@ mod device_memory {
 
     #[test]
     fn device_memory_is_whole_pages_of_a_resource() -> Result {
-        // Beyond all that is there.
+        // Above all existing addresses.
         const START: PhysAddr = 1 << 50;
         const PAGE: u64 = PAGE_SIZE as u64;
 

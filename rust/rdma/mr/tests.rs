@@ -8,13 +8,13 @@ use crate::testing::prelude::*;
 mod cases {
     use super::*;
 
-    /// The keys of a region, and the number of the driver's object.
+    /// Returns the keys of a region, and the number of the driver's object.
     ///
     /// # Safety
     ///
     /// `mr` must be a region of the driver.
     unsafe fn region(mr: *mut bindings::ib_mr) -> ((u32, u32), u32) {
-        // SAFETY: By contract.
+        // SAFETY: Guaranteed by the caller.
         unsafe {
             let this = &*mr.cast::<Mr<Object>>();
             (((*mr).lkey, (*mr).rkey), this.number)
@@ -49,7 +49,7 @@ mod cases {
             };
             assert_eq!(log.asked(), Some(Asked::Region(range, access, 10)));
             assert_eq!(process.memory.read()?, !10);
-            // SAFETY: Just made.
+            // SAFETY: The region was just created.
             let (both, number) = unsafe { region(mr) };
             assert_eq!(both, keys(number));
             // SAFETY: As above.
@@ -69,7 +69,7 @@ mod cases {
         })
     }
 
-    /// Changes a region in each way.
+    /// Changes a region in each possible way.
     fn change(
         device: &Device<TestDriver>,
         process: &mut Process,
@@ -107,7 +107,7 @@ mod cases {
                 access: has(ACCESS).then_some(Access::RemoteWrite.into()),
                 pd: has(PD).then_some(other.number()),
             };
-            // SAFETY: It still exists.
+            // SAFETY: The region still exists.
             let (both, number) = unsafe { region(mr) };
             if !result.is_null() || log.asked() != Some(expected) || both != keys(number + 1000) {
                 pr_err!("change {}: keys {:?} of region {}\n", flags, both, number);
@@ -176,7 +176,7 @@ mod cases {
             .into_iter()
             .enumerate()
             {
-                // CAST: Small constants, which are those of the user ABI.
+                // CAST: Small constants, with the values of the user ABI.
                 advise(i as u32, 0, 1)?;
                 let piece = (0x1_0000_0000, 77, 88);
                 assert_eq!(log.asked(), Some(Asked::Advice(advice, false, 1, piece)));
@@ -210,8 +210,8 @@ mod cases {
             let take = |wr: &bindings::ib_reg_wr| {
                 let queue = WorkQueue::unordered(Poster::new());
                 let ty = qp::Type::ReliableConnection;
-                // SAFETY: A request that is what its operation demands, and does not change while
-                // it is looked at.
+                // SAFETY: The request satisfies its operation's requirements, and does not change
+                // while it is used.
                 let mut list =
                     unsafe { SendRequests::<TestDriver>::new(ptr::from_ref(wr).cast(), ty, queue) };
                 match list.take().ok_or(ENOENT)??.operation() {
@@ -224,21 +224,21 @@ mod cases {
                     _ => Err(EINVAL),
                 }
             };
-            // It has not been mapped.
+            // The region has not been mapped.
             assert_eq!(take(&wr).err(), Some(EINVAL));
 
-            // Two pages and a half, from the middle of the first one on. They are at no addresses
-            // of memory, and nobody accesses them.
+            // Two and a half pages, starting in the middle of the first one. The addresses are not
+            // those of memory, and are not accessed.
             let mut list = [bindings::scatterlist::default(); 2];
             (list[0].dma_address, list[0].dma_length) = (0x7_0000_0800, 0x800);
             (list[1].dma_address, list[1].dma_length) = (0x9_0000_0000, 0x1800);
             // The end of the list.
             list[1].page_link = 2;
-            // SAFETY: The list has two elements, and nobody else uses the region.
+            // SAFETY: The list has two elements, and the region is not used concurrently.
             let mapped =
                 unsafe { bindings::ib_map_mr_sg(mr, list.as_mut_ptr(), 2, null_mut(), 0x1000) };
             assert_eq!(mapped, 2);
-            // SAFETY: It exists.
+            // SAFETY: The region exists.
             let object = unsafe { &*mr.cast::<Mr<Object>>() };
             let pages = object.pages.each_ref().map(|page| page.load(SeqCst));
             assert_eq!(pages, [0x7_0000_0000, 0x9_0000_0000, 0x9_0000_1000, 0]);
@@ -256,7 +256,7 @@ mod cases {
             wr.access = 1 << 15;
             assert_eq!(take(&wr).err(), Some(EOPNOTSUPP));
 
-            // No more pages than there is room for, beginning with the first again.
+            // More pages than there is room for, starting again from the first one.
             (list[0].dma_address, list[0].dma_length) = (0xa_0000_0000, 0x6000);
             // SAFETY: As above.
             let mapped =
@@ -266,7 +266,7 @@ mod cases {
             let (_, mapping, ..) = take(&wr)?;
             assert_eq!((mapping.iova, mapping.pages), (0xa_0000_0000, 4));
             assert_eq!(object.pages[3].load(SeqCst), 0xa_0000_3000);
-            // SAFETY: The core made it, and nobody uses it any more.
+            // SAFETY: The core created the region, and it is no longer in use.
             to_result(unsafe { bindings::ib_dereg_mr_user(mr, null_mut()) })
         })
     }
@@ -274,7 +274,7 @@ mod cases {
     #[test]
     fn a_mapping_is_what_the_core_left() -> Result {
         let mut raw = boxed::<bindings::ib_mr>()?;
-        // SAFETY: Nobody else has the region.
+        // SAFETY: The region is not shared.
         let mapping = |raw: &bindings::ib_mr, pages| unsafe { Mapping::from_raw(raw, pages) };
         assert_eq!(mapping(&raw, 0).err(), Some(EINVAL));
 

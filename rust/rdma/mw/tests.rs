@@ -19,7 +19,7 @@ mod cases {
             ] {
                 let mut mw = room!(device, ib_mw, Mw);
                 let mut call = process.call(9)?;
-                // SAFETY: Ours alone.
+                // SAFETY: The structure is not shared.
                 unsafe {
                     (*mw.as_raw()).pd = pd.0;
                     (*mw.as_raw()).type_ = raw;
@@ -27,7 +27,7 @@ mod cases {
                 to_result(verb!(device, alloc_mw(mw.as_raw(), call.udata())))?;
                 assert_eq!(log.asked(), Some(Asked::Window(ty, 9)));
                 assert_eq!(process.memory.read()?, !9);
-                // SAFETY: It was constructed.
+                // SAFETY: The object was constructed.
                 let (rkey, number) = unsafe {
                     let this = Mw::<Object>::from_raw(mw.as_raw());
                     ((*mw.as_raw()).rkey, this.number)

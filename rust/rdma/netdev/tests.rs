@@ -16,7 +16,7 @@ mod cases {
     const MAC: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 2];
     const ANOTHER: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 3];
 
-    /// An RDMA device with one port, for which `MAC` is looked for.
+    /// An RDMA device with one port, whose network device has the address `MAC`.
     struct Paired {
         // Dropped first.
         _pairing: Pin<KBox<Pairing>>,
@@ -26,7 +26,7 @@ mod cases {
     impl Paired {
         fn new() -> Result<Self> {
             let device = TestDevice::new()?;
-            // SAFETY: Nobody else uses the device, which outlives the pairing.
+            // SAFETY: The device is not shared, and outlives the pairing.
             let pairing = unsafe {
                 (*device.as_raw()).phys_port_cnt = 1;
                 Pairing::new(
@@ -61,7 +61,7 @@ mod cases {
         let netdev = Ethernet::new(&MAC)?;
         let paired = Paired::new()?;
         assert!(paired.has(&netdev));
-        // The other may go.
+        // The other network device may go away.
         drop(other);
         assert!(paired.has(&netdev));
         Ok(())
@@ -85,7 +85,7 @@ mod cases {
             assert!(paired.netdev().is_none());
             let netdev = Ethernet::new(&MAC)?;
             assert!(paired.has(&netdev));
-            // Whoever comes later with the same address is not the one.
+            // A second network device with the same address is not bound.
             let double = Ethernet::new(&MAC)?;
             assert!(paired.has(&netdev));
             drop((double, other));
@@ -101,7 +101,7 @@ mod cases {
             let paired = Paired::new()?;
             assert!(paired.has(&netdev));
         }
-        // It waits for all references.
+        // This waits for all references to be dropped.
         drop(netdev);
         Ok(())
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of memory on demand.
+//! Tests of on-demand paging.
 
 use super::*;
 
@@ -20,7 +20,7 @@ mod cases {
 
     const PAGES: usize = 8;
 
-    /// Remembers what it was told.
+    /// Records calls of the pager.
     #[pin_data]
     struct Log {
         #[pin]
@@ -31,7 +31,7 @@ mod cases {
 
     impl Log {
         fn forget(&self, pages: Range<usize>) {
-            // The test made room.
+            // The test reserved room.
             let _ = self.forgotten.lock().push_within_capacity(pages);
         }
     }
@@ -56,7 +56,7 @@ mod cases {
         }
     }
 
-    /// Calls `test` with memory of a process that is watched, and what its pager was told.
+    /// Calls `test` with watched memory of a process, and the log of its pager.
     fn with_memory(
         access: AccessFlags,
         test: impl FnOnce(&Memory<Arc<Log>>, &ProcessMemory, &Log, &Mapper) -> Result,
@@ -66,7 +66,7 @@ mod cases {
         let process = ProcessMemory::new(PAGES)?;
         let log = new_log()?;
         let pager = log.clone();
-        // The first and the last page in part.
+        // Only part of the first and of the last page.
         let (start, length) = (process.address() + 8, PAGES * PAGE_SIZE - 16);
         // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
         let memory =
@@ -75,7 +75,7 @@ mod cases {
         test(&memory, &process, &log, &mapper)
     }
 
-    /// Which pages are there, and whether they may be written.
+    /// Returns which pages are present, and whether they are writable.
     fn present(
         memory: &Memory<Arc<Log>>,
         pages: Range<usize>,
@@ -152,7 +152,7 @@ mod cases {
         assert_eq!(watch(2).err(), Some(ENOMEM));
         let one = watch(1)?;
         assert_eq!(watch(1).err(), Some(ENOMEM));
-        // What is not watched any more, or never was, does not count.
+        // Ranges that are no longer watched, or never were, do not count.
         drop((one, two));
         assert!(space.watch(u64::MAX, PAGE_SIZE, log.clone()).is_err());
         watch(3)?;
@@ -185,7 +185,7 @@ mod cases {
     #[test]
     fn what_the_process_unmaps_is_forgotten() -> Result {
         with_memory(Access::LocalWrite.into(), |memory, process, log, _| {
-            // What was never given need not be forgotten.
+            // Pages that the hardware never got need not be forgotten.
             process.unmap(7..8)?;
             assert!(log.forgotten.lock().is_empty());
 
@@ -225,15 +225,15 @@ mod cases {
                 nested();
                 Ok(())
             })?;
-            // But later.
+            // It works after the closure has returned.
             memory.exclusively(|| ())
         })
     }
 
-    /// Drops the memory that it is the pager of, when it is asked to serve it.
+    /// A pager that drops its own memory when it is called to serve it.
     struct Suicidal(Arc<Log>, Arc<Kept>);
 
-    /// Where that memory is.
+    /// Reference to that memory.
     #[pin_data]
     struct Kept {
         #[pin]
@@ -294,15 +294,15 @@ mod cases {
             }
             assert!(kept.memory.lock().is_none());
         }
-        // What is left ends here.
+        // This ends what is left.
         mapper.close();
         Ok(())
     }
 
-    /// Drops memory of others when pages are taken from its own.
+    /// A pager that drops other memory when its own pages are taken.
     struct Careless(Arc<Neighbour>);
 
-    /// Where that memory is.
+    /// Reference to that memory.
     #[pin_data]
     struct Neighbour {
         #[pin]
@@ -362,7 +362,7 @@ mod cases {
             assert!(neighbour.memory.lock().is_none());
             assert!(!*other.released.lock());
         }
-        // What is left ends here.
+        // This ends what is left.
         mapper.close();
         Ok(())
     }
@@ -372,7 +372,7 @@ mod cases {
         with_memory(Access::LocalWrite.into(), |memory, process, log, mapper| {
             present(memory, 0..PAGES, true, true)?;
             mapper.close();
-            // Though somebody has kept the memory.
+            // Even though there is still a reference to the memory.
             process.unmap(0..3)?;
             assert!(log.forgotten.lock().is_empty());
             memory.request();

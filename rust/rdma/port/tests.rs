@@ -16,7 +16,7 @@ mod cases {
                 let expected = port_attributes(port);
                 let gids = GIDS[port.number() as usize - 1] as c_int;
                 let mut raw = bindings::ib_port_attr::default();
-                // SAFETY: The device is registered, and there is room.
+                // SAFETY: The device is registered, and `raw` is writable.
                 to_result(unsafe {
                     bindings::ib_query_port(device.as_raw(), port.number(), &mut raw)
                 })?;
@@ -60,7 +60,7 @@ mod cases {
                     unsafe { bindings::rdma_port_get_link_layer(device.as_raw(), port.number()) };
                 assert_eq!(layer, port_link_layer(port).raw());
             }
-            // There is no port 0, whoever asks, nor one after the last.
+            // Ports 0 and beyond the last one do not exist in any call.
             for number in [0, PORTS + 1, u32::MAX] {
                 let mut raw = bindings::ib_port_attr::default();
                 let query = verb!(device, query_port(device.as_raw(), number, &mut raw));
@@ -208,7 +208,7 @@ mod cases {
         assert_eq!(taken(RESET), Ok(change(true)));
         assert_eq!(taken(RESET | SHUTDOWN), Err(EOPNOTSUPP));
 
-        // A port of Ethernet has a connection manager, and the driver is not asked.
+        // An Ethernet port has a connection manager; the driver is not called.
         with_device(|device, log| {
             log.asked();
             let raw = &raw mut raw;
@@ -216,7 +216,7 @@ mod cases {
                 to_result(verb!(device, modify_port(device.as_raw(), port, 0, raw)))
             };
             assert_eq!(modify(raw, 1), Err(EOPNOTSUPP));
-            // SAFETY: It is ours.
+            // SAFETY: The structure is ours.
             unsafe { (*raw).set_port_cap_mask = 0 };
             assert_eq!(modify(raw, 1), Ok(()));
             assert_eq!(modify(raw, 3), Err(EINVAL));
@@ -233,10 +233,10 @@ mod cases {
                 unsafe { Netdev::of_port(device.as_raw(), port) }
             };
             let bind = |netdev| {
-                // SAFETY: The device is registered; the network device is there for ever.
+                // SAFETY: The device is registered, and the network device never goes away.
                 to_result(unsafe { bindings::ib_device_set_netdev(device.as_raw(), netdev, 2) })
             };
-            // SAFETY: Set when the kernel started.
+            // SAFETY: Set when the kernel booted.
             let loopback = unsafe { bindings::init_net.loopback_dev };
             assert!(of(Port::FIRST).is_none() && of(second_port()?).is_none());
             bind(loopback)?;
@@ -245,7 +245,7 @@ mod cases {
             assert_eq!(netdev.mtu(), 65536);
             bind(null_mut())?;
             assert!(of(second_port()?).is_none());
-            // It stays as long as it is used.
+            // The network device exists as long as there is a reference.
             assert_eq!(netdev.mtu(), 65536);
             Ok(())
         })
@@ -273,7 +273,7 @@ mod cases {
         immutable.protocol = Protocol::Unspecified;
         immutable.write(&mut raw)?;
         assert_eq!((raw.core_cap_flags, raw.max_mad_size), (0, 0));
-        // What a port may be besides that of the driver that tests have.
+        // Kinds of ports other than those of the test driver.
         assert_eq!(
             LinkLayer::InfiniBand.raw(),
             bindings::rdma_link_layer_IB_LINK_LAYER_INFINIBAND
@@ -383,7 +383,7 @@ mod cases {
             };
             // In units of 100 Mb/s.
             assert_eq!(speed(Port::FIRST)?, 1000);
-            // A port without a link has none.
+            // Without a link the speed is 0.
             let netdev = Ethernet::new(&MAC)?;
             wait_until(|| speed(Port::FIRST) == Ok(0))?;
             netdev.open()?;

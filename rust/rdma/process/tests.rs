@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of what is known of processes.
+//! Tests of the description of processes.
 
 use kernel::prelude::*;
 
@@ -14,7 +14,7 @@ mod cases {
     fn a_process_is_known_by_its_number_and_name() {
         let Process { pid, name } = Process::current();
         assert_eq!(pid, current!().tgid() as u32);
-        // A thread of the kernel that runs a test.
+        // Tests run in a kernel thread.
         assert!(name.starts_with(b"kunit_try_catch") && name[NAME_LENGTH - 1] == 0);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of what drivers tell of their objects.
+//! Tests of resource dumps.
 
 use core::slice;
 
@@ -13,26 +13,26 @@ use kernel::bindings::{
 
 use crate::testing::prelude::*;
 
-/// A netlink message, without anything in it.
+/// An empty netlink message.
 struct Message(NonNull<sk_buff>);
 
 impl Message {
-    /// Allocates.
+    /// Allocates a message.
     fn new() -> Result<Self> {
         let flags = crate::compat::gfp_as_raw(GFP_KERNEL);
-        // SAFETY: There is nothing to be valid.
+        // SAFETY: The function has no requirements.
         let raw = unsafe { __alloc_skb(256, flags, 0, -1) };
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// The C structure.
+    /// Returns the C structure.
     fn as_raw(&self) -> *mut sk_buff {
         self.0.as_ptr()
     }
 
-    /// What is in it.
+    /// Returns the contents of the message.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: What is in the message was written.
+        // SAFETY: The message is initialised up to its length.
         unsafe {
             let raw = self.as_raw();
             slice::from_raw_parts((*raw).data.cast(), (*raw).len as usize)
@@ -42,7 +42,7 @@ impl Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // SAFETY: Ours alone.
+        // SAFETY: The message is not shared.
         unsafe { sk_skb_reason_drop(ptr::null(), self.as_raw(), skb_drop_reason_SKB_CONSUMED) };
     }
 }
@@ -59,7 +59,7 @@ mod cases {
             let access = Access::LocalWrite as c_int;
             let mr = from_err_ptr(verb!(device, get_dma_mr(qp.pd.0, access)))?;
             let (qp_raw, cq_raw, srq_raw) = (qp.as_raw(), qp.queues[1].0.as_raw(), srq.as_raw());
-            // SAFETY: They were constructed.
+            // SAFETY: Both objects are constructed.
             let (srq_number, mr_number) = unsafe {
                 let mr = &*mr.cast::<Mr<Object>>();
                 (Srq::<Object>::from_raw(srq_raw).number, mr.number)
@@ -78,7 +78,7 @@ mod cases {
             to_result(verb!(device, fill_res_mr_entry(of_mr.as_raw(), mr)))?;
             let numbers = [qp.number(), qp.queues[1].number(), srq_number, mr_number];
             for (message, number) in messages.iter().zip(numbers) {
-                // The number is the last thing that it says.
+                // The number comes last.
                 assert!(message.bytes().ends_with(&number.to_ne_bytes()));
             }
 
@@ -100,13 +100,14 @@ mod details {
     const NUMBER: u32 = bindings::rdma_nldev_attr_RDMA_NLDEV_ATTR_DRIVER_U32;
     const LONG: u32 = bindings::rdma_nldev_attr_RDMA_NLDEV_ATTR_DRIVER_U64;
 
-    /// Writes what `fill` says.
+    /// Writes the driver's part of a message with `fill`.
     fn write(message: &Message, fill: impl FnOnce(&mut Details<'_>) -> Result) -> c_int {
-        // SAFETY: Ours alone.
+        // SAFETY: The message is not shared.
         unsafe { Details::write(message.as_raw(), fill) }
     }
 
-    /// The first attribute (`struct nlattr` and what follows it): type, payload, and what is left.
+    /// Parses the first attribute (`struct nlattr` and its payload). Returns type, payload, and the
+    /// rest.
     fn attribute(bytes: &[u8]) -> Result<(u32, &[u8], &[u8])> {
         let [l0, l1, t0, t1, rest @ ..] = bytes else {
             return Err(ENODATA);
@@ -114,7 +115,7 @@ mod details {
         let length = usize::from(u16::from_ne_bytes([*l0, *l1]));
         let payload = rest.get(..length.wrapping_sub(4)).ok_or(EINVAL)?;
         let left = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        // Without the flag of those that have others in them.
+        // Without the flag for nested attributes.
         let kind = u16::from_ne_bytes([*t0, *t1]) & !(1 << 15);
         Ok((kind.into(), payload, left))
     }
@@ -178,7 +179,7 @@ mod details {
 
         assert_eq!(write(&message, |details| details.number(c"one", 1)), 0);
         assert!(!message.bytes().is_empty());
-        // SAFETY: There is no message.
+        // SAFETY: A null pointer is allowed.
         let none = unsafe { Details::write(core::ptr::null_mut(), |_| Ok(())) };
         assert_eq!(none, EINVAL.to_errno());
         Ok(())

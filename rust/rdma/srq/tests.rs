@@ -35,7 +35,7 @@ mod cases {
             assert_eq!(modify(&mut attr, 1 << 2), Err(EINVAL));
 
             to_result(verb!(device, query_srq(raw, &mut attr)))?;
-            // SAFETY: It was constructed.
+            // SAFETY: The object was constructed.
             let number = unsafe { Srq::<Object>::from_raw(raw) }.number;
             assert_eq!(
                 (attr.max_wr, attr.max_sge, attr.srq_limit),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Devices for tests: an RDMA device that nobody registers, the device that does its DMA, and a
-//! network device.
+//! Devices for tests: an unregistered RDMA device, the device that does its DMA, and a network
+//! device.
 
 use core::{
     ptr::NonNull,
@@ -30,17 +30,17 @@ use crate::{
     dma::Mapper, //
 };
 
-/// A device that does DMA to all addresses.
+/// A device that can do DMA to all addresses.
 pub struct DmaDevice {
     faux: faux::Registration,
-    /// What the device has a pointer to.
+    /// DMA parameters, to which the device points.
     _parameters: KBox<device_dma_parameters>,
 }
 
 impl DmaDevice {
-    /// Makes a device.
+    /// Creates a device.
     pub fn new() -> Result<Self> {
-        // A test that fails leaves its device behind.
+        // A failed test leaves its device behind, so names are not reused.
         static NEXT: AtomicU32 = AtomicU32::new(0);
 
         let name = CString::try_from_fmt(fmt!("rdma-test-{}", NEXT.fetch_add(1, Relaxed)))?;
@@ -48,7 +48,8 @@ impl DmaDevice {
         let faux = faux::Registration::new(&name, None)?;
         let device: &device::Device<device::Bound> = faux.as_ref().as_ref();
         let device = crate::compat::device_as_raw(device);
-        // SAFETY: The device is valid, and nobody else uses it. The parameters live as long.
+        // SAFETY: The device is valid and not shared, and the parameters live as long as the
+        // device.
         unsafe {
             (*device).dma_mask = &raw mut (*device).coherent_dma_mask;
             (*device).dma_parms = &raw mut *parameters;
@@ -60,27 +61,27 @@ impl DmaDevice {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &device::Device<device::Bound> {
         self.faux.as_ref().as_ref()
     }
 }
 
-/// An RDMA device that nobody registers.
+/// An RDMA device that is never registered.
 ///
 /// # Invariants
 ///
-/// The pointer is valid and owned; its DMA device lives as long.
+/// The pointer is valid and owned; the DMA device lives at least as long.
 pub struct TestDevice {
     raw: NonNull<bindings::ib_device>,
     dma_device: DmaDevice,
 }
 
 impl TestDevice {
-    /// Makes a device.
+    /// Creates a device.
     pub fn new() -> Result<Self> {
         let dma_device = DmaDevice::new()?;
-        // SAFETY: The size is that of a device without a driver's part.
+        // SAFETY: The size is that of a device without driver data.
         unsafe {
             let size = size_of::<bindings::ib_device>();
             let raw = bindings::_ib_alloc_device(size, &raw mut bindings::init_net);
@@ -91,18 +92,18 @@ impl TestDevice {
         }
     }
 
-    /// The C structure.
+    /// Returns the C structure.
     pub fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.as_ptr()
     }
 
-    /// What maps memory for it.
+    /// Returns a new mapper for the device.
     pub(crate) fn mapper(&self) -> Result<Arc<Mapper>> {
         // SAFETY: The device is valid.
         unsafe { Mapper::new(self.as_raw(), self.dma_device()) }
     }
 
-    /// What does the DMA.
+    /// Returns the device that does the DMA.
     pub fn dma_device(&self) -> &device::Device<device::Bound> {
         self.dma_device.device()
     }
@@ -115,40 +116,40 @@ impl Drop for TestDevice {
     }
 }
 
-/// A network device that loses all it is given.
+/// A network device that drops all packets.
 ///
 /// # Invariants
 ///
-/// The pointer is valid and owned, and the device registered.
+/// The pointer is valid and owned, and the device is registered.
 pub struct Ethernet(NonNull<bindings::net_device>);
 
 impl Ethernet {
-    /// Registers a device with that permanent address.
+    /// Registers a device with this permanent MAC address.
     pub fn new(mac: &[u8; 6]) -> Result<Self> {
-        // INVARIANT: It is registered, unless it is null.
-        // SAFETY: The address has its six bytes.
+        // INVARIANT: The device is registered, unless the pointer is null.
+        // SAFETY: The address has six bytes.
         let raw = unsafe { bindings::test_netdev_add(mac.as_ptr()) };
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// The C structure.
+    /// Returns the C structure.
     pub fn as_raw(&self) -> *mut bindings::net_device {
         self.0.as_ptr()
     }
 
-    /// Brings it up, with a carrier.
+    /// Brings the device up, with a carrier.
     pub fn open(&self) -> Result {
         // SAFETY: Valid by the type invariant.
         to_result(unsafe { bindings::test_netdev_open(self.as_raw()) })
     }
 
-    /// Changes the longest frame.
+    /// Changes the MTU.
     pub fn set_mtu(&self, mtu: c_int) -> Result {
         // SAFETY: Valid by the type invariant.
         to_result(unsafe { bindings::test_netdev_set_mtu(self.as_raw(), mtu) })
     }
 
-    /// Takes the carrier away.
+    /// Turns the carrier off.
     pub fn lose_carrier(&self) {
         // SAFETY: Valid by the type invariant.
         unsafe { bindings::test_netdev_carrier_off(self.as_raw()) };
@@ -157,12 +158,13 @@ impl Ethernet {
 
 impl Drop for Ethernet {
     fn drop(&mut self) {
-        // SAFETY: Owned by the type invariant, and registered. It waits for who has a reference.
+        // SAFETY: Owned by the type invariant, and registered. This waits for all references to be
+        // dropped.
         unsafe { bindings::test_netdev_remove(self.as_raw()) };
     }
 }
 
-/// Counts the events of a device's ports as long as it exists.
+/// Counter of the port events of a device, which counts as long as it exists.
 ///
 /// # Invariants
 ///
@@ -171,14 +173,14 @@ impl Drop for Ethernet {
 pub struct PortEvents {
     #[pin]
     handler: Opaque<bindings::ib_event_handler>,
-    /// Events `IB_EVENT_PORT_ACTIVE`.
+    /// Number of `IB_EVENT_PORT_ACTIVE` events.
     pub active: AtomicU32,
-    /// Events `IB_EVENT_PORT_ERR`.
+    /// Number of `IB_EVENT_PORT_ERR` events.
     pub error: AtomicU32,
 }
 
 impl PortEvents {
-    /// Counts from now on.
+    /// Starts counting.
     ///
     /// # Safety
     ///
@@ -192,14 +194,15 @@ impl PortEvents {
             }),
             active: AtomicU32::new(0),
             error: AtomicU32::new(0),
-            // SAFETY: All is initialised, pinned, and unregistered before it is dropped.
+            // SAFETY: The handler is initialised and pinned, and is unregistered before it is
+            // dropped.
             _: { unsafe { bindings::ib_register_event_handler((*this.as_ptr()).handler.get()) } },
         })
     }
 
     /// # Safety
     ///
-    /// `handler` must be that of a `Self`, and `event` valid.
+    /// `handler` must be the handler of a `Self`, and `event` valid.
     unsafe extern "C" fn event_callback(
         handler: *mut bindings::ib_event_handler,
         event: *mut bindings::ib_event,
@@ -218,7 +221,7 @@ impl PortEvents {
         };
     }
 
-    /// How often the port became active, and how often it ceased to be.
+    /// Returns how often the port became active, and how often it became inactive.
     pub fn count(&self) -> (u32, u32) {
         (self.active.load(Relaxed), self.error.load(Relaxed))
     }

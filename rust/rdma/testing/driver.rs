@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A driver without hardware, for tests: it says things that can be told apart, and notes what it
-//! is asked for. Its objects have a module each, named as theirs in the crate.
+//! A driver without hardware, for tests. It returns distinguishable values and records what it is
+//! asked for. Each kind of object has a module of the same name as in the crate.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -79,7 +79,7 @@ pub(crate) use ucontext::{
     SHARED_PAGES, //
 };
 
-/// Requests and responses are a number; a process is answered by its complement.
+/// A request or response is a number; the response to a process is the complement of its request.
 impl Request for u64 {}
 impl Response for u64 {}
 
@@ -89,16 +89,16 @@ pub(crate) struct TestDriver;
 /// An object of any kind.
 pub(crate) struct Object {
     log: Arc<Log>,
-    /// No other object of the device has it.
+    /// Number of the object, unique on the device.
     pub(crate) number: u32,
-    /// Whether each send of a queue pair raises a completion.
+    /// Whether each send of a queue pair generates a completion.
     signal_all: AtomicBool,
     /// Pages for the next fast registration.
     pub(crate) pages: [AtomicU64; Self::PAGES],
 }
 
 impl Object {
-    /// Pages of a fast registration.
+    /// Maximum number of pages of a fast registration.
     pub(crate) const PAGES: usize = 4;
 
     fn new(call: &Call<'_, TestDriver>) -> Self {
@@ -126,8 +126,8 @@ impl Drop for Object {
     }
 }
 
-/// Pins the buffer of a process, 100 bytes if the call's attributes say nothing else, and notes
-/// where it was. Its address is the request.
+/// Pins the buffer of a process, and records where it was. The buffer has 100 bytes at the address
+/// in the request, unless the call's attributes describe another one.
 fn note_buffer(
     call: &Call<'_, TestDriver>,
     user: &User<'_, TestDriver, u64, Buffer<'_>>,
@@ -137,7 +137,7 @@ fn note_buffer(
     Ok(())
 }
 
-/// The request of a process, and what it is answered.
+/// Returns the request of a process, and the response to it.
 fn dialogue<B>(user: Option<User<'_, TestDriver, u64, B>>) -> (Option<u64>, u64) {
     let request = user.map(|user| user.request);
     (request, !request.unwrap_or_default())
@@ -153,14 +153,14 @@ fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> R
     })
 }
 
-/// The keys of a region with that number.
+/// Returns the keys of the region with that number.
 pub(crate) const fn keys(number: u32) -> (u32, u32) {
     (number << 8 | 1, number << 8 | 2)
 }
 
-/// Calls `test` with a device that is registered, and checks that nothing is left of it.
+/// Calls `test` with a registered device, and checks that the test leaves no objects behind.
 ///
-/// The core makes objects of its own for each port. They are there before `test` runs.
+/// The core has some objects of its own for each port, which exist before `test` runs.
 pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result) -> Result {
     let dma_device = DmaDevice::new()?;
     let objects = Objects::new(VECTORS)?;
@@ -187,7 +187,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
     )?;
     let parent = dma_device.device();
     let device = UnregisteredDevice::new(&PROPERTIES, objects)?;
-    // SAFETY: It is dropped below.
+    // SAFETY: The registration is dropped below.
     let registration = unsafe { Registration::new(device, c"rdma-test%d", parent, log.clone()) }?;
     let told = dispatcher.port_event(Port::FIRST, PortEvent::PkeyChange);
     log.asked();

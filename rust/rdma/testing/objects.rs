@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects for tests, and how their verbs are called.
+//! Objects for tests, and calls of their verbs.
 
 use core::{
     marker::PhantomData,
@@ -34,46 +34,46 @@ use crate::{
     Srq, //
 };
 
-/// Zeroed memory for an object and the driver's part of it, as the core allocates it.
+/// Zeroed memory for an object and the driver's data, as the core allocates it.
 pub struct Memory<R>(KVec<u64>, PhantomData<R>);
 
 impl<R> Memory<R> {
-    /// Allocates so many bytes.
+    /// Allocates `size` bytes.
     pub fn new(size: usize) -> Result<Self> {
         let words = size.div_ceil(size_of::<u64>());
         Ok(Self(KVec::from_elem(0, words, GFP_KERNEL)?, PhantomData))
     }
 
-    /// Allocates room for an `R`, all bytes of which are `byte`.
+    /// Allocates memory for an `R`, with all bytes set to `byte`.
     pub fn poisoned(byte: u8) -> Result<Self> {
         let words = size_of::<R>().div_ceil(size_of::<u64>());
         let word = u64::from_ne_bytes([byte; 8]);
         Ok(Self(KVec::from_elem(word, words, GFP_KERNEL)?, PhantomData))
     }
 
-    /// All bytes of the object at the beginning.
+    /// Returns all bytes of the C structure.
     pub fn bytes(&self) -> &[u8] {
         &self.0.as_bytes()[..size_of::<R>()]
     }
 
-    /// The object at the beginning.
+    /// Returns the C structure.
     pub fn as_raw(&mut self) -> *mut R {
         self.0.as_mut_ptr().cast()
     }
 }
 
-/// The second of the ports.
+/// Returns the second port.
 pub(crate) fn second_port() -> Result<Port> {
     Port::try_from(2)
 }
 
-/// Calls a verb by the table of the device, as the core does.
+/// Calls a verb through the device's operations table, as the core does.
 macro_rules! verb {
     ($device:expr, $verb:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: The device is registered.
         let verb = unsafe { (*$device.as_raw()).ops.$verb }.ok_or(EOPNOTSUPP)?;
-        // SAFETY: The arguments are those of the verb: objects are of the device and constructed,
-        // or, if the verb makes them, as the core allocates them.
+        // SAFETY: The arguments fit the verb. Objects belong to the device and are constructed, or,
+        // if the verb creates them, they are as the core allocates them.
         unsafe { verb($($argument),*) }
     }};
 }
@@ -98,16 +98,17 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: Nobody uses it any more.
+        // SAFETY: The domain is no longer in use.
         let _ = unsafe { bindings::ib_dealloc_pd_user(self.0, null_mut()) };
     }
 }
 
-/// Where an object is that a verb is to make: memory of which the core has set the device.
+/// Allocates memory for an object that a verb is about to create, with its device set as by the
+/// core.
 macro_rules! room {
     ($device:expr, $c:ident, $rust:ident) => {{
         let mut memory = Memory::<bindings::$c>::new($rust::<Object>::SIZE)?;
-        // SAFETY: Ours alone.
+        // SAFETY: The memory is not shared.
         unsafe { (*memory.as_raw()).device = $device.as_raw() };
         memory
     }};
@@ -115,8 +116,8 @@ macro_rules! room {
 
 pub(crate) use room;
 
-/// Whether a verb fills all of a structure, of which it must not leave anything as it was: two
-/// calls, which find other things there, leave the same.
+/// Returns whether a verb fills a whole structure, as it must. Two calls on memory with different
+/// contents must produce the same result.
 pub(crate) fn fills<T>(verb: impl Fn(*mut T) -> Result) -> Result<bool> {
     let mut first = Memory::<T>::poisoned(0x5a)?;
     let mut second = Memory::<T>::poisoned(0xa5)?;
@@ -153,7 +154,7 @@ impl Queue {
     }
 }
 
-/// A queue pair of the kernel, and the completion queues of its sends and receives.
+/// A queue pair of the kernel, and the completion queues for its sends and receives.
 pub(crate) struct Pair {
     pub(crate) raw: Memory<bindings::ib_qp>,
     pub(crate) queues: [Queue; 2],
@@ -171,7 +172,7 @@ impl Pair {
         init.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
         init.send_cq = send_cq.0.as_raw();
         init.recv_cq = recv_cq.0.as_raw();
-        // SAFETY: What the core sets.
+        // SAFETY: The core sets these members, too.
         unsafe {
             let qp = raw.as_raw();
             (*qp).pd = pd.0;
@@ -192,11 +193,11 @@ impl Pair {
     }
 
     pub(crate) fn number(&mut self) -> u32 {
-        // SAFETY: It was constructed.
+        // SAFETY: The object was constructed.
         unsafe { (*self.as_raw()).qp_num }
     }
 
-    /// Posts a send by that name.
+    /// Posts a send with this ID.
     pub(crate) fn send(&mut self, device: &Device<TestDriver>, wr_id: u64) -> Result {
         let mut bad = ptr::null();
         let mut wr = bindings::ib_send_wr {
@@ -211,7 +212,7 @@ impl Pair {
         ))
     }
 
-    /// The completion queue of sends.
+    /// Returns the completion queue of the sends.
     pub(crate) fn send_cq(&mut self) -> *mut bindings::ib_cq {
         self.queues[0].0.as_raw()
     }
@@ -226,7 +227,7 @@ impl Pair {
     }
 }
 
-/// An object of C whose address is all that is looked at.
+/// Allocates a C object of which only the address is used.
 pub(crate) fn boxed<T: Default>() -> Result<KBox<T>> {
     Ok(KBox::new(T::default(), GFP_KERNEL)?)
 }
@@ -246,23 +247,24 @@ pub(crate) fn path() -> ah::Roce {
     }
 }
 
-/// A shared receive queue for 30 receives of 3 elements. It is the kernel's if `udata` is null.
+/// Creates a shared receive queue for 30 receives of 3 elements. It belongs to the kernel if
+/// `udata` is null.
 pub(crate) fn new_shared(
     device: &Device<TestDriver>,
     pd: &Domain,
     udata: *mut bindings::ib_udata,
 ) -> Result<Memory<bindings::ib_srq>> {
     let mut srq = room!(device, ib_srq, Srq);
-    // SAFETY: What the core sets.
+    // SAFETY: The core sets this member, too.
     unsafe { (*srq.as_raw()).pd = pd.0 };
     let mut init = bindings::ib_srq_init_attr {
         srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
         ..Default::default()
     };
-    // The limit is not for who makes the queue.
+    // The limit must be ignored on creation.
     (init.attr.max_wr, init.attr.max_sge, init.attr.srq_limit) = (30, 3, 9);
     to_result(verb!(device, create_srq(srq.as_raw(), &mut init, udata)))?;
-    // What it holds is told.
+    // The actual size must be reported.
     if (init.attr.max_wr, init.attr.max_sge) != (31, 5) {
         return Err(EINVAL);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A process for tests: its memory, the device that it has open, and its calls.
+//! A process for tests: its memory, its open device, and its calls.
 
 use core::{
     ops::Range,
@@ -47,7 +47,7 @@ use crate::{
     Ucontext, //
 };
 
-/// A process that opened the device.
+/// A process that has the device open.
 pub(crate) struct Process {
     pub(crate) memory: ProcessMemory,
     pub(crate) context: Memory<bindings::ib_ucontext>,
@@ -55,12 +55,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// One whose request was 7.
+    /// Opens the device with the request 7.
     pub(crate) fn new(device: &Device<TestDriver>) -> Result<Self> {
         Self::open(device, 7, true)
     }
 
-    /// One that can be answered, or not.
+    /// Opens the device. The response can be written only if the last argument is `true`.
     pub(crate) fn open(
         device: &Device<TestDriver>,
         request: u64,
@@ -70,7 +70,8 @@ impl Process {
         memory.write(request)?;
         let mut context = Memory::<bindings::ib_ucontext>::new(Ucontext::<Object>::SIZE)?;
         let raw = context.as_raw();
-        // SAFETY: Ours alone, and constructed next. Tests unmap device memory before they end.
+        // SAFETY: The memory is not shared, and is constructed next. Tests unmap device memory
+        // before they end.
         let file = unsafe {
             (*raw).device = device.as_raw();
             UverbsFile::new(raw)?
@@ -87,13 +88,13 @@ impl Process {
         })
     }
 
-    /// A call of this process with a request, which is answered where it stands.
+    /// Creates a call of this process with a request. The response replaces the request.
     pub(crate) fn call(&mut self, request: u64) -> Result<UserCall> {
         self.memory.write(request)?;
         UserCall::new(&self.memory, 8, self.context.as_raw())
     }
 
-    /// A call that has neither request nor response.
+    /// Creates a call without request or response.
     pub(crate) fn bare_call(&mut self) -> Result<UserCall> {
         UserCall::new(&self.memory, 0, self.context.as_raw())
     }
@@ -101,7 +102,7 @@ impl Process {
     pub(crate) fn end(mut self, device: &Device<TestDriver>) -> Result {
         let raw = self.context.as_raw();
         verb!(device, dealloc_ucontext(raw));
-        // SAFETY: Ours alone.
+        // SAFETY: The memory is not shared.
         if unsafe { !(*raw).mmap_xa.xa_head.is_null() } {
             pr_err!("there is something left to map\n");
             return Err(EBUSY);
@@ -110,16 +111,16 @@ impl Process {
     }
 }
 
-/// A verb that the process calls which runs a test.
+/// A call of a verb from the process that runs a test.
 ///
 /// # Invariants
 ///
-/// The memory begins with a bundle, after which there is room for all attributes.
+/// The memory starts with a bundle, which is followed by room for all attributes.
 pub struct UserCall(Memory<bindings::uverbs_attr_bundle>);
 
 impl UserCall {
-    /// A call in `context`, which may be null. The driver's part of the request has so many bytes,
-    /// at the beginning of `memory`, which those of the response replace.
+    /// Creates a call in `context`, which may be null. The driver's part of the request has
+    /// `length` bytes at the start of `memory`. The response overwrites it.
     #[expect(
         clippy::not_unsafe_ptr_arg_deref,
         reason = "contexts of tests are there, and all calls of verbs are unsafe anyway"
@@ -136,7 +137,7 @@ impl UserCall {
             size_of::<bindings::uverbs_attr_bundle>()
                 + ATTRIBUTES * size_of::<bindings::uverbs_attr>(),
         )?;
-        // SAFETY: All members of the union are plain data, and zero.
+        // SAFETY: All members of the union are plain data, initialised with zeroes.
         let call = unsafe { &mut (*bundle.as_raw()).__bindgen_anon_1.__bindgen_anon_1 };
         call.context = context;
         // SAFETY: A process has its device open (`UverbsFile`).
@@ -149,31 +150,31 @@ impl UserCall {
         Ok(Self(bundle))
     }
 
-    /// Gives the call an attribute: so many bytes at `address` of the process.
+    /// Adds an attribute with `length` bytes at `address` of the process.
     pub fn set_attribute(&mut self, attribute: u32, address: u64, length: u16) {
         // SAFETY: There is room for all attributes, by the type invariant.
         unsafe { bindings::test_uverbs_set_attr(self.0.as_raw(), attribute, address, length) };
     }
 
-    /// Gives the call an attribute: the object of a handle.
+    /// Adds an attribute with the object of a handle.
     pub fn set_object(&mut self, attribute: u32, handle: &mut bindings::ib_uobject) {
         // SAFETY: There is room for all attributes, by the type invariant.
         unsafe { bindings::test_uverbs_set_object(self.0.as_raw(), attribute, handle) };
     }
 
-    /// There is no memory any more where the response goes.
+    /// Makes writing the response fail.
     pub fn lose_response(&mut self) {
         // SAFETY: All members of the union are plain data.
         let call = unsafe { &mut (*self.0.as_raw()).__bindgen_anon_1.__bindgen_anon_1 };
         call.driver_udata.outbuf = ptr::null_mut();
     }
 
-    /// What a verb gets of the call, or rather of its attributes.
+    /// Returns the argument of verbs that take the call's attributes.
     pub fn attributes(&mut self) -> *mut bindings::uverbs_attr_bundle {
         self.0.as_raw()
     }
 
-    /// What most verbs get of the call.
+    /// Returns the argument of verbs that take the udata, as most do.
     pub fn udata(&mut self) -> *mut bindings::ib_udata {
         // SAFETY: All members of the union are plain data.
         unsafe {
@@ -185,21 +186,21 @@ impl UserCall {
     }
 }
 
-/// Private memory of the process that runs a test: each test has a thread of its own, and with this
-/// an address space.
+/// Private memory of the process that runs a test. Each test has a thread and an address space of
+/// its own.
 pub struct ProcessMemory(u64);
 
 impl ProcessMemory {
-    /// Maps so many pages, all zeros, that may be read and written.
+    /// Maps that many zeroed pages, readable and writable.
     pub fn new(pages: usize) -> Result<Self> {
         /// `MAP_PRIVATE | MAP_ANONYMOUS`
         const PRIVATE_AND_ANONYMOUS: c_ulong = 0x22;
 
-        // SAFETY: A mapping without a file needs no more.
+        // SAFETY: There are no requirements for a mapping without a file.
         unsafe { Self::map(ptr::null_mut(), pages, PRIVATE_AND_ANONYMOUS, 0) }
     }
 
-    /// Maps so many pages that may be read and written.
+    /// Maps that many pages, readable and writable.
     ///
     /// # Safety
     ///
@@ -216,57 +217,58 @@ impl ProcessMemory {
         Ok(Self(from_err_ptr(address as *mut c_void)? as u64))
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> u64 {
         self.0
     }
 
-    /// Writes a word at the beginning.
+    /// Writes the word at the start of the memory.
     pub fn write(&self, word: u64) -> Result {
         self.user(size_of::<u64>()).writer().write(&word)
     }
 
-    /// Reads the word at the beginning.
+    /// Reads the word at the start of the memory.
     pub fn read(&self) -> Result<u64> {
         self.user(size_of::<u64>()).reader().read()
     }
 
-    /// The first `length` bytes.
+    /// Returns the first `length` bytes.
     pub fn user(&self, length: usize) -> UserSlice {
         UserSlice::new(UserPtr::from_addr(self.0 as usize), length)
     }
 
-    /// The memory from that page on.
+    /// Returns the memory from page `index` on.
     pub fn page(&self, index: usize) -> Self {
         Self(self.0 + (index * PAGE_SIZE) as u64)
     }
 
-    /// The physical address that is mapped here, uncached.
+    /// Returns the physical address that is mapped here if the mapping is uncached.
     pub fn uncached(&self) -> Option<PhysAddr> {
         // SAFETY: The thread has an address space, since it has mapped something.
         let address = unsafe { bindings::test_uncached(self.0 as c_ulong) };
         (address != 0).then_some(address)
     }
 
-    /// Pages of the process that devices have pinned.
+    /// Returns the number of pages of the process that are pinned for devices.
     pub fn pinned(&self) -> u64 {
         // SAFETY: The thread has an address space, since it has mapped something.
         unsafe { bindings::test_pinned() }
     }
 
-    /// Takes pages away.
+    /// Unmaps pages.
     pub fn unmap(&self, pages: Range<usize>) -> Result {
         let start = self.0 as usize + pages.start * PAGE_SIZE;
-        // SAFETY: The address space is that of this thread, and nothing of it runs.
+        // SAFETY: The address space belongs to this thread, and none of the process's code is
+        // running.
         to_result(unsafe { vm_munmap(start as c_ulong, pages.len() * PAGE_SIZE) })
     }
 }
 
-/// The file by which a process has a device open.
+/// The file through which a process has a device open.
 ///
 /// # Invariants
 ///
-/// The pointer is valid and a reference is owned.
+/// The pointer is valid, and a reference is owned.
 pub struct UverbsFile(NonNull<file>);
 
 impl UverbsFile {
@@ -274,16 +276,16 @@ impl UverbsFile {
     ///
     /// # Safety
     ///
-    /// `context` must be about to be constructed, and have its device. While its device memory is
-    /// mapped it must not be freed, and nothing may be mapped before it is constructed.
+    /// `context` must be about to be constructed, with its device set. It must not be freed while
+    /// its device memory is mapped, and nothing may be mapped before it is constructed.
     pub unsafe fn new(context: *mut bindings::ib_ucontext) -> Result<Self> {
-        // INVARIANT: A new file, unless it is null.
-        // SAFETY: By the requirements of this function.
+        // INVARIANT: A new file, unless the pointer is null.
+        // SAFETY: Guaranteed by the caller.
         let raw = unsafe { bindings::test_uverbs_open(context) };
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// Calls `verb` as ib_uverbs does: the device is not taken away meanwhile.
+    /// Calls `verb` like ib_uverbs: the device cannot be disassociated during the call.
     pub fn call<R>(&self, verb: impl FnOnce() -> R) -> R {
         // SAFETY: Valid by the type invariant.
         let index = unsafe { bindings::test_uverbs_lock(self.0.as_ptr()) };
@@ -293,7 +295,7 @@ impl UverbsFile {
         result
     }
 
-    /// Maps so many pages at `offset` of the file as memory that is shared.
+    /// Maps that many pages at `offset` of the file as shared memory.
     pub fn map(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
         /// `MAP_SHARED`
         const SHARED: c_ulong = 1;
@@ -302,7 +304,7 @@ impl UverbsFile {
         unsafe { ProcessMemory::map(self.0.as_ptr(), pages, SHARED, offset) }
     }
 
-    /// Maps so many pages at `offset` of the file as memory of this process alone.
+    /// Maps that many pages at `offset` of the file as private memory.
     pub fn map_private(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
         /// `MAP_PRIVATE`
         const PRIVATE: c_ulong = 2;

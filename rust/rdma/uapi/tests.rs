@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of what drivers add for processes.
+//! Tests of the interface that drivers add for processes.
 
 use super::*;
 
@@ -21,7 +21,7 @@ mod cases {
 
     impl Response for [u64; 4] {}
 
-    /// An input whose first version had two words; the third must be zero.
+    /// An input whose first version had two words. The third word must be zero.
     type Words = [u64; 3];
 
     impl Request for Words {
@@ -38,7 +38,7 @@ mod cases {
     #[test]
     fn attributes_are_laid_out_as_in_c() {
         let attribute = Attribute::output::<[u64; 4]>(3);
-        // SAFETY: The structure is as large, and any bytes are one.
+        // SAFETY: The structures have the same size, and any bytes are valid.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
         assert_eq!(raw.id, 1 << 12 | 3);
         assert_eq!(
@@ -82,12 +82,12 @@ mod cases {
         );
     }
 
-    /// What a call of a method with these attributes has.
+    /// Returns the attributes of a method call.
     fn attributes(
         call: &mut UserCall,
         declared: &'static [&'static Attribute],
     ) -> AttrBundle<'static, TestDriver> {
-        // SAFETY: Tests give a call the attributes that they declare, and use it while it is there.
+        // SAFETY: Tests give a call the attributes that they declare, and use them while it exists.
         unsafe { AttrBundle::new(call.attributes(), declared) }
     }
 
@@ -120,7 +120,7 @@ mod cases {
         let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
         call.set_attribute(WORDS.id.into(), memory.address(), 16);
         let given = attributes(&mut call, DECLARED);
-        // An input is no object, nor an output; nor is an object of another kind.
+        // An input is neither an object nor an output, and an object is not of another kind.
         assert_eq!(given.put(&WORDS, &[0_u64; 4]), Err(EINVAL));
         assert!(given.named::<Pd<Object>>(&WORDS).is_err());
         assert!(given.named::<Cq<Object>>(&DOMAIN).is_err());
@@ -129,7 +129,7 @@ mod cases {
         assert!(!given.has(&pretended));
         let mandatory = Attribute::input::<Words>(1);
         assert_eq!(given.get::<Words>(&mandatory), Err(EINVAL));
-        // One that may be left out takes nothing.
+        // Writing an absent optional attribute does nothing.
         assert_eq!(given.put(&ANSWER, &[0_u64; 4]), Ok(()));
         Ok(())
     }
@@ -150,7 +150,7 @@ mod cases {
             let given = attributes(&mut call, DECLARED);
             let named = given.named::<Pd<Object>>(&DOMAIN)?.ok_or(ENOENT)?;
             assert_eq!(named.as_raw(), pd);
-            // SAFETY: Nobody uses it any more.
+            // SAFETY: The domain is no longer in use.
             to_result(unsafe { bindings::ib_dealloc_pd_user(pd, ptr::null_mut()) })
         })
     }
@@ -161,7 +161,7 @@ mod cases {
 
         crate::testing::driver::with_device(|device, _| {
             let mut pair = Pair::new(device)?;
-            // What the core makes for a process that opens a target by its number.
+            // The core creates such an object for a process that opens a target by its number.
             let mut opened = bindings::ib_qp {
                 real_qp: pair.as_raw(),
                 ..Default::default()
@@ -195,7 +195,7 @@ mod cases {
                 (end, 0)
             ]
         );
-        // SAFETY: The trees are static, and have one method.
+        // SAFETY: The trees are static, and have one method each.
         let method = unsafe {
             &**(*table[1].tree)
                 .methods

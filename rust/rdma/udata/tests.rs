@@ -12,7 +12,7 @@ mod cases {
         UserCall, //
     };
 
-    /// Of a driver whose first version had two words.
+    /// A request or response whose first version had two words.
     type Words = [u32; 4];
 
     impl Request for Words {
@@ -23,14 +23,14 @@ mod cases {
 
     const WORDS: Words = [1, 2, 3, 4];
 
-    /// Calls `verb` with so many bytes of the process for request and response.
+    /// Calls `verb` with a request and a response of these lengths.
     fn call<R>(
         process: &ProcessMemory,
         length: usize,
         verb: impl FnOnce(&Udata<'_>) -> Result<R>,
     ) -> Result<R> {
         let mut user = UserCall::new(process, length, core::ptr::null_mut())?;
-        // SAFETY: It is part of a bundle, which outlives the call.
+        // SAFETY: The udata is part of a bundle, which outlives the call.
         let udata = unsafe { Udata::from_raw(user.udata()) };
         verb(&udata.ok_or(EINVAL)?)
     }
@@ -73,7 +73,7 @@ mod cases {
 
     #[test]
     fn verbs_of_the_kernel_have_no_request() -> Result {
-        // SAFETY: There is none.
+        // SAFETY: A null pointer is allowed.
         let udata = unsafe { Udata::from_raw(core::ptr::null_mut()) };
         Udata::no_io(udata.as_ref())
     }

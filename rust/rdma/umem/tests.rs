@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the buffers of queues of processes.
+//! Tests of pinned memory and of the buffers of queues.
 
 use crate::testing::prelude::*;
 
@@ -40,7 +40,7 @@ mod cases {
     fn processes_are_answered_when_they_make_queues() -> Result {
         with_device(|device, log| {
             let mut process = Process::new(device)?;
-            // They say where their buffers are.
+            // The buffers are described by attributes.
             let buffer = process.memory.address();
             let (mut send_cq, mut recv_cq) = (Queue::new(device, 1, 0)?, Queue::new(device, 1, 0)?);
             let pd = Domain::new(device)?;
@@ -77,7 +77,7 @@ mod cases {
             init.recv_cq = recv_cq.0.as_raw();
             init.cap.max_send_wr = 9;
             let mut qp = room!(device, ib_qp, Qp);
-            // SAFETY: What the core sets.
+            // SAFETY: The core sets these members, too.
             unsafe {
                 (*qp.as_raw()).pd = pd.0;
                 (*qp.as_raw()).send_cq = init.send_cq;
@@ -112,8 +112,8 @@ mod cases {
         })
     }
 
-    /// Makes objects of a process, with the buffer of its request and with one that `attribute`
-    /// describes.
+    /// Creates objects of a process, with the buffer of the driver's request and with one that
+    /// `attribute` describes.
     fn buffers(
         process: &mut Process,
         log: &Log,
@@ -123,7 +123,7 @@ mod cases {
         let (address, page) = (process.memory.address(), PAGE_SIZE as u64);
         let descriptor = process.memory.page(1);
         let describe = |address, length: u64| -> Result {
-            // `struct ib_uverbs_buffer_desc`, in words of 64 bits.
+            // `struct ib_uverbs_buffer_desc`, in 64-bit words.
             let ty = bindings::ib_uverbs_buffer_type_IB_UVERBS_BUFFER_TYPE_VA;
             let mut writer = descriptor.user(32).writer();
             for word in [u64::from(ty), 0, address, length] {
@@ -140,7 +140,7 @@ mod cases {
         create(call)?;
         assert_buffer(log, (address + page / 2, 200))?;
 
-        // One that is too small.
+        // The buffer is too small.
         describe(address, 99)?;
         let mut call = process.call(address)?;
         call.set_attribute(attribute, descriptor.address(), 32);
@@ -193,7 +193,7 @@ mod cases {
                 init.qp_type = bindings::ib_qp_type_IB_QPT_RC;
                 (init.send_cq, init.recv_cq) = (cq, cq);
                 let mut qp = room!(device, ib_qp, Qp);
-                // SAFETY: What the core sets.
+                // SAFETY: The core sets these members, too.
                 unsafe {
                     (*qp.as_raw()).pd = pd.0;
                     ((*qp.as_raw()).send_cq, (*qp.as_raw()).recv_cq) = (cq, cq);
@@ -207,7 +207,7 @@ mod cases {
             let of_qp =
                 bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_BUF_UMEM;
             buffers(&mut process, log, of_qp, make_qp)?;
-            // It has one buffer.
+            // The queue pair has a single buffer.
             for two in [
                 bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
                 bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM,
@@ -240,13 +240,13 @@ mod umem {
         page::PAGE_SIZE, //
     };
 
-    /// The tests export dma-bufs, in a module as in the kernel itself.
+    /// The tests export dma-bufs, whether they are in a module or built in.
     #[used(compiler)]
     #[link_section = ".modinfo"]
     static IMPORTED: [u8; 18] = *b"import_ns=DMA_BUF\0";
 
     /// A dma-buf of a device that does not exist: two pieces of two pages each, at addresses that
-    /// nobody accesses.
+    /// are never accessed.
     struct Exported(c_int);
 
     impl Exported {
@@ -260,19 +260,19 @@ mod umem {
             ..pin_init::zeroed()
         };
 
-        /// Exports one, which this process, or rather the kernel's, knows by a descriptor.
+        /// Exports a dma-buf, and opens a descriptor for it in this process.
         fn new() -> Result<Self> {
             let info = bindings::dma_buf_export_info {
                 exp_name: c"rdma-test".as_char_ptr(),
                 ops: Self::OPS,
                 size: Self::SIZE,
-                // Looked at by nobody, but it must not be null.
+                // Never used, but must not be null.
                 priv_: core::ptr::from_ref(Self::OPS).cast_mut().cast(),
                 ..Default::default()
             };
-            // SAFETY: The operations are there for ever.
+            // SAFETY: The operations are static.
             let buffer = from_err_ptr(unsafe { bindings::dma_buf_export(&info) })?;
-            // SAFETY: It is valid, and its reference becomes that of the descriptor.
+            // SAFETY: The dma-buf is valid, and its reference moves to the descriptor.
             let fd = unsafe { bindings::dma_buf_fd(buffer, 0) };
             if fd < 0 {
                 // SAFETY: As above; the reference is still ours.
@@ -292,7 +292,7 @@ mod umem {
             let map = || -> Result<*mut bindings::sg_table> {
                 let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
                 let flags = crate::compat::gfp_as_raw(GFP_KERNEL);
-                // SAFETY: The table is ours, and as long as the number of pieces.
+                // SAFETY: The table is ours, and has as many entries as there are pieces.
                 unsafe {
                     to_result(bindings::sg_alloc_table(&raw mut *table, 2, flags))?;
                     for (i, address) in Self::PIECES.into_iter().enumerate() {
@@ -314,7 +314,7 @@ mod umem {
             table: *mut bindings::sg_table,
             _direction: bindings::dma_data_direction,
         ) {
-            // SAFETY: By contract.
+            // SAFETY: Guaranteed by the caller.
             unsafe {
                 bindings::sg_free_table(table);
                 drop(KBox::from_raw(table));
@@ -334,7 +334,7 @@ mod umem {
         }
     }
 
-    /// All sizes of pages that there are.
+    /// All possible page sizes.
     const SIZES: u64 = u64::MAX << PAGE_SIZE.trailing_zeros();
 
     #[test]
@@ -364,7 +364,7 @@ mod umem {
 
         let any = umem.pages(SIZES, start)?;
         assert!(any.shift() >= PAGE_SIZE.trailing_zeros() && any.count() <= 5);
-        // Pages that are larger than the memory do not fit.
+        // Pages that are larger than the memory are not possible.
         assert_eq!(umem.pages(1 << 40, start).err(), Some(EINVAL));
         Ok(())
     }
@@ -431,7 +431,7 @@ mod umem {
         mapper.close();
         drop(too_late);
         assert_eq!(process.pinned(), before + 1);
-        // SAFETY: It has been left alone, and the device is there in truth.
+        // SAFETY: The memory was left pinned, and the device still exists.
         unsafe { bindings::ib_umem_release(raw.as_ptr()) };
         assert_eq!(process.pinned(), before);
         Ok(())
@@ -468,7 +468,7 @@ mod umem {
             Ok(())
         });
         drop(exported);
-        // SAFETY: May be called by any thread. What is closed is gone from here on.
+        // SAFETY: May be called by any thread. Closed files are gone after this.
         unsafe { bindings::flush_delayed_fput() };
         result
     }
@@ -477,7 +477,7 @@ mod umem {
     fn memory_is_that_of_a_process_which_calls() -> Result {
         with_device(|device, _| {
             let get = |is_process, address| {
-                // SAFETY: The device is registered. A thread of a test is as good as a process.
+                // SAFETY: The device is registered. The thread of a test counts as a process.
                 unsafe {
                     device.with_caller(is_process, |call| {
                         let access = AccessFlags::default();
@@ -489,11 +489,11 @@ mod umem {
                 }
             };
             let nobody = (Some(ESRCH), Some(ESRCH), Some(ESRCH));
-            // Threads of the kernel have no memory of a process.
+            // Kernel threads have no process memory.
             assert_eq!(get(false, 0), nobody);
             assert_eq!(get(true, 0), nobody);
             let process = ProcessMemory::new(1)?;
-            // Nor is it that of the process in which somebody in the kernel calls a verb.
+            // A verb called by the kernel must not use the memory of the current process.
             assert_eq!(get(false, process.address()), nobody);
             assert_eq!(get(true, process.address()), (None, Some(EBADF), None));
             Ok(())
@@ -512,7 +512,7 @@ mod umem {
                 })
             };
             assert_eq!(get(-1, 0, PAGE_SIZE), Some(EBADF));
-            // The range is looked at first.
+            // The range is checked first.
             assert_eq!(get(-1, usize::MAX, PAGE_SIZE), Some(EINVAL));
             assert_eq!(get(-1, PAGE_SIZE, usize::MAX), Some(EINVAL));
             Ok(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Lists of requests, how far they were posted, and what is left of a request that was.
+//! Lists of work requests and the progress of posting them, and what is kept of a posted request.
 
 use core::{
     cell::Cell,
@@ -18,36 +18,36 @@ use crate::{
     }, //
 };
 
-/// A request that was posted, until it is [completed](crate::wc::Completions::push).
+/// A posted request, until it is [completed](crate::wc::Completions::push).
 ///
-/// The user's name for a request is, in the kernel, the address of what to call when it is complete
-/// (`struct ib_cqe`). So nobody can make one of these up, nor use it twice: it comes from a
-/// request, and goes with its completion. Nor can one be used when its user has seen a later one
-/// complete, and may have freed what is to be called.
+/// In the kernel, the ID of a request is the address of a structure with the function to call on
+/// completion (`struct ib_cqe`). So a continuation cannot be created or used twice: it comes from a
+/// request and is consumed by the completion. It also cannot be used once the user has seen the
+/// completion of a later request, because the user may then have freed that structure.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Continuation {
     pub(crate) wr_id: u64,
     pub(crate) poster: Poster,
     pub(crate) is_receive: bool,
-    /// Its position in its queue, from 1; 0 in a queue without an order.
+    /// Position in the queue, starting from 1; 0 in a queue without an order.
     pub(crate) position: u64,
-    /// Bytes of its elements.
+    /// Total length of the scatter/gather elements in bytes.
     pub(crate) length: u64,
 }
 
-/// A request of C.
+/// A C work request.
 pub(super) trait Listed: Sized {
-    /// Whether it is one to receive.
+    /// Whether it is a receive request.
     const IS_RECEIVE: bool;
 
-    /// The request behind it.
+    /// Returns the next request in the list.
     fn next(&self) -> *const Self;
 
-    /// What its user calls it.
+    /// Returns the ID of the request.
     fn wr_id(&self) -> u64;
 
-    /// Where its elements are, and how many.
+    /// Returns the scatter/gather elements and their number.
     fn elements(&self) -> (*const bindings::ib_sge, c_int);
 }
 
@@ -79,31 +79,31 @@ listed! {
     ib_recv_wr: true,
 }
 
-/// A list of requests of C to one queue.
+/// A list of C work requests for one queue.
 ///
-/// A request that was posted may complete at once, and whoever waits for that may free it. So
-/// nothing looks at one that was posted, not even to find the next.
+/// A posted request may complete at once, and its owner may then free it. So nothing accesses a
+/// request after it was posted, not even to find the next one.
 ///
 /// # Invariants
 ///
-/// What is [left](Self::rest) is null or a list of requests that stay as they are during `'a`, each
+/// The [rest](Self::rest) is null or a list of requests. Each of them remains unchanged during `'a`
 /// until it is posted.
 pub(super) struct List<'a, R> {
     head: *const R,
-    /// The first request that was not posted, if one was.
+    /// The first request that was not posted, if any request was.
     rest: Cell<Option<*const R>>,
-    /// The last request that was taken.
+    /// The request that was taken last.
     taken: *const R,
     queue: WorkQueue<'a>,
 }
 
 impl<'a, R: Listed> List<'a, R> {
-    /// Wraps a list of which nothing is posted.
+    /// Wraps a list from which nothing was posted yet.
     ///
     /// # Safety
     ///
-    /// `head` must be null or a list of requests to `queue` that stay as they are during `'a`, each
-    /// until it is posted.
+    /// `head` must be null or a list of requests for `queue`. Each of them must remain unchanged
+    /// during `'a` until it is posted.
     pub(super) const unsafe fn new(head: *const R, queue: WorkQueue<'a>) -> Self {
         Self {
             head,
@@ -113,12 +113,12 @@ impl<'a, R: Listed> List<'a, R> {
         }
     }
 
-    /// The first request that was not posted, and those behind it.
+    /// Returns the list from the first request that was not posted.
     fn rest(&self) -> *const R {
         self.rest.get().unwrap_or(self.head)
     }
 
-    /// Takes the next request; none if the last one that was taken was not posted.
+    /// Takes the next request. Returns [`None`] if the request taken last was not posted.
     pub(super) fn take(&mut self) -> Option<Result<Taken<'_, R>>> {
         let rest = self.rest();
         if ptr::eq(rest, self.taken) {
@@ -129,7 +129,7 @@ impl<'a, R: Listed> List<'a, R> {
 
         self.taken = rest;
         let (elements, count) = request.elements();
-        // SAFETY: They are as many as the request says.
+        // SAFETY: There are as many elements as the request says.
         let elements = match unsafe { Sge::slice(elements, count) } {
             Ok(elements) => elements,
             Err(error) => return Some(Err(error)),
@@ -144,7 +144,8 @@ impl<'a, R: Listed> List<'a, R> {
                     poster: self.queue.poster(),
                     is_receive: R::IS_RECEIVE,
                     position: 0,
-                    // Elements are at most 2^31, of less than 2^32 bytes.
+                    // There are at most 2^31 elements of less than 2^32 bytes each, so the sum
+                    // fits.
                     length: lengths.sum(),
                 },
                 next: request.next(),
@@ -153,8 +154,8 @@ impl<'a, R: Listed> List<'a, R> {
         }))
     }
 
-    /// What to answer to who posts, to whom the driver says `result`. Requests that were not posted
-    /// are refused, with `EIO` if the driver has no reason.
+    /// Returns the result for the caller of the post verb, given the driver's `result`. Requests
+    /// that were not posted are rejected, with `EIO` if the driver returned no error.
     ///
     /// # Safety
     ///
@@ -163,7 +164,7 @@ impl<'a, R: Listed> List<'a, R> {
         let refused = self.rest();
         let error = match (result, refused.is_null()) {
             (Ok(()), true) => return Ok(0),
-            // There is nothing that could be refused.
+            // All requests were posted, so there is none to reject.
             (Err(_), true) if !self.head.is_null() => return Ok(0),
             (Ok(()), false) => EIO,
             (Err(error), _) => error,
@@ -181,10 +182,10 @@ pub(super) struct Taken<'a, R> {
     pub(super) posting: Posting<'a, R>,
 }
 
-/// Says that a request was posted.
+/// Marks a request as posted.
 pub(super) struct Posting<'a, R> {
     continuation: Continuation,
-    /// What comes after it.
+    /// The next request in the list.
     next: *const R,
     list: &'a List<'a, R>,
 }

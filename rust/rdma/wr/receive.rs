@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests to receive.
+//! Receive requests.
 
 use kernel::prelude::*;
 
@@ -17,30 +17,31 @@ use crate::{
     event::WorkQueue, //
 };
 
-/// A request to receive (`struct ib_recv_wr`).
+/// A receive request (`struct ib_recv_wr`).
 ///
-/// As with a [request to send](super::SendRequest), what is known of it goes when it is posted.
+/// As with a [send request](super::SendRequest), everything borrowed from it ends when it is
+/// posted.
 pub struct ReceiveRequest<'a> {
     posting: Posting<'a, bindings::ib_recv_wr>,
     elements: &'a [Sge],
 }
 
 impl ReceiveRequest<'_> {
-    /// Where the payload goes.
+    /// Returns the scatter/gather elements for the payload.
     #[inline]
     pub fn elements(&self) -> &[Sge] {
         self.elements
     }
 
-    /// The request is posted: its user waits for it to complete.
+    /// Marks the request as posted: its user then waits for the completion.
     ///
-    /// To be called in the order of the queue, with what keeps others from posting to it.
+    /// Must be called in the order of the queue, while other posters are locked out.
     pub fn post(self) -> Continuation {
         self.posting.post()
     }
 }
 
-/// A list of requests to receive.
+/// A list of receive requests.
 pub struct ReceiveRequests<'a>(List<'a, bindings::ib_recv_wr>);
 
 impl<'a> ReceiveRequests<'a> {
@@ -48,14 +49,14 @@ impl<'a> ReceiveRequests<'a> {
     ///
     /// # Safety
     ///
-    /// `list` must be null or a list of requests to `queue` that stay as they are during `'a`, each
-    /// until it is posted.
+    /// `list` must be null or a list of requests for `queue`. Each of them must remain unchanged
+    /// during `'a` until it is posted.
     pub(crate) unsafe fn new(list: *const bindings::ib_recv_wr, queue: WorkQueue<'a>) -> Self {
         // SAFETY: Guaranteed by the caller.
         Self(unsafe { List::new(list, queue) })
     }
 
-    /// What to answer to who posts, to whom the driver says `result`.
+    /// Returns the result for the caller of the post verb, given the driver's `result`.
     ///
     /// # Safety
     ///
@@ -69,8 +70,8 @@ impl<'a> ReceiveRequests<'a> {
         unsafe { self.0.answer(result, bad) }
     }
 
-    /// Takes the next request. It has to be posted before there is another. `EINVAL` if it has a
-    /// number of elements that cannot be.
+    /// Takes the next request. The previous one must have been posted. `EINVAL` if the request has
+    /// an invalid number of elements.
     pub fn take(&mut self) -> Option<Result<ReceiveRequest<'_>>> {
         Some(self.0.take()?.map(|taken| ReceiveRequest {
             posting: taken.posting,
@@ -78,7 +79,7 @@ impl<'a> ReceiveRequests<'a> {
         }))
     }
 
-    /// Calls `post` with one request after the other, until an error.
+    /// Calls `post` for each request until it returns an error.
     pub fn try_for_each(&mut self, mut post: impl FnMut(ReceiveRequest<'_>) -> Result) -> Result {
         while let Some(request) = self.take() {
             post(request?)?;

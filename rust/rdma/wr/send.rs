@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests to send.
+//! Send requests.
 
 use core::{
     marker::PhantomData,
@@ -39,20 +39,20 @@ use crate::{
 mod tests;
 
 impl_flags!(
-    /// How a send is done (`enum ib_send_flags`).
+    /// Flags of a send request (`enum ib_send_flags`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
     pub struct SendFlags(u32);
 
-    /// A property of a send.
+    /// A flag of a send request.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum SendFlag {
-        /// Begin only after all earlier reads and atomics completed.
+        /// Start only after all earlier RDMA reads and atomics have completed.
         Fence = bit_u32(0),
-        /// Raise a completion also on success.
+        /// Generate a completion also on success.
         Signaled = bit_u32(1),
-        /// Ask for a solicited event at the peer.
+        /// Request a solicited event at the peer.
         Solicited = bit_u32(2),
-        /// Take the payload when the request is posted; its addresses are those of the kernel.
+        /// Copy the payload when the request is posted; the addresses are kernel virtual addresses.
         Inline = bit_u32(3),
         /// Insert IP checksums.
         IpChecksum = bit_u32(4),
@@ -60,7 +60,7 @@ impl_flags!(
 );
 
 impl SendFlags {
-    /// Takes over flags of C; a flag that has no name here is refused with `EINVAL`.
+    /// Converts C flags; flags without a name here are rejected with `EINVAL`.
     fn from_raw(raw: c_int) -> Result<Self> {
         // CAST: A set of bits that C keeps in an `int`.
         let raw = raw as u32;
@@ -71,32 +71,32 @@ impl SendFlags {
     }
 }
 
-/// Remote memory of an RDMA operation.
+/// Remote memory for an RDMA operation.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Address in the peer's region.
+    /// Address in the peer's memory region.
     pub address: u64,
-    /// Key of the peer's region.
+    /// Key of the peer's memory region.
     pub rkey: u32,
 }
 
-/// What a send does.
+/// Operation of a send request.
 pub enum Operation<'a, T: Operations> {
     /// Send.
     Send,
-    /// Send with immediate data, as a number.
+    /// Send with immediate data, in host byte order.
     SendWithImmediate(u32),
-    /// Send which invalidates a key of the peer.
+    /// Send that invalidates a key of the peer.
     SendWithInvalidate(u32),
     /// RDMA write.
     Write(Remote),
-    /// RDMA write with immediate data, as a number.
+    /// RDMA write with immediate data, in host byte order.
     WriteWithImmediate(Remote, u32),
     /// RDMA read.
     Read(Remote),
     /// Atomic compare and swap.
     CompareSwap {
-        /// The 8 bytes.
+        /// The 8 bytes to operate on.
         remote: Remote,
         /// Value to compare with.
         compare: u64,
@@ -105,54 +105,55 @@ pub enum Operation<'a, T: Operations> {
     },
     /// Atomic fetch and add.
     FetchAdd {
-        /// The 8 bytes.
+        /// The 8 bytes to operate on.
         remote: Remote,
         /// Value to add.
         add: u64,
     },
-    /// Makes a key of this side unusable, when all earlier requests are done.
+    /// Invalidates a local key after all earlier requests have completed.
     LocalInvalidate(u32),
-    /// Registers a region for fast registration, before any later request begins.
+    /// Performs a fast registration of a region, before any later request starts.
     Register {
-        /// The region.
+        /// The region to register.
         mr: &'a Mr<T::MemoryRegion>,
-        /// The memory that it gets.
+        /// Memory for the region.
         mapping: Mapping,
-        /// The key that it gets: its own, but for the lowest byte.
+        /// New key of the region; it differs from the old one only in the lowest byte.
         key: u32,
-        /// The rights that it gives.
+        /// Access rights that the registration grants.
         access: AccessFlags,
     },
-    /// Send of a datagram.
+    /// Datagram send.
     Datagram {
         /// Path to the destination.
         ah: &'a Ah<T::AddressHandle>,
         /// Queue pair at the destination.
         remote_qpn: u32,
-        /// Q_Key.
+        /// Q_Key of the destination.
         remote_qkey: u32,
-        /// P_Key index, if a queue pair of management sends it; else 0.
+        /// P_Key index if the queue pair is a management queue pair (QP0 or QP1); otherwise 0.
         pkey_index: u16,
-        /// Immediate data, as a number.
+        /// Immediate data, in host byte order.
         immediate: Option<u32>,
     },
 }
 
 impl<'a, T: Operations> Operation<'a, T> {
-    /// Takes over what a request of C does. What has no name here is refused with `EOPNOTSUPP`.
+    /// Converts the operation of a C request. Operations without a name here are rejected with
+    /// `EOPNOTSUPP`.
     ///
     /// # Safety
     ///
-    /// `wr` must be a request to a queue pair of type `ty` of a device of `T`, inside the larger
-    /// structure that its operation has, and stay as it is during `'a`.
+    /// `wr` must be a request for a queue pair of type `ty` of a device of `T`. It must be embedded
+    /// in the larger structure for its operation, and must not change during `'a`.
     unsafe fn from_raw(wr: &'a bindings::ib_send_wr, ty: Type) -> Result<Self> {
         let raw = ptr::from_ref(wr);
-        // SAFETY: Evaluated for operations that have one of the members only, all of them plain
+        // SAFETY: Evaluated only for operations that use one of the members, all of which are plain
         // words.
         let extra = || *unsafe { crate::compat::member(&wr.ex.imm_data) };
-        // Immediate data stands in memory as it does on the network.
+        // C keeps immediate data in network byte order.
         let immediate = || u32::from_be(extra());
-        // SAFETY: Evaluated for RDMA operations only, which are part of a `struct ib_rdma_wr`.
+        // SAFETY: Evaluated only for RDMA operations, which are part of a `struct ib_rdma_wr`.
         let remote = || unsafe {
             let rdma = raw.cast::<bindings::ib_rdma_wr>();
             Remote {
@@ -160,7 +161,7 @@ impl<'a, T: Operations> Operation<'a, T> {
                 rkey: (*rdma).rkey,
             }
         };
-        // SAFETY: Evaluated for atomics only, which are part of a `struct ib_atomic_wr`.
+        // SAFETY: Evaluated only for atomics, which are part of a `struct ib_atomic_wr`.
         let atomic = || unsafe {
             let atomic = raw.cast::<bindings::ib_atomic_wr>();
             let remote = Remote {
@@ -176,17 +177,17 @@ impl<'a, T: Operations> Operation<'a, T> {
                 bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => Some(immediate()),
                 _ => return Err(EINVAL),
             };
-            // SAFETY: Sends of datagrams are part of a `struct ib_ud_wr`.
+            // SAFETY: Datagram sends are part of a `struct ib_ud_wr`.
             let datagram = unsafe { &*raw.cast::<bindings::ib_ud_wr>() };
             if datagram.ah.is_null() {
                 return Err(EINVAL);
             }
             Operation::Datagram {
-                // SAFETY: The handle is of the same device and exists as long as the request.
+                // SAFETY: The handle is of the same device and lives as long as the request.
                 ah: unsafe { Ah::from_raw(datagram.ah) },
                 remote_qpn: datagram.remote_qpn,
                 remote_qkey: datagram.remote_qkey,
-                // Those of others nobody has written.
+                // The field is not initialised for other queue pairs.
                 pkey_index: match ty {
                     Type::Smi | Type::Gsi => datagram.pkey_index,
                     _ => 0,
@@ -222,7 +223,8 @@ impl<'a, T: Operations> Operation<'a, T> {
                 bindings::ib_wr_opcode_IB_WR_LOCAL_INV => Operation::LocalInvalidate(extra()),
                 bindings::ib_wr_opcode_IB_WR_REG_MR => {
                     // SAFETY: Registrations are part of a `struct ib_reg_wr`. Their region is of
-                    // the same device, and its owner leaves it alone until they are done.
+                    // the same device, and its owner does not change the region until the
+                    // registration is done.
                     let (register, mr) = unsafe {
                         let register = &*raw.cast::<bindings::ib_reg_wr>();
                         (register, Mr::mapped_from_raw(register.mr)?)
@@ -241,10 +243,10 @@ impl<'a, T: Operations> Operation<'a, T> {
     }
 }
 
-/// A request to send (`struct ib_send_wr`).
+/// A send request (`struct ib_send_wr`).
 ///
-/// Its user may free what it refers to as soon as it is posted. So what a driver learns of it is
-/// borrowed from the request, which [`post`](Self::post) takes.
+/// Its owner may free what it refers to as soon as it is posted. So everything that a driver gets
+/// from it is borrowed from the request, which [`post`](Self::post) consumes.
 pub struct SendRequest<'a, T: Operations> {
     posting: Posting<'a, bindings::ib_send_wr>,
     flags: SendFlags,
@@ -253,7 +255,7 @@ pub struct SendRequest<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> SendRequest<'a, T> {
-    /// Takes over a request of C.
+    /// Converts a C request.
     ///
     /// # Safety
     ///
@@ -268,37 +270,37 @@ impl<'a, T: Operations> SendRequest<'a, T> {
         })
     }
 
-    /// How it is done.
+    /// Returns the flags.
     #[inline]
     pub fn flags(&self) -> SendFlags {
         self.flags
     }
 
-    /// Where the payload is, or where what is read goes.
+    /// Returns the scatter/gather elements with the payload, or with the destination of a read.
     #[inline]
     pub fn elements(&self) -> &[Sge] {
         self.elements
     }
 
-    /// What it does.
+    /// Returns the operation.
     #[inline]
     pub fn operation(&self) -> &Operation<'_, T> {
         &self.operation
     }
 
-    /// The request is posted: its user waits for it to complete.
+    /// Marks the request as posted: its user then waits for the completion.
     ///
-    /// To be called in the order of the queue, with what keeps others from posting to it.
+    /// Must be called in the order of the queue, while other posters are locked out.
     pub fn post(self) -> Continuation {
         self.posting.post()
     }
 }
 
-/// A list of requests to send.
+/// A list of send requests.
 ///
 /// # Invariants
 ///
-/// The requests are as [`new`](Self::new) demands them.
+/// The requests satisfy the conditions of [`new`](Self::new).
 pub struct SendRequests<'a, T: Operations> {
     list: List<'a, bindings::ib_send_wr>,
     ty: Type,
@@ -310,9 +312,9 @@ impl<'a, T: Operations> SendRequests<'a, T> {
     ///
     /// # Safety
     ///
-    /// `list` must be null or a list of requests to `queue`, that of sends of a queue pair of type
-    /// `ty` of a device of `T`. They must be inside the larger structures that their operations
-    /// have, and stay as they are during `'a`, each until it is posted.
+    /// `list` must be null or a list of requests for `queue`, the send queue of a queue pair of
+    /// type `ty` of a device of `T`. Each request must be embedded in the larger structure for its
+    /// operation, and must remain unchanged during `'a` until it is posted.
     pub(crate) unsafe fn new(
         list: *const bindings::ib_send_wr,
         ty: Type,
@@ -326,7 +328,7 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         }
     }
 
-    /// What to answer to who posts, to whom the driver says `result`.
+    /// Returns the result for the caller of the post verb, given the driver's `result`.
     ///
     /// # Safety
     ///
@@ -340,16 +342,16 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         unsafe { self.list.answer(result, bad) }
     }
 
-    /// Takes the next request. It has to be posted before there is another. `EOPNOTSUPP` if it does
-    /// what has no name here; `EINVAL` if it is wrong in itself.
+    /// Takes the next request. The previous one must have been posted. `EOPNOTSUPP` if the
+    /// operation or a right has no name here; `EINVAL` if the request is invalid.
     pub fn take(&mut self) -> Option<Result<SendRequest<'_, T>>> {
         let taken = self.list.take()?;
-        // SAFETY: By the type invariant. It stays as it is until it is posted, which takes what is
-        // returned here.
+        // SAFETY: By the type invariant. The request remains unchanged until it is posted, which
+        // consumes the value returned here.
         Some(taken.and_then(|taken| unsafe { SendRequest::from_raw(taken, self.ty) }))
     }
 
-    /// Calls `post` with one request after the other, until an error.
+    /// Calls `post` for each request until it returns an error.
     pub fn try_for_each(&mut self, mut post: impl FnMut(SendRequest<'_, T>) -> Result) -> Result {
         while let Some(request) = self.take() {
             post(request?)?;
@@ -360,14 +362,14 @@ impl<'a, T: Operations> SendRequests<'a, T> {
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 impl<T: Operations> SendRequest<'_, T> {
-    /// Calls `test` with a request that nobody waits for.
+    /// Calls `test` with a request that has no real poster.
     pub(crate) fn with_test<R>(
         flags: SendFlags,
         operation: Operation<'_, T>,
         test: impl FnOnce(&SendRequest<'_, T>) -> R,
     ) -> Result<R> {
         let raw = bindings::ib_send_wr::default();
-        // SAFETY: There is one request, which has no elements.
+        // SAFETY: There is only one request, which has no elements.
         let mut list =
             unsafe { List::new(&raw, WorkQueue::unordered(crate::event::Poster::new())) };
         let taken = list.take().ok_or(ENOENT)??;

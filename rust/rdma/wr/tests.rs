@@ -87,8 +87,8 @@ mod cases {
         let head = &raw mut first;
         let order = Order::new();
         let queue = WorkQueue::ordered(Poster::new(), &order);
-        // SAFETY: The list is as long as its requests say, and nothing changes that is not posted.
-        // The count that is negative is refused.
+        // SAFETY: The list is as long as its requests say, and no request changes before it is
+        // posted. The negative count must be detected.
         let mut list = unsafe { ReceiveRequests::new(head, queue) };
         let request = list.take().ok_or(ENOENT)??;
         assert_eq!(request.elements().len(), 2);
@@ -97,14 +97,14 @@ mod cases {
         let request = request.post();
         assert_eq!((request.wr_id, request.is_receive), (77, true));
         assert_eq!((request.position, request.length), (1, 128));
-        // Whoever waited for it has freed it.
-        // SAFETY: It is valid, and nobody looks at it.
+        // The owner of a posted request may free it.
+        // SAFETY: The request is valid, and not accessed any more.
         unsafe { (*head).next = ptr::null_mut() };
 
         assert!(list.take().ok_or(ENOENT)?.is_err());
         assert!(list.take().is_none());
         let mut bad = ptr::null();
-        // SAFETY: There is room for an answer.
+        // SAFETY: `bad` is writable.
         assert_eq!(unsafe { list.answer(Err(EINVAL), &mut bad) }, Err(EINVAL));
         assert_eq!(bad, &raw const second);
         Ok(())

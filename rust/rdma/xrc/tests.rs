@@ -51,7 +51,7 @@ mod cases {
                 send_cq: cq.0.as_raw(),
                 ..Default::default()
             };
-            // SAFETY: Ours alone.
+            // SAFETY: The structure is not shared.
             unsafe { (*qp.as_raw()).pd = pd.0 };
             let refused = verb!(device, create_qp(qp.as_raw(), &mut init, null_mut()));
             assert_eq!(to_result(refused), Err(EOPNOTSUPP));

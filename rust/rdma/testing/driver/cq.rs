@@ -102,7 +102,7 @@ impl CompletionQueue for Object {
                 false => 0,
             };
             let request = posted.remove(next).map_err(|_| EINVAL)?;
-            // What is not wanted is dropped.
+            // Completions that are rejected are dropped.
             let _ = out.push(request, &completion);
         }
         Ok(())

@@ -50,7 +50,7 @@ use crate::{
     udata::ProcessesAndKernel, //
 };
 
-/// What the driver says of the device: no number twice.
+/// Returns the attributes of the device. All numbers differ.
 pub(crate) fn attributes() -> DeviceAttr {
     DeviceAttr {
         firmware_version: 0x1_0002_0003,
@@ -100,7 +100,7 @@ pub(crate) fn attributes() -> DeviceAttr {
     }
 }
 
-/// What the driver says of a port: no number twice, nor the same of two ports.
+/// Returns the attributes of a port. All numbers differ, also between ports.
 pub(crate) fn port_attributes(port: Port) -> PortAttr {
     let port = port.number();
     PortAttr {
@@ -119,7 +119,7 @@ pub(crate) fn port_attributes(port: Port) -> PortAttr {
     }
 }
 
-/// The link layer of a port, which is not the same for all.
+/// Returns the link layer of a port, which differs between ports.
 pub(crate) fn port_link_layer(port: Port) -> LinkLayer {
     if port == Port::FIRST {
         LinkLayer::Ethernet
@@ -128,19 +128,19 @@ pub(crate) fn port_link_layer(port: Port) -> LinkLayer {
     }
 }
 
-/// Entries of the P_Key table.
+/// Length of the P_Key table.
 const PKEYS: u16 = 3;
 
-/// Entries of the GID tables of the ports.
+/// Lengths of the GID tables of the ports.
 pub(crate) const GIDS: [u32; PORTS as usize] = [13, 17];
 
-/// Ports of the device.
+/// Number of ports.
 pub(crate) const PORTS: u32 = 2;
 
-/// Completion vectors of the device.
+/// Number of completion vectors.
 pub(crate) const VECTORS: u32 = 3;
 
-/// The version of the firmware, which is too long.
+/// The firmware version, which is too long.
 pub(crate) const FIRMWARE: &str = "0123456789-0123456789-0123456789-0123456789";
 
 #[vtable]
@@ -175,7 +175,7 @@ impl Operations for TestDriver {
     }
 
     fn firmware_version(_call: &Call<'_, Self>, text: &mut dyn fmt::Write) {
-        // What does not fit is cut off.
+        // Text that does not fit is truncated.
         let (first, rest) = FIRMWARE.split_at(10);
         let _ = text.write_str(first);
         let _ = text.write_str(rest);
@@ -214,7 +214,7 @@ impl Operations for TestDriver {
             return;
         }
         let before = call.data().followed.lock().replace((port, netdev));
-        // Without a network device the port is up, unless it had one.
+        // A port that never had a network device is up.
         let is_down = match netdev {
             Some((is_active, _)) => !is_active,
             None => before.is_some_and(|(_, netdev)| netdev.is_some()),
@@ -232,7 +232,7 @@ impl Operations for TestDriver {
         Ok(())
     }
 
-    /// The first byte of a datagram says what becomes of it.
+    /// Handles a datagram, whose first byte determines the outcome.
     fn process_mad(
         call: &Call<'_, Self>,
         port: Port,
@@ -307,14 +307,14 @@ fn count_from(first: u64, values: &mut [u64]) {
     }
 }
 
-/// Permanent MAC address of the network device of the first port, which most tests do not have.
+/// Permanent MAC address of the network device of the first port. Most tests have no such device.
 pub(crate) const MAC: [u8; 6] = MACS[0];
 
-/// As [`MAC`], of all ports.
+/// Permanent MAC addresses for all ports, like [`MAC`].
 pub(crate) const MACS: [[u8; 6]; PORTS as usize] =
     [[2, 0, 0, 0x7e, 0x57, 1], [2, 0, 0, 0x7e, 0x57, 8]];
 
-/// What the device says of itself before it is registered.
+/// Properties of the device.
 pub(crate) const PROPERTIES: Properties = Properties {
     ports: PORTS,
     node_type: NodeType::ChannelAdapter,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the driver notes.
+//! The driver's record of what it was asked for.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -45,7 +45,7 @@ use crate::{
     wr::Continuation, //
 };
 
-/// What the driver was asked for, in its own words.
+/// A request to the driver, in the driver's terms.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Context(u64),
@@ -72,7 +72,7 @@ pub(crate) enum Asked {
     Detach(qp::MulticastGroup),
     ModifyPort(Port, port::Change),
     Mad(Port, Option<wc::Source>, bool),
-    /// How many requests were taken, and the last of them.
+    /// Number of requests taken, and the ID of the last one.
     Send(u32, u64),
     /// As for sends.
     Receive(u32, u64),
@@ -88,15 +88,15 @@ pub(crate) enum Asked {
         access: Option<AccessFlags>,
         pd: Option<u32>,
     },
-    /// The advice, and the last of the pieces.
+    /// The advice, the `wait` flag, and the number of pieces and the last of them.
     Advice(mr::Advice, bool, usize, (u64, u32, u32)),
     Window(mw::Type, u64),
-    /// The length, and the binary logarithm of the alignment.
+    /// Length, and binary logarithm of the alignment.
     Dm(u64, u32),
-    /// By the number of the buffer.
+    /// Identified by the number of the buffer.
     DmRegion(u32, DmRange, AccessFlags),
     XrcDomain,
-    /// By the number of the domain.
+    /// Identified by the number of the domain.
     XrcTarget(u32),
     PortCounters(Port),
     CreateCounter(Port),
@@ -104,45 +104,46 @@ pub(crate) enum Asked {
     UnbindCounter(u32),
     ReadCounter(u32),
     DestroyCounter(u32),
-    /// By the number of the object.
+    /// Identified by the number of the object.
     Destroy(u32),
 }
 
-/// A port that followed its network device, if it had one: whether that was active, and its MTU.
+/// A port that followed its network device: whether that was active, and its MTU, if there was one.
 pub(crate) type Followed = (Port, Option<(bool, u32)>);
 
-/// What the driver knows of its device.
+/// State of the driver for its device.
 #[pin_data]
 pub(crate) struct Log {
-    /// The last thing that it was asked for.
+    /// The last request to the driver.
     #[pin]
     pub(super) asked: SpinLock<Option<Asked>>,
-    /// Objects that are constructed.
+    /// Number of constructed objects.
     pub(super) objects: AtomicU32,
     /// Number of the next object.
     pub(crate) next: AtomicU32,
-    /// Whether it refuses what it is asked, as memory regions, queue pairs and counters are in use.
+    /// Whether to refuse requests, as if memory regions, queue pairs and counters were
+    /// in use.
     pub(crate) keeps: AtomicBool,
-    /// Whether there is an event of a completion queue at the worst times.
+    /// Whether to raise events of a completion queue at the worst times.
     pub(crate) raises: AtomicBool,
-    /// The port that followed its network device last.
+    /// The last state of a port that followed its network device.
     #[pin]
     pub(crate) followed: SpinLock<Option<Followed>>,
-    /// The network device of the second port when that followed last.
+    /// The last state of the second port's network device.
     #[pin]
     pub(crate) second_followed: SpinLock<Option<(bool, u32)>>,
-    /// The buffer of the last process that made a queue: its address and its bytes.
+    /// Address and length of the buffer of the last process that created a queue.
     #[pin]
     pub(crate) buffer: SpinLock<Option<(u64, usize)>>,
-    /// Whether the port is down for want of its network device.
+    /// Whether the port is down because its network device is missing.
     pub(crate) is_down: AtomicBool,
-    /// Who hands events out.
+    /// Dispatcher of events.
     pub(crate) dispatcher: Arc<Dispatcher>,
-    /// Queue pair that it says its completions are of.
+    /// Number of the queue pair for which to report completions.
     pub(crate) completing: AtomicU32,
-    /// Whether the last send that was posted completes first.
+    /// Whether to complete sends in reverse order.
     pub(crate) backwards: AtomicBool,
-    /// Sends that were posted and have not completed.
+    /// Posted sends that have not completed.
     #[pin]
     pub(crate) posted: SpinLock<KVec<Continuation>>,
     /// Pages that the last process that may map memory shares with the device.
@@ -155,24 +156,24 @@ impl Log {
         *self.asked.lock() = Some(asked);
     }
 
-    /// There is a completion event, which nobody asked for.
+    /// Raises a completion event that was not requested.
     pub(super) fn raise(&self, cq: &Cq<Object>) {
         if self.raises.load(SeqCst) {
             self.dispatcher.complete(cq.vector(), cq.number());
         }
     }
 
-    /// What the driver was asked for last, if it was since this was called.
+    /// Returns the last request to the driver, if there was one since the last call.
     pub(crate) fn asked(&self) -> Option<Asked> {
         self.asked.lock().take()
     }
 
-    /// Gives up the pages that a process shares with the device.
+    /// Returns the pages that a process shares with the device, and gives them up.
     pub(crate) fn take_shared(&self) -> Result<Arc<UserPages>> {
         self.shared.lock().take().ok_or(ENOENT)
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub(crate) fn objects(&self) -> u32 {
         self.objects.load(SeqCst)
     }

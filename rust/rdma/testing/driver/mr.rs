@@ -155,7 +155,7 @@ impl MemoryRegion for Object {
     }
 }
 
-/// The driver says that its device pages, and has regions on demand as it has others.
+/// The driver claims that its device supports paging, but handles on-demand regions like others.
 impl Pager for Object {
     fn forget(&self, _pages: Range<usize>) {}
 

@@ -39,7 +39,7 @@ use crate::{
     }, //
 };
 
-/// What every queue pair says of itself.
+/// Sizes that every queue pair reports.
 pub(crate) const CAPABILITIES: QpCap = QpCap {
     max_send_wr: 11,
     max_recv_wr: 12,

@@ -34,19 +34,19 @@ use crate::{
     }, //
 };
 
-/// The request of a process that may map memory. The response is [`Offsets`].
+/// Request of a process that may map memory. The response is [`Offsets`].
 pub(crate) const MAPPABLE: u64 = 31;
-/// The request of a process that is refused, when the memory that it might map is there.
+/// Request of a process that is rejected after memory for it to map was set up.
 pub(crate) const MAPPABLE_BUT_REFUSED: u64 = 32;
 
-/// Memory of the device that a process may map: nobody reads or writes it. There is no RAM.
+/// Device memory that a process may map. It is never accessed, and there is no RAM at this address.
 pub(crate) const DEVICE_MEMORY: PhysAddr = 1 << 38;
-/// How much of it.
+/// Size of the device memory in pages.
 pub(crate) const DEVICE_PAGES: usize = 2;
-/// Pages of the kernel that a process may map.
+/// Number of kernel pages that a process may map.
 pub(crate) const SHARED_PAGES: usize = 3;
 
-/// Where in its file a process may map the device's memory and the kernel's: whole pages.
+/// `mmap` offsets of the device memory and the kernel pages, in whole pages.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Offsets {
     pub(crate) device: u64,
@@ -68,10 +68,10 @@ impl Offsets {
     }
 }
 
-/// What a process that imports a context is told.
+/// Attribute for a process that imports a context.
 pub(crate) const ANSWER: Attribute = Attribute::output::<u64>(0);
 
-/// A method of completion queues that nobody calls.
+/// A method of completion queues that is never called.
 pub(super) struct Nothing;
 
 impl uapi::Method for Nothing {
@@ -113,7 +113,7 @@ impl UserContext for Object {
             flags: bindings::IORESOURCE_MEM as c_ulong,
             ..Default::default()
         };
-        // SAFETY: It is valid.
+        // SAFETY: The resource is valid.
         let bar = unsafe { crate::compat::resource_from_raw(&mut bar) };
         let device = DeviceMemory::new(bar, 0, length)?;
         let offsets = Offsets {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of requests to send.
+//! Tests of send requests.
 
 use super::*;
 
@@ -28,7 +28,7 @@ mod cases {
         rkey: 0x99aa_bbcc,
     };
 
-    /// What stands in the place of a key and of immediate data: bytes that are all different.
+    /// Bytes of the key or immediate data, all different.
     const EXTRA: [u8; 4] = [1, 2, 3, 4];
 
     fn request(opcode: bindings::ib_wr_opcode) -> bindings::ib_send_wr {
@@ -44,7 +44,7 @@ mod cases {
         wr
     }
 
-    /// Calls `look` with a request that nobody posts.
+    /// Calls `look` with a request that is not posted.
     ///
     /// # Safety
     ///
@@ -58,18 +58,18 @@ mod cases {
         list.take().ok_or(ENOENT)?.map(look)
     }
 
-    /// The operation of a request that carries nothing but what every request has.
+    /// Returns the operation of a request that has no additional members.
     fn plain<'a>(opcode: bindings::ib_wr_opcode, ty: Type) -> Result<Operation<'a, TestDriver>> {
-        // Larger than needed, and zero behind the request.
+        // Larger than needed, and zero after the request.
         let wr = bindings::ib_atomic_wr {
             wr: request(opcode),
             ..Default::default()
         };
-        // SAFETY: What is returned refers to nothing: there is neither a handle nor a region.
+        // SAFETY: The result refers to neither a handle nor a region.
         unsafe { Operation::from_raw(&*(&raw const wr).cast(), ty) }
     }
 
-    /// The operation of a request for remote memory.
+    /// Returns the operation of a request for remote memory.
     fn remote<'a>(opcode: bindings::ib_wr_opcode) -> Result<Operation<'a, TestDriver>> {
         let wr = bindings::ib_rdma_wr {
             wr: request(opcode),
@@ -80,7 +80,7 @@ mod cases {
         unsafe { Operation::from_raw(&*(&raw const wr).cast(), RC) }
     }
 
-    /// The operation of an atomic request.
+    /// Returns the operation of an atomic request.
     fn atomic<'a>(opcode: bindings::ib_wr_opcode) -> Result<Operation<'a, TestDriver>> {
         let wr = bindings::ib_atomic_wr {
             wr: request(opcode),
@@ -102,7 +102,7 @@ mod cases {
         let send = plain(bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM, RC)?;
         assert!(matches!(send, Operation::SendWithImmediate(0x0102_0304)));
 
-        // Unlike immediate data a key is a number of this machine.
+        // Unlike immediate data, a key is in host byte order.
         let key = u32::from_ne_bytes(EXTRA);
         let send = plain(bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV, RC)?;
         assert!(matches!(send, Operation::SendWithInvalidate(k) if k == key));
@@ -163,7 +163,7 @@ mod cases {
                 assert_eq!(plain(opcode, ty).err(), Some(EOPNOTSUPP));
             }
         }
-        // Datagrams are only sent.
+        // The only operation for datagrams is a send.
         for opcode in [
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV,
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
@@ -181,7 +181,7 @@ mod cases {
 
     #[test]
     fn what_is_not_there_is_refused() {
-        // The handle and the region are null; what a datagram is sent with comes first.
+        // The handle or the region is null.
         let send = plain(bindings::ib_wr_opcode_IB_WR_SEND, UD);
         assert_eq!(send.err(), Some(EINVAL));
         let register = plain(bindings::ib_wr_opcode_IB_WR_REG_MR, RC);
@@ -191,7 +191,7 @@ mod cases {
     #[test]
     fn requests_keep_their_names_and_flags() -> Result {
         let mut wr = request(bindings::ib_wr_opcode_IB_WR_SEND);
-        // SAFETY: There is one, which stays as it is while it is looked at.
+        // SAFETY: The list has one request, which does not change while it is used.
         let flags = |wr: &bindings::ib_send_wr| unsafe { take(wr, |taken| taken.flags()) };
         assert_eq!(flags(&wr), Ok(SendFlags::default()));
         // SAFETY: As above.
@@ -256,12 +256,12 @@ mod cases {
         }
         let mut wrong = |list, count| {
             (wr.sg_list, wr.num_sge) = (list, count);
-            // SAFETY: There is no such list, which is refused.
+            // SAFETY: The list is invalid, which must be detected.
             unsafe { take(&wr, |_| ()) }.err()
         };
         assert!(wrong(elements.as_mut_ptr(), -1).is_some());
         assert_eq!(wrong(null_mut(), 1), Some(EINVAL));
-        // Without elements there need not be a list.
+        // Without elements no list is needed.
         assert_eq!(wrong(null_mut(), 0), None);
         Ok(())
     }
@@ -287,14 +287,14 @@ mod cases {
         let order = Order::new();
         let new = |list| {
             let queue = WorkQueue::ordered(Poster::new(), &order);
-            // SAFETY: None, or a list of requests as their operations demand them, of which nothing
-            // changes that is not posted.
+            // SAFETY: Null, or a list of requests that satisfy the requirements of their
+            // operations. No request changes before it is posted.
             unsafe { SendRequests::<TestDriver>::new(list, RC, queue) }
         };
         let mut list = new(head);
         let refused = |list: &SendRequests<'_, TestDriver>, result| {
             let mut bad = null();
-            // SAFETY: There is room for an answer.
+            // SAFETY: `bad` is writable.
             let answer = unsafe { list.answer(result, &mut bad) };
             (answer, bad)
         };
@@ -303,8 +303,8 @@ mod cases {
         assert!(matches!(request.operation(), Operation::Read(r) if *r == REMOTE));
         let posted = request.post();
         assert_eq!((posted.wr_id, posted.position), (1, 1));
-        // Whoever waited for it has freed it.
-        // SAFETY: It is valid, and nobody looks at it.
+        // The owner of a posted request may free it.
+        // SAFETY: The request is valid, and not accessed any more.
         unsafe { (*changing).next = null_mut() };
         let behind = &raw mut second;
         assert_eq!(
@@ -312,17 +312,17 @@ mod cases {
             (Err(ENOMEM), behind.cast_const())
         );
 
-        // One that is refused is named, and nothing comes after it.
+        // `bad` points to a rejected request, and no request follows it.
         let unknown = list.take().ok_or(ENOENT)?;
         assert_eq!(unknown.err(), Some(EOPNOTSUPP));
         assert!(list.take().is_none());
         let named = (Err(EOPNOTSUPP), behind.cast_const());
         assert_eq!(refused(&list, Err(EOPNOTSUPP)), named);
 
-        // SAFETY: It is valid, and nobody else looks at it.
+        // SAFETY: The request is valid, and not accessed concurrently.
         unsafe { (*behind).opcode = bindings::ib_wr_opcode_IB_WR_SEND };
         let mut list = new(behind);
-        // What is taken and not posted is refused, whatever the driver says.
+        // A request that was taken but not posted is rejected, whatever the driver returns.
         assert!(list.take().ok_or(ENOENT)?.is_ok());
         assert!(list.take().is_none());
         assert_eq!(refused(&list, Ok(())), (Err(EIO), behind.cast_const()));
@@ -330,7 +330,7 @@ mod cases {
         let mut list = new(behind);
         let posted = list.take().ok_or(ENOENT)??.post();
         assert_eq!(posted.position, 2);
-        // So is what is not even taken.
+        // So is a request that was not even taken.
         assert_eq!(refused(&list, Ok(())), (Err(EIO), (&raw const third)));
         let request = list.take().ok_or(ENOENT)??;
         assert!(matches!(
@@ -340,7 +340,7 @@ mod cases {
         let posted = request.post();
         assert_eq!((posted.wr_id, posted.position), (3, 3));
         assert!(list.take().is_none());
-        // What is posted cannot be refused.
+        // A posted request cannot be rejected.
         assert_eq!(refused(&list, Err(EIO)), (Ok(0), null()));
         assert_eq!(refused(&list, Ok(())), (Ok(0), null()));
 
