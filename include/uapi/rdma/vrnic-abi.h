@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause) */
 /*
  * User ABI of vrnic, the virtio RDMA driver: the driver's part of the uverbs
- * commands. rust/wire/abi.rs has the same
- * structures.
+ * commands. rust/wire/abi.rs defines the same structures.
  */
 #ifndef VRNIC_ABI_USER_H
 #define VRNIC_ABI_USER_H
@@ -14,32 +13,35 @@
 
 /*
  * Provisional: enum rdma_driver_id has no value for this driver yet. Providers
- * may match the driver by the name of its devices, "vrnic" and a number, too.
+ * may also match the driver by its device names, "vrnic" and a number.
  */
 #define VRNIC_DRIVER_ID 0x76726e
 
 /*
  * Rules for all structures: comp_mask comes first and says which of the members
- * added later are valid (0 where none are named); reserved members
- * are 0; the kernel refuses a request that breaks one of the two. Addresses are
- * those of the calling process.
+ * added later are valid (it is 0 if a structure has no such members). Reserved
+ * members are 0. The kernel rejects a request that violates either rule.
+ * Addresses are those of the calling process.
  */
 
 /*
- * What is added to the methods of uverbs, for processes that import objects:
- * QUERY_CONTEXT fills attribute 0x1000 with a struct vrnic_alloc_context_resp;
- * method 0x1000 of UVERBS_OBJECT_PD does nothing but fail if its attribute
- * 0x1000, a handle, is that of no protection domain. And for all processes:
- * method 0x1000 of UVERBS_OBJECT_DEVICE fills attribute 0x1000 with a struct
- * vrnic_query_clock_resp; method 0x1000 of UVERBS_OBJECT_DM fills attribute
- * 0x1001 with a struct vrnic_query_dm_resp for the handle in attribute 0x1000.
+ * Additions to the uverbs ioctl methods.
+ *
+ * For processes that import objects: QUERY_CONTEXT fills attribute 0x1000 with
+ * a struct vrnic_alloc_context_resp. Method 0x1000 of UVERBS_OBJECT_PD only
+ * checks that the handle in attribute 0x1000 is that of a protection domain.
+ *
+ * For all processes: method 0x1000 of UVERBS_OBJECT_DEVICE fills attribute
+ * 0x1000 with a struct vrnic_query_clock_resp. Method 0x1000 of
+ * UVERBS_OBJECT_DM fills attribute 0x1001 with a struct vrnic_query_dm_resp for
+ * the handle in attribute 0x1000.
  */
 
 /**
  * struct vrnic_alloc_context_req - request of ALLOC_CONTEXT
  * @comp_mask: 0
- * @slots: doorbell slots of the context, so most queue pairs it can have: a
- *	power of two from 64 to 65536
+ * @slots: number of doorbell slots of the context, which limits its number of
+ *	queue pairs; a power of two from 64 to 65536
  */
 struct vrnic_alloc_context_req {
 	__u32 comp_mask;
@@ -50,18 +52,18 @@ struct vrnic_alloc_context_req {
 #define VRNIC_CONTEXT_NULL_KEY 0x1
 
 /**
- * struct vrnic_alloc_context_resp - response of ALLOC_CONTEXT, and of
- *	QUERY_CONTEXT
+ * struct vrnic_alloc_context_resp - response of ALLOC_CONTEXT and QUERY_CONTEXT
  * @comp_mask: VRNIC_CONTEXT_NULL_KEY or 0
- * @doorbell_length: bytes of the doorbell page, or 0 if the device has no
- *	doorbells: then a queue pair is rung by POST_SEND without work requests
- * @doorbell_offset: offset to give to mmap() to map the doorbell page
- * @notify_offset: offset to give to mmap() to map the notify area
- * @notify_length: bytes of that mapping, whole pages, 256 + slots / 8 or more;
- *	all processes that have the context share the area
- * @max_inline_data: most bytes of payload that a send entry may hold
- * @null_key: local key of memory that is all zeros, at every address, and keeps
- *	nothing of what is written there
+ * @doorbell_length: length of the doorbell page in bytes, or 0 if the device
+ *	has no doorbell page; then POST_SEND without work requests rings the
+ *	doorbell of a queue pair
+ * @doorbell_offset: mmap() offset of the doorbell page
+ * @notify_offset: mmap() offset of the notify area
+ * @notify_length: length of that mapping in bytes, whole pages, at least
+ *	256 + slots / 8; all processes that use the context share the area
+ * @max_inline_data: maximum payload of a send entry in bytes
+ * @null_key: local key of memory that reads as zeros at every address and drops
+ *	all writes
  * @reserved_24: 0
  */
 struct vrnic_alloc_context_resp {
@@ -76,10 +78,10 @@ struct vrnic_alloc_context_resp {
 };
 
 /**
- * struct vrnic_query_clock_resp - what the clock of the device shows
+ * struct vrnic_query_clock_resp - time of the device's clock
  * @comp_mask: 0
  * @reserved_20: 0
- * @time: nanoseconds on the clock by which completions are stamped
+ * @time: time in nanoseconds on the clock of completion timestamps
  */
 struct vrnic_query_clock_resp {
 	__u32 comp_mask;
@@ -88,13 +90,13 @@ struct vrnic_query_clock_resp {
 };
 
 /**
- * struct vrnic_query_dm_resp - where a buffer in device memory is
+ * struct vrnic_query_dm_resp - location of a device memory buffer
  * @comp_mask: 0
  * @reserved_20: 0
- * @map_offset: offset to give to mmap() to map the buffer
- * @map_length: bytes of that mapping, whole pages, of which the buffer is the
- *	beginning
- * @length: bytes of the buffer
+ * @map_offset: mmap() offset of the buffer
+ * @map_length: length of that mapping in bytes, whole pages; the buffer is at
+ *	its start
+ * @length: length of the buffer in bytes
  */
 struct vrnic_query_dm_resp {
 	__u32 comp_mask;
@@ -105,11 +107,12 @@ struct vrnic_query_dm_resp {
 };
 
 /**
- * struct vrnic_ring - where a ring stands in its buffer, and its shape
+ * struct vrnic_ring - layout of a ring in its buffer
  * @header_offset: byte offset of the ring's header, a multiple of 128
  * @entries_offset: byte offset of the first entry, a multiple of @stride
- * @entries: entries, a power of two; 0, as all others, if the ring is absent
- * @stride: bytes from one entry to the next, a power of two from 16 to 1024
+ * @entries: number of entries, a power of two; 0, like all other members, if
+ *	the ring is absent
+ * @stride: distance of two entries in bytes, a power of two from 16 to 1024
  */
 struct vrnic_ring {
 	__u32 header_offset;
@@ -119,12 +122,13 @@ struct vrnic_ring {
 };
 
 /**
- * struct vrnic_create_cq_req - request of CREATE_CQ, and of RESIZE_CQ
+ * struct vrnic_create_cq_req - request of CREATE_CQ and RESIZE_CQ
  * @comp_mask: 0
  * @reserved_20: 0
- * @buf_addr: buffer that holds the ring, a multiple of the page size
- * @buf_length: bytes of the buffer
- * @ring: the ring; its stride is 64, its entries are at least those asked for
+ * @buf_addr: address of the buffer with the ring, a multiple of the page size
+ * @buf_length: length of the buffer in bytes
+ * @ring: the ring, with a stride of 64 and at least as many entries as
+ *	requested
  */
 struct vrnic_create_cq_req {
 	__u32 comp_mask;
@@ -148,10 +152,11 @@ struct vrnic_create_cq_resp {
  * struct vrnic_create_qp_req - request of CREATE_QP
  * @comp_mask: 0
  * @reserved_20: 0
- * @buf_addr: buffer that holds both rings, a multiple of the page size
- * @buf_length: bytes of the buffer
- * @sq: send queue; entries and stride hold at least what was asked for
- * @rq: receive queue; likewise. Absent if no receives were asked for.
+ * @buf_addr: address of the buffer with both rings, a multiple of the page size
+ * @buf_length: length of the buffer in bytes
+ * @sq: send queue, with entries and a stride that suffice for the requested
+ *	sizes
+ * @rq: receive queue, likewise; absent if no receives were requested
  */
 struct vrnic_create_qp_req {
 	__u32 comp_mask;
@@ -173,14 +178,15 @@ struct vrnic_create_qp_resp {
 };
 
 /**
- * struct vrnic_create_srq_req - request of CREATE_SRQ, and of MODIFY_SRQ if
- *	that resizes
+ * struct vrnic_create_srq_req - request of CREATE_SRQ, and of MODIFY_SRQ when
+ *	it resizes the queue
  * @comp_mask: 0
  * @reserved_20: 0
- * @buf_addr: buffer that holds the ring, a multiple of the page size
- * @buf_length: bytes of the buffer
- * @ring: the ring; entries and stride hold at least what was asked for. If it
- *	replaces another one, what is not taken stands in it already.
+ * @buf_addr: address of the buffer with the ring, a multiple of the page size
+ * @buf_length: length of the buffer in bytes
+ * @ring: the ring, with entries and a stride that suffice for the requested
+ *	sizes; if it replaces another ring, it already contains all receives
+ *	that have not been taken
  */
 struct vrnic_create_srq_req {
 	__u32 comp_mask;
@@ -204,7 +210,7 @@ struct vrnic_create_srq_resp {
  * struct vrnic_create_ah_resp - response of CREATE_AH
  * @comp_mask: 0
  * @reserved_20: 0
- * @address: address vector, to be copied as it is into the send entries
+ * @address: address vector, to be copied verbatim into send entries
  */
 struct vrnic_create_ah_resp {
 	__u32 comp_mask;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address handles: the device knows none, a send names its destination itself.
+//! Address handles. The device does not know them; each send carries its destination.
 
 use kernel::prelude::*;
 use rdma::{
@@ -43,13 +43,13 @@ pub(crate) struct Ah {
 }
 
 impl Ah {
-    /// The destination, as sends name it.
+    /// Returns the destination in the format of send entries.
     pub(crate) fn address(&self) -> AddressVector {
         self.address
     }
 }
 
-/// Translates what a header above the link says.
+/// Translates the route for the device.
 fn route_to_wire(route: &GlobalRoute) -> AddressVector {
     AddressVector {
         dgid: route.dgid.0,
@@ -89,7 +89,7 @@ pub(crate) fn to_wire(path: &Any) -> AddressVector {
     }
 }
 
-/// Translates a path of the device.
+/// Translates a path from the device.
 pub(crate) fn from_wire(address: &AddressVector, link: Link) -> Any {
     let route = GlobalRoute {
         dgid: Gid(address.dgid),

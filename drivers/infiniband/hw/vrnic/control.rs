@@ -2,18 +2,18 @@
 
 //! The control queue: commands to the device and their replies.
 //!
-//! [`Control::execute`] sends a command and sleeps until the device has answered; any number of
-//! threads may do so at the same time. It returns when the device has done with the command for
-//! good: with a reply, or because the device was stopped. So whatever memory a command names, its
-//! caller may free it after an error.
+//! [`Control::execute`] sends a command and sleeps until the device has replied. Any number of
+//! threads may call it concurrently. When it returns, the device is done with the command for good:
+//! it has replied, or it was stopped. So the caller may free all memory that the command refers to,
+//! even after an error.
 //!
-//! A command needs memory for itself and its reply. What destroys an object must not be refused for
-//! want of it, so [`Control::execute_surely`] falls back on memory that is kept for this, one
-//! command at a time. A [`Prepared`] command has memory of its own.
+//! A command needs memory for itself and its reply. Destroying an object must not fail for lack of
+//! memory, so [`Control::execute_surely`] falls back on reserved memory, one command at a time. A
+//! [`Prepared`] command has memory of its own.
 //!
-//! A device that does not answer within [`TIMEOUT_S`] seconds, or says that it needs a reset, or is
-//! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects
-//! on the device any more.
+//! The device is stopped if it does not reply within [`TIMEOUT_S`] seconds, says that it needs a
+//! reset, or is gone. From then on every command fails at once with `EIO`, and no objects exist on
+//! the device any more.
 
 use core::marker::PhantomData;
 
@@ -50,32 +50,32 @@ use vrnic_wire::command::{
 
 use crate::health::Health;
 
-/// Seconds that the device has to answer a command.
+/// Time in seconds within which the device must reply to a command.
 ///
-/// Commands wait for nothing but the host's processor, so this is long.
+/// Commands wait only for CPU time of the host, so this is generous.
 pub(crate) const TIMEOUT_S: u32 = 30;
 
-/// Seconds after which a waiting command looks whether the device has failed.
+/// Interval in seconds at which a waiting command checks whether the device has failed.
 const CHECK_INTERVAL_S: u32 = 1;
 
-/// Virtqueue entries that a command takes: its request and its reply.
+/// Virtqueue entries of a command: its request and its reply.
 const ENTRIES_PER_COMMAND: usize = 2;
 
-/// What comes back of a command.
+/// How a command came back.
 enum Returned {
-    /// The device has answered.
+    /// The device has replied.
     Used(Used<Context>),
-    /// The device was stopped before.
+    /// The device was stopped first.
     Cancelled(KBox<Chain<Context>>),
 }
 
-/// A command on its way.
+/// A command in flight.
 #[pin_data]
 pub(crate) struct Call {
-    /// What came back. It holds a reference to this, so whoever waits must take it out.
+    /// The result. It contains a reference to this structure, so the waiter must take it out.
     #[pin]
     returned: SpinLockIrq<Option<Returned>>,
-    /// It came back: completed once each time, for the one who waits.
+    /// Completed each time the command comes back, for the single waiter.
     #[pin]
     done: Completion,
 }
@@ -88,7 +88,7 @@ impl Call {
         })
     }
 
-    /// What came back, once `done` has said so. Sleeps otherwise.
+    /// Takes the result, waiting for `done` if it is not there yet. Sleeps.
     fn take(&self) -> Returned {
         loop {
             if let Some(returned) = self.returned.lock().take() {
@@ -98,7 +98,7 @@ impl Call {
         }
     }
 
-    /// Gives the command back to whoever waits for it.
+    /// Passes the result to the waiter.
     fn finish(&self, returned: Returned) {
         *self.returned.lock() = Some(returned);
         self.done.complete();
@@ -112,7 +112,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Memory for commands of the same size as `C`, with replies of the same size.
+    /// Allocates memory for commands of the same size as `C`, with replies of the same size.
     fn new<C: Command>(flags: Flags) -> Result<Self> {
         let call = Arc::pin_init(Call::new(), flags)?;
         let chain = Chain::new(
@@ -125,15 +125,15 @@ impl Memory {
     }
 }
 
-/// A command whose memory was taken before.
+/// A command with memory allocated in advance.
 pub(crate) struct Prepared<C: Command> {
-    /// [`None`] while the command is executed.
+    /// [`None`] during execution of the command.
     memory: Option<Memory>,
     _command: PhantomData<C>,
 }
 
 impl<C: Command> Prepared<C> {
-    /// Takes the memory.
+    /// Allocates the memory.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             memory: Some(Memory::new::<C>(GFP_KERNEL)?),
@@ -141,7 +141,7 @@ impl<C: Command> Prepared<C> {
         })
     }
 
-    /// As [`Control::execute`], but takes no memory, and waits for nobody who does.
+    /// Like [`Control::execute`], but does not allocate memory, nor wait for anything that does.
     pub(crate) fn execute(&mut self, control: &Control, request: &C) -> Result<C::Reply> {
         let memory = self.memory.take().ok_or(EIO)?;
         let (result, memory) = control.execute_in(memory, request);
@@ -150,45 +150,45 @@ impl<C: Command> Prepared<C> {
     }
 }
 
-/// All commands that destroy an object or empty an entry have the size of this one.
+/// All commands that destroy an object or clear an entry have the size of this one.
 type AnyDestroy = DestroyPd;
 
-/// Who waits for a command.
+/// The owner of a command.
 pub(crate) enum Context {
     /// A thread in [`Control::execute`].
     Call(Arc<Call>),
-    /// Nobody: the command rings a doorbell.
+    /// The command rings a doorbell, and has no waiter.
     Doorbell,
 }
 
-/// What of the control queue is in use.
+/// State of the control queue's slots.
 struct Slots {
-    /// Commands that may still be sent.
+    /// Number of commands that can still be sent.
     free: usize,
     /// The command of [`Control::ring`]; [`None`] while the device has it.
     doorbell: Option<KBox<Chain<Context>>>,
-    /// A doorbell to ring as soon as the command has come back.
+    /// A doorbell to ring as soon as that command has come back.
     deferred: Option<RingDoorbell>,
-    /// Memory for a command of [`Control::execute_surely`]; [`None`] while one has it.
+    /// Reserved memory for a command of [`Control::execute_surely`]; [`None`] while it is in use.
     reserve: Option<Memory>,
 }
 
 /// Handler of the control queue.
 #[pin_data]
 pub(crate) struct Replies {
-    /// May be taken in interrupt context. No other lock is taken while it is held.
+    /// May be locked in interrupt context. No other lock is taken while it is held.
     #[pin]
     slots: SpinLockIrq<Slots>,
-    /// [`Slots::free`] has grown.
+    /// Signals that [`Slots::free`] has grown.
     #[pin]
     freed: CondVar,
-    /// [`Slots::reserve`] is there again.
+    /// Signals that [`Slots::reserve`] is available again.
     #[pin]
     reserve_is_back: CondVar,
 }
 
 impl Replies {
-    /// Waits for room in the queue.
+    /// Reserves room for a command in the queue, and waits for it if necessary.
     fn reserve(&self) {
         let mut slots = self.slots.lock();
         while slots.free == 0 {
@@ -197,13 +197,13 @@ impl Replies {
         slots.free -= 1;
     }
 
-    /// Gives room back.
+    /// Releases the room of a command.
     fn release(&self) {
         self.slots.lock().free += 1;
         self.freed.notify_one();
     }
 
-    /// Waits for the memory that is kept in reserve, which must be given back.
+    /// Takes the reserved memory, and waits for it if necessary. The caller must give it back.
     fn take_reserve(&self) -> Memory {
         let mut slots = self.slots.lock();
         loop {
@@ -219,21 +219,22 @@ impl Replies {
         self.reserve_is_back.notify_one();
     }
 
-    /// Takes the doorbell command back, and what it has to do next.
+    /// Takes the doorbell command back, and returns the doorbell that it must ring next.
     fn doorbell_done(&self, chain: KBox<Chain<Context>>) -> Option<RingDoorbell> {
         let mut slots = self.slots.lock();
         slots.doorbell = Some(chain);
         slots.deferred.take()
     }
 
-    /// Sends the doorbell command, or remembers to do so when it comes back.
+    /// Sends the doorbell command. If the command is in flight, records that it must be sent again.
     fn ring(&self, queue: &Virtqueue<Self>, request: RingDoorbell) {
         let mut chain = {
             let mut slots = self.slots.lock();
             match slots.doorbell.take() {
                 Some(chain) => chain,
                 None => {
-                    // The device looks at all slots of a context that rings, so the last is enough.
+                    // The device checks all slots of a context on each ring, so only the last one
+                    // is kept.
                     slots.deferred = Some(request);
                     return;
                 }
@@ -243,7 +244,7 @@ impl Replies {
         write_request(chain.readable_mut(), &request);
         match queue.add(chain) {
             Ok(()) => queue.kick(),
-            // The queue is stopped: nobody listens.
+            // The queue is stopped, so no one needs the doorbell.
             Err((_, chain)) => self.slots.lock().doorbell = Some(chain),
         }
     }
@@ -282,7 +283,7 @@ impl Handler for Replies {
     }
 }
 
-/// Creates the control queue, to be given to [`virtio::Virtqueues`].
+/// Creates the control queue, for use in [`virtio::Virtqueues`].
 pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
     let len = size_of::<CommandHeader>() + size_of::<RingDoorbell>();
     let doorbell = Chain::new(
@@ -309,19 +310,19 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
     )
 }
 
-/// The device, as one gives it commands.
+/// Executes commands on the device.
 pub(crate) struct Control {
     queue: Arc<Virtqueue<Replies>>,
-    /// Of asynchronous events. Their handler owns tables of what owns this. Were its type known
-    /// here, the code that drops it would contain itself, in functions whose names are too long
-    /// for objtool.
+    /// Queue of asynchronous events. It is type-erased because its handler owns tables of objects
+    /// that own a `Control`. If its type were known here, its drop glue would contain itself, in
+    /// functions whose names are too long for objtool.
     events: Arc<dyn AnyVirtqueue>,
     stopper: Stopper,
     health: Arc<Health>,
 }
 
 impl Control {
-    /// Begins to use `queue`, which must be alive, as must be that of the asynchronous `events`.
+    /// Starts to use `queue`. It and the queue of asynchronous `events` must be live.
     ///
     /// `ENODEV` if the queue is too small for a command and a doorbell.
     pub(crate) fn new(
@@ -330,7 +331,7 @@ impl Control {
         stopper: Stopper,
         health: Arc<Health>,
     ) -> Result<Arc<Self>> {
-        // One command is the doorbell's.
+        // One command is reserved for doorbells.
         let commands = (queue.capacity() / ENTRIES_PER_COMMAND).saturating_sub(1);
         if commands == 0 {
             dev_err!(
@@ -353,16 +354,16 @@ impl Control {
         )?)
     }
 
-    /// Has the device execute a command and returns its reply. Sleeps, uninterruptibly.
+    /// Executes a command on the device and returns its reply. Sleeps uninterruptibly.
     ///
-    /// Errors of the device are those of [`errno`]; then the command has changed nothing. `EIO` if
-    /// the device failed before it answered, or answered nonsense: then it is stopped, for nobody
-    /// knows what it has done.
+    /// If the device rejects the command, this returns the error given by [`errno`], and the
+    /// command has changed nothing. If the device failed before it replied, or its reply is
+    /// invalid, this returns `EIO` and the device is stopped, because its state is unknown.
     pub(crate) fn execute<C: Command>(&self, request: &C) -> Result<C::Reply> {
         self.execute_in(Memory::new::<C>(GFP_KERNEL)?, request).0
     }
 
-    /// As [`execute`](Self::execute), but never fails for want of memory, nor waits for it.
+    /// Like [`execute`](Self::execute), but neither fails for lack of memory nor waits for memory.
     pub(crate) fn execute_surely<C: Command<Reply = Empty>>(&self, request: &C) -> Result<Empty> {
         const { assert!(size_of::<C>() == size_of::<AnyDestroy>()) };
 
@@ -375,7 +376,7 @@ impl Control {
         result
     }
 
-    /// Executes a command in memory of its size, which comes back.
+    /// Executes a command in memory of its size, which is returned.
     fn execute_in<C: Command>(&self, memory: Memory, request: &C) -> (Result<C::Reply>, Memory) {
         let Memory { mut chain, call } = memory;
         if self.is_stopped() {
@@ -385,7 +386,7 @@ impl Control {
         self.queue.handler().reserve();
         if let Err((err, chain)) = self.queue.add(chain) {
             self.queue.handler().release();
-            // There are objects that cannot be destroyed without commands.
+            // Without commands, existing objects can no longer be destroyed.
             if err != ENODEV && self.queue.is_broken() {
                 self.fail("its control queue is broken");
             }
@@ -416,7 +417,7 @@ impl Control {
         (result, Memory { chain, call })
     }
 
-    /// Waits until the device has done with a command, or stops it.
+    /// Waits until the device is done with a command, or stops the device.
     fn wait(&self, call: &Call) -> Returned {
         let interval = msecs_to_jiffies(CHECK_INTERVAL_S * 1000);
 
@@ -430,14 +431,15 @@ impl Control {
         }
         self.health.fail("it does not answer commands");
         self.stopper.stop();
-        // All commands have come back or have been cancelled, so this does not wait any more.
+        // By now every command has come back or was cancelled, so this does not block.
         call.done.wait_for_completion();
         call.take()
     }
 
-    /// Rings the doorbell of a context of the kernel by command. May be called in any context.
+    /// Rings the doorbell of a kernel context by command. May be called in any context.
     ///
-    /// All callers must name the same context: rings that come too fast are merged into one.
+    /// All callers must use the same context, because rings in quick succession are merged into
+    /// one.
     pub(crate) fn ring(&self, context: u32, slot: u32) {
         let request = RingDoorbell {
             context: context.into(),
@@ -446,21 +448,22 @@ impl Control {
         self.queue.handler().ring(&self.queue, request);
     }
 
-    /// Handles all asynchronous events that came before the last reply. Sleeps; must not be called
-    /// by the handler of such an event.
+    /// Handles all asynchronous events that arrived before the last reply. Sleeps; must not be
+    /// called by the handler of such an event.
     ///
-    /// After an object has been destroyed, this is needed before its number can be used again: or
-    /// else an event of the old object could be taken for one of the new.
+    /// Must be called after an object was destroyed and before its number is reused. Otherwise an
+    /// event of the old object could be taken for one of the new object.
     pub(crate) fn flush_events(&self) {
         self.events.flush_deferred();
     }
 
-    /// Whether the device is in order, and if not, since when.
+    /// Returns the health of the device.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Looks whether the device has failed, and stops it if so. Sleeps.
+    /// Checks whether the device has failed, and stops it if so. Returns whether it is stopped.
+    /// Sleeps.
     pub(crate) fn check(&self) -> bool {
         if !self.health.has_failed() && self.stopper.device_failed() {
             self.health.fail("it is gone or has been reset");
@@ -468,21 +471,20 @@ impl Control {
         self.is_stopped()
     }
 
-    /// Stops the device, which did what it must not. Sleeps.
+    /// Stops the device after a violation of the protocol. Sleeps.
     pub(crate) fn fail(&self, why: &str) {
         self.health.fail(why);
         self.stopper.stop();
     }
 
-    /// Stops the device, which answered what cannot be. Sleeps. Returns the error for the one who
-    /// asked.
+    /// Stops the device after an invalid reply. Sleeps. Returns the error for the caller.
     pub(crate) fn nonsense(&self) -> Error {
         self.fail("it answers nonsense");
         EIO
     }
 
-    /// Whether the device holds no objects any more because it failed; stops it if it has not been
-    /// stopped yet. Sleeps.
+    /// Returns whether the device failed and therefore has no objects any more. Stops the device if
+    /// that has not happened yet. Sleeps.
     pub(crate) fn is_stopped(&self) -> bool {
         let failed = self.health.has_failed();
         if failed {
@@ -492,7 +494,7 @@ impl Control {
     }
 }
 
-/// Writes a command to `message`, which has the size of header and request.
+/// Writes a command to `message`, which has the size of its header and request.
 fn write_request<C: Command>(message: &mut [u8], request: &C) {
     let header = CommandHeader {
         code: C::CODE.raw().into(),
@@ -506,7 +508,7 @@ fn write_request<C: Command>(message: &mut [u8], request: &C) {
     }
 }
 
-/// Reads the reply to a command; [`None`] if it is nonsense.
+/// Parses the reply to a command; [`None`] if it is invalid.
 fn parse_reply<C: Command>(message: &[u8]) -> Option<Result<C::Reply>> {
     let (header, body) = ReplyHeader::read_from_prefix(message).ok()?;
 
@@ -520,7 +522,7 @@ fn parse_reply<C: Command>(message: &[u8]) -> Option<Result<C::Reply>> {
     Some(Ok(reply))
 }
 
-/// The error that the status of a reply stands for.
+/// Returns the error for the status of a reply.
 fn errno(status: Status) -> Result {
     match status {
         Status::Ok => Ok(()),

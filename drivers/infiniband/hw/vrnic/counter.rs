@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The counters of the port (`rdma statistic show`), and those of chosen queue pairs
-//! (`rdma statistic qp`).
+//! Counters of the port (`rdma statistic show`) and of selected queue pairs (`rdma statistic qp`).
 
 use kernel::prelude::*;
 use rdma::{
@@ -24,7 +23,7 @@ use vrnic_wire::{
 
 use crate::device::Call;
 
-/// The counters, in the order of their places in the device's answer.
+/// The counters, in the order of the device's reply.
 pub(crate) static COUNTERS: [counter::Counter; Counter::NAMES.len()] = {
     let mut counters = [const { counter::Counter::new(c"") }; Counter::NAMES.len()];
     let mut i = 0;
@@ -35,7 +34,7 @@ pub(crate) static COUNTERS: [counter::Counter; Counter::NAMES.len()] = {
     counters
 };
 
-/// Takes the values out of a reply.
+/// Copies the values from a reply.
 fn take(reply: &Counters, values: &mut [u64]) {
     for (value, counter) in values.iter_mut().zip(&reply.values) {
         *value = counter.get();
@@ -98,8 +97,8 @@ pub(crate) fn destroy_set(call: &Call<'_>, set: u32) {
     let_go(call, &command);
 }
 
-/// Gives a command that only a device which was stopped may refuse. If another one does, nothing
-/// but values of counters is wrong.
+/// Executes a command that only a stopped device may reject. If another device does, the only
+/// consequence is wrong counter values.
 fn let_go<C: Command<Reply = Empty>>(call: &Call<'_>, command: &C) {
     let control = &call.data().control;
     if let Err(err) = control.execute_surely(command) {

@@ -73,10 +73,10 @@ use crate::{
     },
 };
 
-/// A queue that the kernel polls.
+/// A completion queue that the kernel polls.
 #[pin_data]
 pub(crate) struct KernelQueue {
-    /// May be taken in any context, and before the locks of the dispatcher and of work rings.
+    /// May be locked in any context. Locked before the locks of the dispatcher and of work rings.
     #[pin]
     pub(crate) polled: SpinLockIrq<Polled>,
 }
@@ -84,18 +84,18 @@ pub(crate) struct KernelQueue {
 /// A completion queue.
 #[pin_data]
 pub(crate) struct Cq {
-    // Fields are dropped in declaration order: the device lets go of the ring first.
+    // Fields are dropped in declaration order: the device stops using the ring first.
     object: Object<DestroyCq>,
-    /// What the kernel polls, if no process does.
+    /// State of a queue that the kernel polls; [`None`] for a process's queue.
     kernel: Option<Arc<KernelQueue>>,
-    /// The pinned memory of a ring that a process polls. Held while the queue moves to another.
+    /// Pinned memory of a process's ring. Held while the queue moves to a new ring.
     #[pin]
     memory: Mutex<Option<Umem>>,
 }
 
 impl Cq {
-    /// Expects completions of one side of queue pair `qpn`, whose rings these are. `EOPNOTSUPP` if
-    /// a process polls the queue, `EIO` if another queue pair has that number.
+    /// Registers `rings` to get the completions of one side of queue pair `qpn`. `EOPNOTSUPP` if a
+    /// process polls the queue, `EIO` if another queue pair has that number.
     pub(crate) fn attach(
         &self,
         qpn: u32,
@@ -106,23 +106,23 @@ impl Cq {
         self.kernel()?.lock().attach(qpn, side, rings, room)
     }
 
-    /// Has the kernel forget queue pair `qpn`, whose rings these are: it is gone.
+    /// Removes queue pair `qpn` with these `rings`, because it is gone.
     pub(crate) fn detach(&self, qpn: u32, rings: &Arc<KernelRings>) {
         let Ok(kernel) = self.kernel() else {
             return;
         };
         let node = kernel.lock().detach(qpn, rings);
-        // Freed only here, without the lock.
+        // Freed without holding the lock.
         drop(node);
     }
 
-    /// Has the kernel forget completions of queue pair `qpn`, which was reset. What is in the rings
-    /// of processes is their provider's business.
+    /// Drops completions of queue pair `qpn`, which was reset. For a process's ring, this is the
+    /// provider's job.
     pub(crate) fn forget(&self, qpn: u32) -> Result {
         self.kernel()?.lock().forget(qpn)
     }
 
-    /// What the kernel polls, if it does.
+    /// Returns the state of a queue that the kernel polls.
     fn kernel(&self) -> Result<&SpinLockIrq<Polled>> {
         match &self.kernel {
             Some(kernel) => Ok(&kernel.polled),
@@ -131,9 +131,9 @@ impl Cq {
     }
 }
 
-/// The flags of the device for a queue with those of the core; `EOPNOTSUPP` if it has none such.
+/// Translates the core's flags of a queue; `EOPNOTSUPP` for flags that the device does not support.
 ///
-/// Completions have a time stamp in any case, so asking for it changes nothing.
+/// Completions always have a timestamp, so the flag for timestamps changes nothing.
 fn device_flags(flags: CqFlags, ignored_overrun: bool) -> Result<u16> {
     match flags.contains(CqFlag::IgnoreOverrun) {
         false => Ok(0),
@@ -142,7 +142,7 @@ fn device_flags(flags: CqFlags, ignored_overrun: bool) -> Result<u16> {
     }
 }
 
-/// Checks the ring that a process asks for, which is to have at least that many entries.
+/// Checks the ring that a process provides, which must have at least `entries` entries.
 fn user_layout(request: &abi::CreateCqRequest, entries: u32, limit: u32) -> Result<RingLayout> {
     let layout = RingLayout::from(request.ring);
 
@@ -264,7 +264,7 @@ impl CompletionQueue for Cq {
             pages: pages.list(),
             ..Default::default()
         })?;
-        // The device has let go of the old ring.
+        // The device no longer uses the old ring.
         *memory = Some(umem);
         cq.set_entries(ring.entries.get());
         Ok(())
@@ -280,7 +280,7 @@ impl CompletionQueue for Cq {
     }
 
     fn poll(cq: &rdma::Cq<Self>, call: &Call<'_>, out: &mut Completions<'_>) -> Result {
-        // Looked at before the ring: what is not there afterwards will not come.
+        // Read before the ring is polled: completions that are missing afterwards will not arrive.
         let has_stopped = call.data().health.has_stopped();
         let polled = cq.kernel()?.lock().poll(out, has_stopped);
         if polled.is_err() {
@@ -294,8 +294,8 @@ impl CompletionQueue for Cq {
     fn request_notify(cq: &rdma::Cq<Self>, call: &Call<'_>, solicited_only: bool) -> Result<bool> {
         let mut polled = cq.kernel()?.lock();
         let missed = polled.arm(solicited_only)?;
-        // Arming ends with a fence: either this sees that the device has stopped, or the handler
-        // that runs because of that comes after.
+        // Arming ends with a fence. Either this sees that the device is stopped, or the handler
+        // that runs because of the stop runs after this.
         Ok(missed || call.data().health.has_stopped() && polled.has_outstanding())
     }
 

@@ -67,24 +67,24 @@ use crate::{
 /// A virtio RDMA device.
 pub(crate) struct Vrnic;
 
-/// What every verb gets.
+/// The context of every verb.
 pub(crate) type Call<'a> = rdma::Call<'a, Vrnic>;
 
-/// Time that the device may need for an ACK, which the CM adds to timeouts: 4.096 µs times 2 to
-/// this, 134 ms, for its processor may be busy elsewhere.
+/// ACK delay of the device, which the CM adds to timeouts: 4.096 µs times 2 to this power, that is
+/// 134 ms, because the device's CPU may be busy with other work.
 const ACK_DELAY: u8 = 15;
 
-/// Objects that users can have of a kind of which the device has `all`.
+/// Returns the number of objects left for users if the device has `all` of a kind.
 ///
-/// `ib_core` makes one of each kind itself, for the management datagrams of the port: its
-/// completion queue, its protection domain, and, without a local DMA key, the memory region of
-/// that.
+/// `ib_core` creates one of each of these kinds for the management datagrams of the port: their
+/// completion queue, their protection domain, and, without a local DMA key, that domain's memory
+/// region.
 fn left_for_users(all: u32) -> u32 {
     all.saturating_sub(1)
 }
 
-/// Queue pairs that users can have of a device with `all`: `ib_core` makes queue pair 1, and on
-/// InfiniBand queue pair 0.
+/// Returns how many queue pairs users can have of a device with `all`: `ib_core` creates queue pair
+/// 1, and on InfiniBand queue pair 0.
 fn queue_pairs_for_users(all: u32, link: Link) -> u32 {
     all.saturating_sub(match link {
         Link::Ethernet => 1,
@@ -92,7 +92,7 @@ fn queue_pairs_for_users(all: u32, link: Link) -> u32 {
     })
 }
 
-/// What a device with these limits can do, and with or without memory placement.
+/// Returns the capabilities of a device with these limits, with or without memory placement.
 fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
     let mut capabilities = Capability::BadPkeyCounter
         | Capability::BadQkeyCounter
@@ -119,8 +119,8 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
     capabilities
 }
 
-/// What works with regions whose pages are not kept in place, on a device that has them: everything
-/// that there is.
+/// Returns the operations that work with on-demand paging, on a device that has it: all operations
+/// that the device has.
 fn on_demand_paging(
     limits: &DeviceLimits,
     memory_placement: bool,
@@ -177,7 +177,7 @@ impl Operations for Vrnic {
 
     fn query_device(call: &Call<'_>) -> Result<DeviceAttr> {
         let limits = &call.data().limits;
-        // The commands have no limits but their formats.
+        // The commands have no limits other than the width of their fields.
         let moderation = match call.data().completion_queue_changes {
             true => u16::MAX,
             false => 0,
@@ -213,7 +213,7 @@ impl Operations for Vrnic {
             max_multicast_groups: limits.max_multicast_groups.get(),
             max_multicast_members: limits.max_multicast_members.get(),
             max_multicast_attachments: limits.max_multicast_attachments.get(),
-            // The local DMA key comes with fast registration.
+            // With fast registration there is a local DMA key.
             max_mr: if limits.max_fast_registration_pages.get() != 0 {
                 limits.max_mr.get()
             } else {
@@ -223,7 +223,7 @@ impl Operations for Vrnic {
             max_dm_size: DEVICE_MEMORY as u64,
             max_fast_registration_pages: limits.max_fast_registration_pages.get(),
             max_pd: left_for_users(limits.max_pd.get()),
-            // The device does not know of address handles: memory is the limit.
+            // The device does not know address handles; only memory limits their number.
             max_ah: i32::MAX.unsigned_abs(),
             max_qp_rd_atomic: limits.max_dest_rd_atomic.get(),
             max_qp_init_rd_atomic: limits.max_rd_atomic.get(),
@@ -250,7 +250,7 @@ impl Operations for Vrnic {
 
     fn firmware_version(call: &Call<'_>, text: &mut dyn core::fmt::Write) {
         let version = call.data().limits.firmware_version.get();
-        // What does not fit is cut off.
+        // Text that does not fit is truncated.
         let _ = write!(
             text,
             "{}.{}.{}",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device memory, which is memory of the guest: processes map it, and the device accesses it as it
-//! does all of the guest. Memory in a BAR would have to be mapped into QEMU, and then each write to
-//! a doorbell would wait for the device (`Documentation/driver.rst`).
+//! Device memory, which is memory of the guest: processes map it, and the device accesses it like
+//! all guest memory. Memory in a BAR would have to be mapped into QEMU, and then each doorbell
+//! write would wait for the device (`Documentation/driver.rst`).
 
 use core::sync::atomic::{
     AtomicUsize,
@@ -42,21 +42,21 @@ use crate::{
     udata::QueryDmResponse, //
 };
 
-/// Bytes of device memory that an RNIC has, which all of its processes share.
+/// Bytes of device memory of a device, which all its processes share.
 pub(crate) const DEVICE_MEMORY: usize = 1 << 20;
 
-/// What is left of the device memory of an RNIC: pages.
+/// Number of free pages of the device memory.
 pub(crate) struct Pool(AtomicUsize);
 
 impl Pool {
-    /// All of it.
+    /// Creates the pool, with all pages free.
     pub(crate) fn new() -> Result<Arc<Self>> {
         let pages = AtomicUsize::new(DEVICE_MEMORY / PAGE_SIZE);
         Ok(Arc::new(Self(pages), GFP_KERNEL)?)
     }
 
-    /// Takes as many pages as `length` bytes need. `EINVAL` for no bytes, or more than there ever
-    /// are; `ENOMEM` if there are not as many.
+    /// Takes the pages for `length` bytes. `EINVAL` if `length` is 0 or exceeds the size of the
+    /// device memory, `ENOMEM` if there are not enough free pages.
     fn take(self: &Arc<Self>, length: u64) -> Result<Share> {
         let length = usize::try_from(length).map_err(|_| EINVAL)?;
         if length == 0 || length > DEVICE_MEMORY {
@@ -73,7 +73,7 @@ impl Pool {
     }
 }
 
-/// Pages that were taken of a [`Pool`], until this is dropped.
+/// Pages taken from a [`Pool`], which are returned when this is dropped.
 struct Share {
     pool: Arc<Pool>,
     pages: usize,
@@ -94,12 +94,12 @@ pub(crate) struct Dm {
 }
 
 impl Dm {
-    /// The memory, which a region of it keeps.
+    /// Returns the memory, to which regions hold references.
     pub(crate) fn pages(&self) -> &Arc<UserPages> {
         &self.pages
     }
 
-    /// Lists the pages of a piece of the buffer, inside it.
+    /// Creates the page list of a part of the buffer, within its bounds.
     pub(crate) fn list(&self, call: &Call<'_>, range: &DmRange) -> Result<PageListBuffer> {
         if range.length == 0 {
             return Ok(PageListBuffer::empty());
@@ -116,7 +116,7 @@ impl Dm {
     }
 }
 
-/// Page of a byte, and where it is in the page.
+/// Returns the page of a byte, and its offset in the page.
 fn split(offset: u64) -> Result<(usize, u64)> {
     let size = PAGE_SIZE as u64;
     Ok((usize::try_from(offset / size)?, offset % size))
@@ -131,7 +131,7 @@ impl DmBuffer for Dm {
         length: u64,
         alignment: u32,
     ) -> Result<impl PinInit<Self>> {
-        // Buffers begin at pages.
+        // Buffers start at page boundaries.
         if alignment as usize > PAGE_SHIFT {
             return Err(EINVAL);
         }
@@ -147,13 +147,13 @@ impl DmBuffer for Dm {
     }
 }
 
-/// A buffer in device memory.
+/// Handle of a buffer in device memory.
 const DM_HANDLE: Attribute = Attribute::object::<rdma::Dm<Dm>>(0);
 
-/// Where it is.
+/// Response with the buffer's location.
 const DM: Attribute = Attribute::output::<QueryDmResponse>(1);
 
-/// A method of buffers in device memory that says where a process may map one.
+/// A method on device memory buffers that returns the `mmap` offset of the buffer.
 pub(crate) struct QueryDm;
 
 impl Method for QueryDm {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Taking over a device and letting go of it.
+//! Binding to a device, and unbinding from it.
 //!
 //! ```text
 //!   probe    configuration ─▶ queues ─▶ ready ─▶ QUERY_DEVICE ─▶ kernel's context ─▶ RDMA device
 //!   remove   RDMA device ─▶ kernel's context ─▶ reset ─▶ queues
 //! ```
 //!
-//! The order of `remove` is the order of fields: [`Data`] drops the registration of the RDMA device
-//! first, by which all objects are destroyed while the device still takes commands. What the
-//! registration owns, [`Resources`], goes next, with the queues last.
+//! The order of `remove` is the order of fields. [`Data`] drops the registration of the RDMA device
+//! first, which destroys all objects while the device still takes commands. [`Resources`], which
+//! the registration owns, goes next, and its queues last.
 
 use kernel::{
     device::{
@@ -116,63 +116,63 @@ use crate::{
 /// The device has a doorbell region.
 const DOORBELL: Feature = Feature::device(F_DOORBELL);
 
-/// The device registers memory by work requests.
+/// The device supports fast registration of memory by work requests.
 const MEMORY_EXTENSIONS: Feature = Feature::device(F_MEMORY_EXTENSIONS);
 
 /// The device has memory windows.
 const MEMORY_WINDOWS: Feature = Feature::device(F_MEMORY_WINDOWS);
 
-/// The device changes memory regions in place.
+/// The device can change memory regions in place.
 const REREGISTRATION: Feature = Feature::device(F_REREGISTRATION);
 
 /// The device has shared receive queues.
 const SHARED_RECEIVE_QUEUES: Feature = Feature::device(F_SHARED_RECEIVE_QUEUES);
 
-/// The device has flushes and atomic writes.
+/// The device has RDMA flushes and atomic writes.
 const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
 
-/// The device moves completion queues and moderates their events.
+/// The device can resize completion queues and moderate their events.
 const COMPLETION_QUEUE_CHANGES: Feature = Feature::device(F_COMPLETION_QUEUE_CHANGES);
 
 /// The device has multicast groups.
 const MULTICAST: Feature = Feature::device(F_MULTICAST);
 
-/// The device follows the state of the network device.
+/// The driver can set the state of the port, which follows that of the network device.
 const PORT_STATE: Feature = Feature::device(F_PORT_STATE);
 
-/// The device asks for pages when it needs them.
+/// The device supports on-demand paging: it asks for pages when it needs them.
 const ON_DEMAND_PAGING: Feature = Feature::device(F_ON_DEMAND_PAGING);
 
-/// The device has memory that is all zeros and keeps nothing.
+/// The device has a null key: memory that reads as zeros and drops writes.
 const NULL_KEY: Feature = Feature::device(F_NULL_KEY);
 
-/// The device counts for queue pairs by themselves.
+/// The device has counter sets for single queue pairs.
 const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 
-/// The device has unreliable connections. Where it has none it refuses to create them, and nothing
-/// else of the driver depends on it.
+/// The device has unreliable connections. Without them the device rejects their creation, and
+/// nothing else in the driver depends on the feature.
 const UNRELIABLE_CONNECTIONS: Feature = Feature::device(F_UNRELIABLE_CONNECTIONS);
 
-/// The device has extended reliable connections. Where it has none, the limit of their domains is
+/// The device has extended reliable connections. Without them the device's limit for XRC domains is
 /// 0.
 const XRC: Feature = Feature::device(F_XRC);
 
-/// The device says what its clock shows. One that does not refuses the command.
+/// The device's clock can be queried. Without the feature the device rejects the command.
 const CLOCK: Feature = Feature::device(F_CLOCK);
 
-/// Completion queues may ignore that they overrun.
+/// Completion queues may ignore overruns.
 const IGNORED_OVERRUN: Feature = Feature::device(F_IGNORED_OVERRUN);
 
-/// The device wants to know which process a context is for.
+/// The device takes the name of the process that a context is for.
 const CONTEXT_NAMES: Feature = Feature::device(F_CONTEXT_NAMES);
 
-/// Regions on demand can be made of others.
+/// On-demand regions can be made of other regions.
 const NESTED_PAGING: Feature = Feature::device(F_NESTED_PAGING);
 
-/// The port is one of InfiniBand.
+/// The port is an InfiniBand port.
 const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
-/// What the driver accepts.
+/// The features that the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
         DOORBELL,
@@ -197,7 +197,7 @@ const FEATURES: &[Feature] = {
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {
-        // A process must not be given more than its own doorbell page.
+        // A process must not get access to more than its own doorbell page.
         [_doorbell, others @ ..] if PAGE_SIZE != DOORBELL_PAGE_SIZE as usize => others,
         all => all,
     }
@@ -236,7 +236,7 @@ impl virtio::Driver for Driver {
     }
 }
 
-/// What the driver keeps for a device.
+/// The driver's data for a device.
 pub(crate) struct Data<'bound> {
     // Fields are dropped in declaration order.
     _registration: Registration<'bound, Vrnic>,
@@ -279,50 +279,50 @@ fn register<'bound>(
     let data = Ok::<_, Error>(resources);
 
     // SAFETY: The result becomes a field of `Data`, which the virtio adapter drops before the
-    // device is unbound, or is dropped by the error path of `probe`. Nothing forgets it.
+    // device is unbound, or the error path of `probe` drops it. It is never forgotten.
     unsafe { Registration::new(device, c"vrnic%d", parent, data) }
 }
 
-/// What the verbs need of the device, as long as it is registered.
+/// The parts of the device that verbs use while the RDMA device is registered.
 pub(crate) struct Resources<'bound> {
     // Fields are dropped in declaration order.
-    /// The context of the kernel's own objects.
+    /// Context for objects of the kernel.
     pub(crate) context: KernelContext<'bound>,
-    /// The device, as one gives it commands.
+    /// Executes commands on the device.
     pub(crate) control: Arc<Control>,
-    /// Whether the device still works.
+    /// Tracks whether the device still works.
     pub(crate) health: Arc<Health>,
-    /// Its limits.
+    /// Limits of the device.
     pub(crate) limits: DeviceLimits,
-    /// Its configuration.
+    /// Configuration of the device.
     pub(crate) config: Config,
-    /// Its doorbells, unless they are commands.
+    /// Doorbell region; [`None`] if doorbells are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
-    /// Link layer of its port.
+    /// Link layer of the port.
     pub(crate) link: Link,
-    /// Whether its port takes a state.
+    /// Whether the state of the port can be set.
     pub(crate) port_state: bool,
-    /// What takes queue pairs out of its multicast groups.
+    /// Detaches queue pairs from multicast groups.
     pub(crate) detacher: Pin<KBox<Detacher>>,
-    /// Whether it has flushes and atomic writes.
+    /// Whether the device has RDMA flushes and atomic writes.
     pub(crate) memory_placement: bool,
-    /// Whether completion queues move to other rings and their events are moderated.
+    /// Whether completion queues can be resized and their events moderated.
     pub(crate) completion_queue_changes: bool,
-    /// Whether completion queues may ignore that they overrun.
+    /// Whether completion queues may ignore overruns.
     pub(crate) ignored_overrun: bool,
-    /// Whether it has the null key.
+    /// Whether the device has the null key.
     pub(crate) null_key: bool,
-    /// Whether it wants to know which process a context is for.
+    /// Whether the device takes the names of the processes that contexts are for.
     pub(crate) context_names: bool,
-    /// How it is given pages, if it asks for them.
+    /// Commands for on-demand paging, if the device has the feature.
     pub(crate) paging: Option<Arc<PageCommands>>,
-    /// Its device memory.
+    /// The device memory.
     pub(crate) device_memory: Arc<Pool>,
-    /// Whether regions for which it asks can be made of others.
+    /// Whether on-demand regions can be made of other regions.
     pub(crate) nested_paging: bool,
-    /// Regions for which it may ask.
+    /// Regions for which the device may ask for pages.
     pub(crate) faults: Arc<Faults>,
-    /// As long as there are users: they wait for what was posted.
+    /// Supervises the device for as long as there are users, who wait for posted requests.
     _supervised: Supervised,
     /// Key of the kernel for all memory.
     local_dma_key: Option<u32>,
@@ -330,7 +330,7 @@ pub(crate) struct Resources<'bound> {
 }
 
 impl<'bound> Resources<'bound> {
-    /// Who does the DMA.
+    /// Returns the device that does the DMA.
     pub(crate) fn dma(&self) -> &Dma {
         self.queues.dma()
     }
@@ -356,7 +356,7 @@ impl<'bound> Resources<'bound> {
             completion_queues.push(queue, GFP_KERNEL)?;
         }
 
-        // Numbered as the standard says: control, asynchronous events, completion events.
+        // Numbered as in the specification: control, asynchronous events, completion events.
         let mut all: KVec<Arc<dyn AnyVirtqueue>> = KVec::new();
         all.push(control_queue.clone(), GFP_KERNEL)?;
         all.push(async_queue.clone(), GFP_KERNEL)?;
@@ -365,7 +365,7 @@ impl<'bound> Resources<'bound> {
         }
         let first = all.len() - completion_queues.len();
         let queues = Virtqueues::new(dev, all)?;
-        // Users have their completions where they ask for them.
+        // Each vector gets a CPU of its own, so users can choose where they get completions.
         for vector in 0..vectors {
             // CAST: `usize` has at least 32 bits.
             queues.set_affinity(first + vector as usize, vector);
@@ -417,7 +417,7 @@ impl<'bound> Resources<'bound> {
     }
 }
 
-/// Refuses a device that is older than the standard, or goes round the platform's DMA.
+/// Rejects a device that predates the specification or bypasses the platform's DMA.
 fn check_features(dev: &Device<Bound>) -> Result {
     if dev.has_feature(Feature::VERSION_1) && dev.has_feature(Feature::ACCESS_PLATFORM) {
         return Ok(());
@@ -429,7 +429,7 @@ fn check_features(dev: &Device<Bound>) -> Result {
     Err(ENODEV)
 }
 
-/// Reads the configuration, and refuses one that makes no sense.
+/// Reads the configuration, and rejects one that is not usable.
 fn read_config(dev: &Device<Bound>) -> Result<Config> {
     let config = dev.read_config::<Config>()?;
     if config.completion_vectors.get() == 0 || config.ports.get() != 1 {
@@ -444,8 +444,8 @@ fn read_config(dev: &Device<Bound>) -> Result<Config> {
     Ok(config)
 }
 
-/// Refuses a device with limits that make no sense. What else is in the kernel relies on them: it
-/// divides by some, and makes tables as long as others.
+/// Rejects a device with invalid limits. Other kernel code relies on them: it divides by some of
+/// them, and sizes tables by others.
 fn check_limits(dev: &Device<Bound>, limits: &DeviceLimits) -> Result {
     let Some(name) = wrong_limit(limits) else {
         return Ok(());
@@ -454,7 +454,7 @@ fn check_limits(dev: &Device<Bound>, limits: &DeviceLimits) -> Result {
     Err(ENODEV)
 }
 
-/// The name of a limit that no device has with that value, if there is one.
+/// Returns the name of the first invalid limit, if there is one.
 fn wrong_limit(limits: &DeviceLimits) -> Option<&'static str> {
     const SMALLEST: u64 = 1 << MIN_PAGE_SHIFT;
     const LARGEST: u64 = 1 << MAX_PAGE_SHIFT;
@@ -476,7 +476,7 @@ fn wrong_limit(limits: &DeviceLimits) -> Option<&'static str> {
             1..=elements(RECEIVE_DATA_OFFSET),
         ),
         ("max_inline", limits.max_inline, 0..=room(SEND_DATA_OFFSET)),
-        // What follows stands in a byte wherever it is used.
+        // All users keep the following values in a byte.
         ("max_rd_atomic", limits.max_rd_atomic, 0..=255),
         ("max_dest_rd_atomic", limits.max_dest_rd_atomic, 0..=255),
         ("gid_table_length", limits.gid_table_length, 1..=256),
@@ -484,7 +484,8 @@ fn wrong_limit(limits: &DeviceLimits) -> Option<&'static str> {
     let wrong = ranges
         .iter()
         .find(|(_, limit, range)| !range.contains(&limit.get()));
-    // There are no other pages, and a list has more of them the smaller they are.
+    // Page lists have no other page sizes (smaller pages would make them longer), and the smallest
+    // size must be supported.
     let sizes = limits.page_sizes.get();
     let lists = sizes & SMALLEST != 0 && sizes & !(2 * LARGEST - SMALLEST) == 0;
     match wrong {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The event queues: what the device says without being asked.
+//! Event queues: unsolicited messages from the device.
 //!
-//! The driver keeps each event queue full of buffers for one event. The device takes one for each
-//! event, and waits with the event if there is none; a buffer goes back as soon as its event has
-//! been read. So no event is lost, and a queue holds back the device if the driver is slow.
+//! The driver keeps each event queue filled with buffers for one event each. The device uses a
+//! buffer for each event, and delays the event if there is none. A buffer goes back as soon as its
+//! event has been read. So no event is lost, and a slow driver throttles the device.
 //!
-//! Completion events are handled in the interrupt of their vector, if the device does not keep that
-//! busy. Asynchronous events go to a work item, because their handlers may sleep.
+//! Completion events are handled in the interrupt of their vector, unless the device raises them
+//! without end. Asynchronous events are handled in a work item, because their handlers may sleep.
 
 use kernel::{
     device::Device,
@@ -43,9 +43,9 @@ use crate::{
     odp::Faults, //
 };
 
-/// A handler of an event queue.
+/// A handler for an event queue.
 pub(crate) trait EventHandler: Handler<Context = ()> {
-    /// What the device writes to a buffer of the queue.
+    /// Event that the device writes to a buffer of the queue.
     type Event: FromBytes;
 
     /// Handles an event.
@@ -62,10 +62,11 @@ pub(crate) fn fill<H: EventHandler>(queue: &Virtqueue<H>) -> Result {
     Ok(())
 }
 
-/// Handles the events that have come in, and gives their buffers back to the device.
+/// Handles the events that have arrived, and returns their buffers to the device.
 ///
-/// If there are more than the queue has buffers, the device has used some again meanwhile, and may
-/// do so for ever: the rest is [deferred](Virtqueue::defer).
+/// At most as many events are handled as the queue has buffers. If there are more, the device has
+/// reused buffers in the meantime, and could do so forever: the rest is
+/// [deferred](Virtqueue::defer).
 fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
     let mut returned = false;
     let mut left = queue.capacity();
@@ -75,10 +76,10 @@ fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
             break;
         };
         left -= 1;
-        // A buffer that came back without a whole event says nothing.
+        // A buffer without a complete event is ignored.
         let event = H::Event::read_from_bytes(used.written()).ok();
-        // There was room for the buffer before, so it is refused only when the queue is closed.
-        // Whoever learns of an event may count on there being a buffer for the next one.
+        // There was room for the buffer before, so this fails only if the queue is closed. It comes
+        // before the handler, which may rely on a buffer being available for the next event.
         returned |= queue.add(used.into_chain()).is_ok();
         if let Some(event) = event {
             queue.handler().handle(&event);
@@ -129,7 +130,7 @@ impl Handler for AsyncEvents {
     }
 }
 
-/// Whom an asynchronous event concerns, and what happened.
+/// Object of an asynchronous event, and what happened.
 #[derive(Debug, PartialEq, Eq)]
 enum Meaning {
     Cq(CqEvent),
@@ -137,11 +138,11 @@ enum Meaning {
     Srq(SrqEvent),
     Port(PortEvent),
     Device,
-    /// Not told to users.
+    /// Not reported to users.
     PageFault,
 }
 
-/// Sorts an event by its type.
+/// Classifies an event by its type.
 fn meaning(event_type: EventType) -> Meaning {
     match event_type {
         EventType::CqError => Meaning::Cq(CqEvent::Error),
@@ -248,7 +249,7 @@ impl EventHandler for Completions {
 
     fn handle(&self, event: &CompletionEvent) {
         vrnic_trace::completion_event(&self.dev, self.vector, event.cqn.get());
-        // A completion queue that is being destroyed is not found any more: nobody waits for it.
+        // A queue that is being destroyed is not found any more, and has no one waiting.
         self.dispatcher.complete(self.vector, event.cqn.get());
     }
 }
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn each_event_goes_to_the_object_it_names() {
         for &event_type in EventType::ALL {
-            // The numbers are those of verbs, so they survive the translation.
+            // The numbers are those of the verbs, so they survive the translation.
             let raw = u32::from(event_type.raw());
             match meaning(event_type) {
                 Meaning::Cq(event) => assert_eq!(event.raw(), raw),

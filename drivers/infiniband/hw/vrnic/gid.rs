@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The GID table. On Ethernet the core fills it from the addresses of the network device, on
-//! InfiniBand the subnet manager does.
+//! The GID table. On Ethernet the core fills it from the addresses of the network device; on
+//! InfiniBand the subnet manager fills it.
 
 use kernel::prelude::*;
 use rdma::{
@@ -27,7 +27,7 @@ use vrnic_wire::{
 
 use crate::device::Call;
 
-/// Returns an entry of a port of InfiniBand.
+/// Returns an entry of an InfiniBand port.
 pub(crate) fn query(call: &Call<'_>, port: Port, index: u32) -> Result<Gid> {
     let reply = call.data().control.execute(&QueryGids {
         port: port.number().into(),
@@ -37,7 +37,7 @@ pub(crate) fn query(call: &Call<'_>, port: Port, index: u32) -> Result<Gid> {
     Ok(Gid(*gid))
 }
 
-/// Tells the device of an entry.
+/// Adds an entry to the device's table.
 pub(crate) fn add(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
     let (vlan, mac) = gid.link_layer()?;
     let gid_type = match gid.kind()? {
@@ -60,7 +60,7 @@ pub(crate) fn add(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
     Ok(())
 }
 
-/// Has the device forget an entry. The core forgets it whatever this returns.
+/// Removes an entry from the device's table. The core forgets the entry in any case.
 pub(crate) fn remove(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
     let command = ClearGid {
         index: gid.index().into(),
@@ -68,7 +68,7 @@ pub(crate) fn remove(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
     };
     match call.data().control.execute_surely(&command) {
         Ok(_) => Ok(()),
-        // A device that was stopped has no table any more.
+        // A stopped device has no table any more.
         Err(_) if call.data().control.is_stopped() => Ok(()),
         Err(err) => Err(err),
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Whether the device still works, and what is to be done when it does not.
+//! Health of the device, and the handling of its failure.
 //!
-//! A device that fails is given no commands any more, and its users are told. Then a work item
-//! stops it. From there on it writes no completions, so what was posted can be flushed: processes
-//! find a flag in their notify areas, and every completion queue that is armed gets an event. At
-//! last the driver lets the device go and begins anew with it: users close what they have, and open
+//! When a device fails, it gets no more commands, and its users are notified. Then a work item
+//! stops it. From that point it writes no completions, so posted requests can be flushed: processes
+//! find a flag in their notify areas, and every armed completion queue gets an event. Finally the
+//! driver unbinds from the device and binds to it again: users close what they have open, and open
 //! the new RDMA device.
 
 use core::sync::atomic::{
@@ -40,7 +40,7 @@ use crate::{
     ucontext::NotifyArea, //
 };
 
-/// Remembers that the device has failed, and tells its users.
+/// Records whether the device has failed, and notifies its users.
 #[pin_data]
 pub(crate) struct Health {
     dev: ARef<Device>,
@@ -48,13 +48,13 @@ pub(crate) struct Health {
     restarter: Restarter,
     failed: AtomicBool,
     stopped: AtomicBool,
-    /// Notify areas of all processes. Held while processes are told.
+    /// Notify areas of all processes. Held while processes are notified.
     #[pin]
     processes: Mutex<KVec<Arc<NotifyArea>>>,
     /// All queues that the kernel polls.
     #[pin]
     queues: Mutex<KVec<Arc<KernelQueue>>>,
-    /// Stops the device. There is none before [`supervise`] and after [`Supervised`].
+    /// Stops the device. [`None`] before [`supervise`] and after [`Supervised`] is dropped.
     #[pin]
     watchdog: SpinLockIrq<Option<Watchdog<Supervision>>>,
 }
@@ -80,25 +80,25 @@ impl Health {
         )
     }
 
-    /// The device, for messages about it.
+    /// Returns the virtio device, for log messages.
     pub(crate) fn dev(&self) -> &Device {
         &self.dev
     }
 
-    /// The device has failed. Only the first call does anything. May be called in any context.
+    /// Marks the device as failed. Only the first call has an effect. May be called in any context.
     pub(crate) fn fail(&self, reason: &str) {
         if self.end() {
             dev_err!(self.dev, "device failed: {}\n", reason);
         }
     }
 
-    /// The machine is about to be switched off, or to begin another kernel: for the users of the
-    /// device it is as if it had failed.
+    /// Prepares for power-off or kexec. For users of the device it looks like a failure.
     pub(crate) fn shutdown(&self) {
         self.end();
     }
 
-    /// Tells users that the device is of no use any more. Returns whether this is new to them.
+    /// Notifies users that the device can no longer be used. Returns whether this was the first
+    /// call.
     fn end(&self) -> bool {
         let new = !self.failed.swap(true, Ordering::Relaxed);
         if new {
@@ -108,22 +108,22 @@ impl Health {
         new
     }
 
-    /// Whether the device has failed.
+    /// Returns whether the device has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Whether the device has failed and writes no completions any more: those that are not there
-    /// will not come.
+    /// Returns whether the device has failed and was stopped: it writes no more completions, and
+    /// missing ones will not arrive.
     pub(crate) fn has_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// The kernel has posted requests. If they can only be flushed, it is told to poll. May be
-    /// called in any context.
+    /// Handles requests that the kernel has just posted: if they can only be flushed, notifies the
+    /// kernel to poll. May be called in any context.
     ///
-    /// Whoever polls before the requests are there had seen that the device has stopped, and took
-    /// the lock of the ring before the poster did; so the poster sees it too.
+    /// A user that polls before the requests are in the ring has seen that the device is stopped,
+    /// and took the lock of the ring before the poster did. So the poster sees that as well.
     pub(crate) fn posted(&self) {
         if self.has_failed() {
             self.look_now();
@@ -136,24 +136,24 @@ impl Health {
         }
     }
 
-    /// The device has failed and has stopped: has everybody flush what was posted.
+    /// Flushes everything that was posted, after the device has failed and was stopped.
     fn flush_all(&self) {
         let before = self.stopped.swap(true, Ordering::AcqRel);
-        // Pairs with the fence after arming a queue: either its user sees that the device has
-        // stopped, or this that the queue is armed.
+        // Pairs with the fence after arming a queue: either its user sees that the device is
+        // stopped, or this sees that the queue is armed.
         full_fence();
         for area in &*self.processes.lock() {
             self.tell(area);
         }
         self.dispatcher.complete_all();
-        // Who drains a queue pair waits for that. It is told once, not whenever somebody posts.
+        // Users that drain a queue pair wait for this event, which is raised only once.
         if !before {
             self.dispatcher.last_receive_all();
             self.restarter.request();
         }
     }
 
-    /// Remembers a process that is to be told when the device fails.
+    /// Adds a process to notify when the device fails.
     pub(crate) fn add_process(&self, area: &Arc<NotifyArea>) -> Result {
         let mut processes = self.processes.lock();
         processes.push(area.clone(), GFP_KERNEL)?;
@@ -163,26 +163,26 @@ impl Health {
         Ok(())
     }
 
-    /// Tells a process that its context is gone from the device, and forgets it.
+    /// Notifies a process that its context is gone from the device, and removes the process.
     pub(crate) fn remove_process(&self, area: &Arc<NotifyArea>) {
         self.tell(area);
         let is_other = |other: &mut Arc<NotifyArea>| !Arc::ptr_eq(other, area);
         self.processes.lock().retain(is_other);
     }
 
-    /// Looks from now on whether what was posted to queue pairs in error is flushed to `queue`.
+    /// Starts to check whether requests on queue pairs in error are flushed to `queue`.
     pub(crate) fn add_queue(&self, queue: &Arc<KernelQueue>) -> Result {
         Ok(self.queues.lock().push(queue.clone(), GFP_KERNEL)?)
     }
 
-    /// Looks at `queue` no more.
+    /// Stops checking `queue`.
     pub(crate) fn remove_queue(&self, queue: &Arc<KernelQueue>) {
         let is_other = |other: &mut Arc<KernelQueue>| !Arc::ptr_eq(other, queue);
         self.queues.lock().retain(is_other);
     }
 
-    /// Whether the device owes flushes to users in the kernel, who wait for them. To be called
-    /// every [`INTERVAL_MS`].
+    /// Returns whether the device owes users in the kernel flush completions, for which they wait.
+    /// Must be called every [`INTERVAL_MS`].
     fn owes_flushes(&self) -> bool {
         let owes = |queue: &Arc<KernelQueue>| queue.polled.lock().owes_flushes();
         let queues = self.queues.lock();
@@ -196,11 +196,11 @@ impl Health {
     }
 }
 
-/// Milliseconds after which the device's status is looked at again. A register read is cheap
-/// enough, and it is how one learns that a device is gone while no command waits for it.
+/// Interval in milliseconds at which the device's status is checked. A register read is cheap
+/// enough, and it detects that a device is gone while no command waits for it.
 pub(crate) const INTERVAL_MS: u32 = 1000;
 
-/// Notices that the device failed though nobody gives it commands, and stops a device that failed.
+/// Detects that an idle device has failed, and stops a failed device.
 struct Supervision(Arc<Control>);
 
 impl Watch for Supervision {
@@ -217,18 +217,18 @@ impl Watch for Supervision {
     }
 }
 
-/// Supervision of a device, until this is dropped.
+/// Supervision of a device, which ends when this is dropped.
 pub(crate) struct Supervised(Arc<Health>);
 
 impl Drop for Supervised {
     fn drop(&mut self) {
         let watchdog = self.0.watchdog.lock().take();
-        // Frees memory, so not under the lock.
+        // Not done under the lock, because it frees memory.
         drop(watchdog);
     }
 }
 
-/// Supervises the device that has the `queues`, and that `control` gives commands.
+/// Supervises the device of `queues` and `control`.
 pub(crate) fn supervise(queues: &Virtqueues<'_>, control: Arc<Control>) -> Result<Supervised> {
     let health = control.health().clone();
     let watchdog = queues.watch(INTERVAL_MS, Supervision(control))?;

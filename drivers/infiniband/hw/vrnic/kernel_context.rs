@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The context that the kernel's own queue pairs belong to, and its doorbell.
+//! The context of the kernel's own queue pairs, and its doorbell.
 
 use core::sync::atomic::Ordering;
 
@@ -39,7 +39,7 @@ use crate::{
     page_list::PageListBuffer, //
 };
 
-/// Doorbell slots of the kernel's context: as many as a page can hold.
+/// Number of doorbell slots of the kernel's context: as many as fit a page.
 pub(crate) const SLOTS: u32 = 16384;
 
 const _: () = assert!(is_valid_slot_count(SLOTS));
@@ -48,15 +48,15 @@ const _: () = assert!(area_length(2 * SLOTS) > SharedMemory::PAGE_SIZE);
 
 /// The kernel's context on the device.
 pub(crate) struct KernelContext<'bound> {
-    // Fields are dropped in declaration order: the device lets go of the notify area first.
+    // Fields are dropped in declaration order: the device stops using the notify area first.
     object: Object<DestroyContext>,
     notify: SharedMemory,
-    /// The doorbell page, or [`None`] if the doorbell is a command.
+    /// The doorbell page; [`None`] if doorbells are commands.
     page: Option<MappedPage<'bound>>,
 }
 
 impl<'bound> KernelContext<'bound> {
-    /// Creates the context, with a doorbell page in `doorbells` if there are such.
+    /// Creates the context, with a doorbell page from `doorbells` if the device has that region.
     pub(crate) fn new(
         dma: &Dma,
         control: &Arc<Control>,
@@ -83,15 +83,15 @@ impl<'bound> KernelContext<'bound> {
         })
     }
 
-    /// Number of the context.
+    /// Returns the number of the context.
     pub(crate) fn number(&self) -> u32 {
         self.object.number()
     }
 
-    /// Tells the device that there is work in the rings of `slot`. May be called in any context.
+    /// Notifies the device that there is work in the rings of `slot`. May be called in any context.
     ///
-    /// What was stored to the rings before is visible to the device when it looks at them.
-    /// `EINVAL` if the context has no such slot.
+    /// Earlier stores to the rings are visible to the device when it reads them. `EINVAL` if the
+    /// context has no such slot.
     pub(crate) fn ring(&self, slot: u32) -> Result {
         if slot >= SLOTS {
             return Err(EINVAL);
@@ -103,7 +103,7 @@ impl<'bound> KernelContext<'bound> {
 
         pending.fetch_or(bits.pending_mask.to_le(), Ordering::Release);
         summary.fetch_or(bits.summary_mask.to_le(), Ordering::Release);
-        // Pairs with the fence of the device between saying that it sleeps and looking once more.
+        // Pairs with the fence of the device between clearing the flag and checking once more.
         full_fence();
         let wakes = u32::from_le(state.load(Ordering::Relaxed)) & flags::POLLING == 0;
         vrnic_trace::doorbell(self.object.control().health().dev(), slot, wakes);

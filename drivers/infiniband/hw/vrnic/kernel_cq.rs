@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the kernel polls: completions that the device wrote, and requests that it did not complete.
+//! Completion queues that the kernel polls: completions that the device wrote, and requests that it
+//! did not complete.
 
 use kernel::{
     prelude::*,
@@ -48,7 +49,7 @@ mod ring;
 
 pub(crate) use ring::CompletionRing;
 
-/// A queue pair of the kernel whose completions come here.
+/// A queue pair of the kernel whose completions arrive in this queue.
 pub(crate) struct Poster {
     rings: Arc<KernelRings>,
     send: bool,
@@ -71,18 +72,18 @@ impl Poster {
         }
     }
 
-    /// Forgets its completions in `ring`, where it is known as `qpn`.
+    /// Forgets the queue pair's completions in `ring`, where its number is `qpn`.
     fn forget(&self, qpn: u32, ring: &CompletionRing) -> Result {
         ring.forget(qpn, |wr_id| {
             let name = Name::from_wire(wr_id);
-            // The device may have made up the name.
+            // The device may have forged the name.
             if let Some(name) = name.ok().filter(|name| self.has(name.side)) {
                 self.rings.drop_completion(name);
             }
         })
     }
 
-    /// Its rings whose completions come here.
+    /// Returns the work rings whose completions arrive in this queue.
     fn rings(&self) -> impl Iterator<Item = (Side, &SpinLockIrq<WorkRing>)> {
         [Side::Send, Side::Receive]
             .into_iter()
@@ -94,22 +95,22 @@ impl Poster {
 /// Memory for a queue pair's place in the table of a completion queue.
 pub(crate) type Room = RBTreeNodeReservation<u32, Poster>;
 
-/// Looks after which a device that owes a flush, and completes nothing, has failed.
+/// Number of checks after which a device that owes flushes but completes nothing has failed.
 const PATIENCE: u32 = TIMEOUT_S * 1000 / INTERVAL_MS;
 
-/// What the kernel polls.
+/// State of a completion queue that the kernel polls.
 pub(crate) struct Polled {
     ring: CompletionRing,
-    /// Who posts requests whose completions come here, by number of the queue pair.
+    /// Queue pairs whose completions arrive here, by number.
     posters: RBTree<u32, Poster>,
-    /// Its user has asked for an event, and has not polled since.
+    /// Whether the user has asked for an event and has not polled since.
     waits: bool,
-    /// Its user has found no more completions since the last look.
+    /// Whether the user has found the queue empty since the last check.
     dry: bool,
 }
 
 impl Polled {
-    /// What comes into `ring`. Nobody posts yet.
+    /// Creates the state of a queue with this `ring`. It has no queue pairs yet.
     pub(crate) fn new(ring: CompletionRing) -> Self {
         Self {
             ring,
@@ -119,16 +120,16 @@ impl Polled {
         }
     }
 
-    /// Index of the next completion.
+    /// Returns the index of the next completion.
     pub(crate) fn consumer(&self) -> u32 {
         self.ring.consumer()
     }
 
-    /// Moves completions that the device wrote to `out` until there are no more or it is full.
-    /// `EIO` if one is of no request, or of one that is not due.
+    /// Moves completions that the device wrote to `out`, until there are no more or `out` is full.
+    /// `EIO` if a completion is for no request, or for a request that is not due.
     ///
-    /// If the device `has_stopped`, all other requests are flushed then. What is in the ring after
-    /// an error does not delay that.
+    /// If the device `has_stopped`, all other requests are flushed afterwards. After an error, what
+    /// remains in the ring is ignored, so it does not delay the flush.
     pub(crate) fn poll(&mut self, out: &mut Completions<'_>, has_stopped: bool) -> Result {
         let result = self.take(out);
         if has_stopped {
@@ -140,7 +141,7 @@ impl Polled {
         result
     }
 
-    /// The part of [`poll`](Self::poll) that looks at the ring.
+    /// Handles the ring for [`poll`](Self::poll).
     fn take(&mut self, out: &mut Completions<'_>) -> Result {
         let mut result = Ok(());
 
@@ -151,7 +152,7 @@ impl Polled {
                 break;
             };
             result = self.resolve(&cqe).map(|(request, completion)| {
-                // Nobody waits for a queue pair that is gone.
+                // Completions of a queue pair that is gone are dropped.
                 let _ = out.push(request, &completion);
             });
         }
@@ -159,17 +160,17 @@ impl Polled {
         result
     }
 
-    /// Asks for an event, and returns whether a completion was there before.
+    /// Asks for an event. Returns whether a completion had already arrived.
     pub(crate) fn arm(&mut self, solicited_only: bool) -> Result<bool> {
         self.waits = true;
         self.ring.arm(solicited_only)
     }
 
-    /// Looks whether the device flushes what was posted to queue pairs in error, and says so if it
-    /// does not: the completions do not come, or their event does not.
+    /// Checks whether the device flushes requests on queue pairs in error. Returns `true` if either
+    /// the completions or their event do not arrive.
     ///
-    /// To be called every [`INTERVAL_MS`]. Completions that the user leaves in the ring, though it
-    /// does not wait for an event, are no fault of the device.
+    /// Must be called every [`INTERVAL_MS`]. Completions that a user who does not wait for an event
+    /// leaves in the ring are not the device's fault.
     pub(crate) fn owes_flushes(&mut self) -> Result<bool> {
         let dry = core::mem::take(&mut self.dry);
         if !(dry || self.waits || self.ring.is_empty()?) {
@@ -179,8 +180,8 @@ impl Polled {
         Ok(rings.any(|(_, ring)| ring.lock().look() >= PATIENCE))
     }
 
-    /// Expects completions of one side of queue pair `qpn`, whose rings these are. `EIO` if another
-    /// queue pair has that number, which nobody destroys.
+    /// Registers `rings` to get the completions of one side of queue pair `qpn`. `EIO` if another
+    /// queue pair that is not being destroyed has that number.
     pub(crate) fn attach(
         &mut self,
         qpn: u32,
@@ -195,7 +196,7 @@ impl Polled {
             },
             Some(poster) if !poster.rings.is_ending() => return Err(EIO),
             Some(poster) => {
-                // The device gave the number of a queue pair that is just being destroyed.
+                // The device reused the number of a queue pair that is being destroyed.
                 poster.forget(qpn, &self.ring)?;
                 *poster = Poster::new(rings, side);
             }
@@ -207,7 +208,7 @@ impl Polled {
         Ok(())
     }
 
-    /// Forgets queue pair `qpn`, whose rings these are, and returns its place in the table.
+    /// Removes queue pair `qpn` with these `rings`, and returns its table node.
     pub(crate) fn detach(
         &mut self,
         qpn: u32,
@@ -217,7 +218,7 @@ impl Polled {
             return None;
         }
         let forgotten = self.forget(qpn);
-        // The memory of the ring has room for all its entries.
+        // The memory has room for all entries of the ring, so this cannot fail.
         debug_assert!(forgotten.is_ok());
         self.posters.remove_node(&qpn)
     }
@@ -230,7 +231,7 @@ impl Polled {
         }
     }
 
-    /// Says what a completion tells, and of which request. `EIO` if there is no such request.
+    /// Decodes a completion and finds its request. `EIO` if there is no such request.
     fn resolve(&self, cqe: &Cqe) -> Result<(Continuation, Completion)> {
         let name = Name::from_wire(cqe.wr_id.get())?;
         let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
@@ -243,7 +244,7 @@ impl Polled {
         {
             return Err(EIO);
         }
-        // Also what was written elsewhere with immediate data has a length.
+        // The length in the completion of a write with immediate data is not that of the receive.
         let bytes = match completion.opcode {
             Opcode::Receive => completion.byte_length,
             _ => 0,
@@ -251,7 +252,7 @@ impl Polled {
         Ok((poster.rings.complete(name, bytes)?, completion))
     }
 
-    /// Flushes requests until there are none or `out` is full. The device must have stopped.
+    /// Flushes requests until there are none left or `out` is full. The device must be stopped.
     fn flush(&self, out: &mut Completions<'_>) {
         for (&qpn, poster) in self.posters.iter() {
             for (side, ring) in poster.rings() {
@@ -268,21 +269,21 @@ impl Polled {
                         extra: None,
                         source: None,
                     };
-                    // Nobody waits for a queue pair that is gone.
+                    // Completions of a queue pair that is gone are dropped.
                     let _ = out.push(request, &completion);
                 }
             }
         }
     }
 
-    /// Whether there are requests that have not completed.
+    /// Returns whether there are requests that have not completed.
     pub(crate) fn has_outstanding(&self) -> bool {
         let mut rings = self.posters.values().flat_map(Poster::rings);
         rings.any(|(_, ring)| ring.lock().outstanding() != 0)
     }
 }
 
-/// What a completion of an error says that the request did.
+/// Returns the opcode to report for a failed request.
 fn opcode_of(side: Side) -> Opcode {
     match side {
         Side::Send => Opcode::Send,
@@ -290,8 +291,8 @@ fn opcode_of(side: Side) -> Opcode {
     }
 }
 
-/// Translates what a completion tells of. The wire numbers it as the verbs do, but for what only
-/// the kernel does, which the verbs renumber as they like.
+/// Translates the opcode of a completion. The wire format uses the numbers of the verbs, except for
+/// operations of the kernel, which the verbs may renumber.
 fn opcode(raw: u8) -> Result<Opcode> {
     match completion::Opcode::try_from(raw) {
         Ok(completion::Opcode::RegisterRegion) => Ok(Opcode::Register),
@@ -300,7 +301,7 @@ fn opcode(raw: u8) -> Result<Opcode> {
     }
 }
 
-/// Translates a completion. What the device must not write is a general error.
+/// Translates a completion. Values that the device must not use become a general error.
 fn decode(cqe: &Cqe) -> Completion {
     let (status, opcode) = match (Status::try_from(u32::from(cqe.status)), opcode(cqe.opcode)) {
         (Ok(Status::Success), Ok(opcode)) => (Status::Success, opcode),
@@ -343,7 +344,7 @@ fn decode(cqe: &Cqe) -> Completion {
     }
 }
 
-// The wire numbers completions as the verbs do.
+// The wire format uses the numbers of the verbs.
 const _: () = {
     assert!(completion::Status::General.raw() as u32 == Status::General.raw());
     assert!(completion::Opcode::Receive.raw() as u32 == Opcode::Receive.raw());
@@ -380,7 +381,7 @@ mod tests {
                 _ => assert_eq!(opcode(wire.raw()).map(Opcode::raw), Ok(raw)),
             }
         }
-        // The number that the verbs give to a registration is not that of the wire.
+        // The number of a registration differs between the verbs and the wire format.
         assert!(opcode(10).is_err());
     }
 
@@ -464,7 +465,8 @@ mod tests {
         assert_eq!(decoded(128, 12).byte_length, 0);
     }
 
-    /// A queue of the kernel, and the rings of queue pair 5, whose receives complete there.
+    /// Calls `test` with a queue of the kernel and the rings of queue pair 5, whose receives
+    /// complete there.
     fn with_polled(test: impl FnOnce(&mut Polled, &Arc<KernelRings>) -> Result) -> Result {
         virtio::testing::with_dma(|dma| {
             let mut buffer = Layout::new();
@@ -503,7 +505,7 @@ mod tests {
             let name = post(rings, Side::Receive, 77)?;
             let mut cqe = received(name);
 
-            // Of a queue pair that posts elsewhere, or of a send.
+            // A queue pair that is not attached, or a send.
             cqe.qpn = 6.into();
             assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
             cqe = received(name);
@@ -516,7 +518,7 @@ mod tests {
             let (request, completion) = polled.resolve(&received(name))?;
             assert_eq!((wr_id(&request), completion.qpn), (77, 5));
             assert_eq!(polled.resolve(&received(name)).err(), Some(EIO));
-            // Sends complete elsewhere.
+            // Sends complete in another queue.
             assert!(!polled.has_outstanding());
             Ok(())
         })
@@ -528,7 +530,7 @@ mod tests {
             let mut cqe = received(post(rings, Side::Receive, 1)?);
             cqe.byte_length = 65.into();
             assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
-            // What was written elsewhere needs no room here.
+            // A write with immediate data needs no room in the receive.
             cqe.opcode = completion::Opcode::ReceiveWriteWithImmediate.raw();
             assert_eq!(polled.resolve(&cqe)?.1.byte_length, 65);
             Ok(())
@@ -548,7 +550,7 @@ mod tests {
         })
     }
 
-    /// What that many looks find.
+    /// Returns the result of the last of that many checks.
     fn looks(polled: &mut Polled, count: u32) -> Result<bool> {
         for _ in 1..count {
             assert!(!polled.owes_flushes()?);
@@ -565,7 +567,7 @@ mod tests {
 
             rings.set_state(State::Error);
             assert!(looks(polled, PATIENCE)?);
-            // Whatever completes, there is time for the next.
+            // Each completion restarts the timeout.
             drop(polled.resolve(&received(Name { index: 0, ..second }))?);
             assert!(!looks(polled, PATIENCE - 1)?);
             drop(polled.resolve(&received(second))?);
@@ -582,12 +584,13 @@ mod tests {
             polled.ring.complete(0, name.to_wire(), 5)?;
             assert!(!looks(polled, 2 * PATIENCE)?);
 
-            // Their event is, to a user who waits for one.
+            // The event is owed to a user that waits for one.
             assert!(polled.arm(true)?);
             assert!(looks(polled, PATIENCE)?);
             polled.waits = false;
             assert!(!polled.owes_flushes()?);
-            // And if the user finds none, they are not there, whatever the ring says now.
+            // If the user found the queue empty, completions are owed, even if the ring has some
+            // now.
             polled.dry = true;
             assert!(polled.owes_flushes()?);
             assert!(!polled.owes_flushes()?);
@@ -606,7 +609,7 @@ mod tests {
 
             assert_eq!(polled.attach(5, Side::Receive, &other, room()?), Err(EIO));
             assert!(polled.detach(5, &other).is_none());
-            // What the first had posted is still to complete.
+            // Requests of the first queue pair still have to complete.
             assert!(polled.has_outstanding());
             rings.begin_end();
             assert_eq!(polled.attach(5, Side::Receive, &other, room()?), Ok(()));
@@ -623,7 +626,7 @@ mod tests {
             let other = Arc::pin_init(other, GFP_KERNEL)?;
 
             assert!(polled.detach(5, &other).is_none());
-            // The number came back before its old owner was gone.
+            // The number was reused before its old owner was gone.
             rings.begin_end();
             polled.attach(5, Side::Send, &other, Room::new(GFP_KERNEL)?)?;
             assert!(polled.detach(5, rings).is_none());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work rings of the kernel, and what was posted to them.
+//! Work rings of the kernel, and the requests posted to them.
 //!
-//! The driver remembers each request until its completion was polled, and gives the device nothing
-//! but a [`Name`] for it. So the device cannot make up what a completion tells the poster, and when
-//! the device fails, the driver knows what to flush.
+//! The driver keeps each request until its completion was polled, and gives the device only a
+//! [`Name`] for it. So the device cannot forge what a completion reports to the poster, and the
+//! driver knows which requests to flush when the device fails.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -47,20 +47,21 @@ pub(crate) enum Side {
     Receive,
 }
 
-/// What the device knows a request by, and names in its completion: the index of its entry, or of
-/// the place of a receive of a shared queue, and, in bit 32, whether it is a receive.
+/// Identifies a request towards the device, which returns it in the completion. It consists of the
+/// index of the request's entry, or of the place of a receive in a shared queue, and of bit 32,
+/// which is set for receives.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
-    /// Queue that it was posted to.
+    /// Queue that the request was posted to.
     pub(crate) side: Side,
-    /// Index of its entry or place.
+    /// Index of the entry or place.
     pub(crate) index: u32,
 }
 
 impl Name {
     const RECEIVE: u64 = 1 << 32;
 
-    /// The name as `wr_id` of an entry.
+    /// Returns the name in the format of `wr_id` in an entry.
     pub(crate) fn to_wire(self) -> u64 {
         let side = match self.side {
             Side::Send => 0,
@@ -69,7 +70,7 @@ impl Name {
         side | u64::from(self.index)
     }
 
-    /// The name that `wr_id` of a completion is; `EIO` if it is none.
+    /// Parses the name in `wr_id` of a completion; `EIO` if it is invalid.
     pub(crate) fn from_wire(wr_id: u64) -> Result<Self> {
         let side = match wr_id & !u64::from(u32::MAX) {
             0 => Side::Send,
@@ -84,35 +85,35 @@ impl Name {
     }
 }
 
-/// A request that was posted and not completed.
+/// A request that was posted and has not completed.
 struct Posted {
     request: Continuation,
-    /// Bytes that it has room for, if it is a receive.
+    /// Bytes of room, if it is a receive.
     room: u64,
-    /// Whether it completes in any case; otherwise it may pass in silence.
+    /// Whether it generates a completion also on success.
     signaled: bool,
 }
 
-/// A send or receive ring, whose producer is the driver.
+/// A send or receive ring for which the driver is the producer.
 pub(crate) struct WorkRing {
     side: Side,
     layout: RingLayout,
-    /// Requests by their index modulo the entries; those from `done` to `producer` count.
+    /// Requests by index modulo the number of entries. Those from `done` to `producer` are valid.
     posted: KVVec<Option<Posted>>,
     done: u32,
     producer: u32,
-    /// Whether entries may be posted.
+    /// Whether requests may be posted.
     open: bool,
-    /// Whether the queue pair is in error, and all requests are flushed.
+    /// Whether the queue pair is in error, so that all requests are flushed.
     flushes: bool,
-    /// Index after the last request that completes in any case.
+    /// Index after the last request that generates a completion in any case.
     owed: u32,
-    /// Looks since a request completed, while the device owed a flush.
+    /// Number of checks since a request completed, while the device owed a flush.
     idle: u32,
 }
 
 impl WorkRing {
-    /// A ring in zeroed memory.
+    /// Creates a ring in zeroed memory.
     pub(crate) fn new(side: Side, layout: RingLayout) -> Result<Self> {
         let entries = layout.entries.get() as usize;
         let mut posted = KVVec::with_capacity(entries, GFP_KERNEL)?;
@@ -132,18 +133,18 @@ impl WorkRing {
         })
     }
 
-    /// Index of the next entry.
+    /// Returns the index of the next entry.
     pub(crate) fn producer(&self) -> u32 {
         self.producer
     }
 
-    /// Requests that were posted and not completed.
+    /// Returns the number of requests that were posted and have not completed.
     pub(crate) fn outstanding(&self) -> u32 {
         self.producer.wrapping_sub(self.done)
     }
 
-    /// Offset in the memory of the entry that is posted next, and the name of the request. `ENOMEM`
-    /// if the ring is full, `EINVAL` if nothing may be posted.
+    /// Returns the memory offset of the next entry to post, and the name of its request. `ENOMEM`
+    /// if the ring is full, `EINVAL` if nothing may be posted in this state.
     pub(crate) fn next_entry(&self) -> Result<(usize, Name)> {
         if !self.open {
             return Err(EINVAL);
@@ -161,11 +162,11 @@ impl WorkRing {
         ))
     }
 
-    /// Counts the entry at [`next_entry`](Self::next_entry) as written. A receive has `room` for so
-    /// many bytes.
+    /// Marks the entry at [`next_entry`](Self::next_entry) as written. A receive has `room` bytes
+    /// of room.
     pub(crate) fn advance(&mut self, request: Continuation, room: u64, signaled: bool) {
         let slot = self.slot(self.producer);
-        // What is flushed is never silent.
+        // Flushed requests always complete.
         let signaled = signaled || self.flushes;
         if let Some(posted) = self.posted.get_mut(slot) {
             *posted = Some(Posted {
@@ -180,12 +181,12 @@ impl WorkRing {
         }
     }
 
-    /// Place of the request `index` in `posted`.
+    /// Returns the position of request `index` in `posted`.
     fn slot(&self, index: u32) -> usize {
         (index & self.layout.entries.get().wrapping_sub(1)) as usize
     }
 
-    /// Shows the device all entries that were written.
+    /// Makes all written entries visible to the device.
     pub(crate) fn publish(&self, memory: &SharedMemory) -> Result {
         memory
             .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
@@ -193,7 +194,7 @@ impl WorkRing {
         Ok(())
     }
 
-    /// Whether the device wants to be rung for receives that were just published.
+    /// Returns whether the device needs a doorbell for receives that were just published.
     pub(crate) fn needs_doorbell(&self, memory: &SharedMemory) -> Result<bool> {
         let word = memory.u32(header_word(&self.layout, offset::DEVICE_FLAGS))?;
         // Pairs with the fence of the device between setting the flag and reading the index.
@@ -201,11 +202,11 @@ impl WorkRing {
         Ok(u32::from_le(word.load(Ordering::Relaxed)) & flags::NEED_DOORBELL != 0)
     }
 
-    /// The request `index` has completed with so many bytes in its elements, and with it those
-    /// before, which must not have asked for a completion of their own.
+    /// Completes request `index`, which received `bytes` bytes. All earlier requests complete as
+    /// well; they must be unsignaled.
     ///
-    /// `EIO` if there is no such request, it has no room for the bytes, or one before was skipped;
-    /// then nothing has completed.
+    /// `EIO` if there is no such request, if it has too little room, or if an earlier request is
+    /// signaled; then no request completes.
     pub(crate) fn complete(&mut self, index: u32, bytes: u32) -> Result<Continuation> {
         let ahead = index.wrapping_sub(self.done);
         if ahead >= self.outstanding() {
@@ -229,8 +230,9 @@ impl WorkRing {
         Ok(request)
     }
 
-    /// Looks whether the device flushes: how many looks in a row have found that it owes that and
-    /// that nothing has completed. What may have passed in silence it does not owe.
+    /// Checks whether the device flushes. Returns the number of consecutive checks at which it owed
+    /// a flush and had completed nothing. It owes nothing for requests that may have succeeded
+    /// unsignaled.
     pub(crate) fn look(&mut self) -> u32 {
         let owed = self.owed.wrapping_sub(self.done);
         let owes = self.flushes && owed != 0 && owed <= self.outstanding();
@@ -238,7 +240,7 @@ impl WorkRing {
         self.idle
     }
 
-    /// Ends the oldest request that has not completed and returns it.
+    /// Flushes the oldest request that has not completed, and returns it.
     pub(crate) fn flush(&mut self) -> Option<Continuation> {
         if self.outstanding() == 0 {
             return None;
@@ -255,25 +257,25 @@ impl WorkRing {
     }
 }
 
-/// The rings of a queue pair of the kernel.
+/// The work rings of a queue pair of the kernel.
 #[pin_data]
 pub(crate) struct KernelRings {
-    /// [`None`] if there are no rings at all.
+    /// [`None`] if there are no rings.
     memory: Option<SharedMemory>,
-    /// May be taken in any context. No other lock is taken while it is held.
+    /// May be locked in any context. No other lock is taken while it is held.
     #[pin]
     send: SpinLockIrq<WorkRing>,
-    /// As [`send`](Self::send); the two are never held together.
+    /// Like [`send`](Self::send). The two are never held together.
     #[pin]
     recv: SpinLockIrq<WorkRing>,
-    /// Where receives come from if the queue pair has no ring for them.
+    /// The shared receives that are used instead of a receive ring, if any.
     shared: Option<Arc<SharedReceives>>,
-    /// The device has been told to forget the queue pair, or is about to be.
+    /// Whether the device was told, or is about to be told, to destroy the queue pair.
     ending: AtomicBool,
 }
 
 impl KernelRings {
-    /// Rings in `memory`, which is zeroed. Receives are those of `shared` if there is such a queue.
+    /// Creates rings in zeroed `memory`. Receives come from `shared`, if there is such a queue.
     pub(crate) fn new(
         memory: Option<SharedMemory>,
         send: RingLayout,
@@ -291,12 +293,12 @@ impl KernelRings {
         }))
     }
 
-    /// The memory of the rings; `EINVAL` if there are none.
+    /// Returns the memory of the rings; `EINVAL` if there is none.
     pub(crate) fn memory(&self) -> Result<&SharedMemory> {
         self.memory.as_ref().ok_or(EINVAL)
     }
 
-    /// One of the rings.
+    /// Returns one of the rings.
     pub(crate) fn ring(&self, side: Side) -> &SpinLockIrq<WorkRing> {
         match side {
             Side::Send => &self.send,
@@ -304,8 +306,8 @@ impl KernelRings {
         }
     }
 
-    /// The request of that name has completed with so many bytes in its elements. `EIO` if there is
-    /// no such request, or it has no room for them.
+    /// Completes the request `name`, which received `bytes` bytes. `EIO` if there is no such
+    /// request or it has too little room.
     pub(crate) fn complete(&self, name: Name, bytes: u32) -> Result<Continuation> {
         match (&self.shared, name.side) {
             (Some(shared), Side::Receive) => shared.ring.lock().complete(name.index, bytes),
@@ -313,17 +315,17 @@ impl KernelRings {
         }
     }
 
-    /// Nobody polls the completion of the request of that name any more: the queue pair is gone, or
-    /// was reset. Receives of others have room again.
+    /// Handles a completion that will not be polled any more, because the queue pair is gone or was
+    /// reset. This frees the place of a shared receive.
     pub(crate) fn drop_completion(&self, name: Name) {
         if let (Some(shared), Side::Receive) = (&self.shared, name.side) {
-            // The device may have made up the name.
+            // The device may have forged the name.
             let _ = shared.ring.lock().complete(name.index, 0);
         }
     }
 
     /// Permits what may be posted in a state (IBTA volume 1, 10.3.1): no sends before the queue
-    /// pair is ready to send, and no receives before it is initialized.
+    /// pair is ready to send, and no receives before it is initialised.
     pub(crate) fn set_state(&self, state: State) {
         let sends = !matches!(state, State::Reset | State::Init | State::ReadyToReceive);
         for (ring, open) in [(&self.send, sends), (&self.recv, state != State::Reset)] {
@@ -333,17 +335,18 @@ impl KernelRings {
         }
     }
 
-    /// The device is going to be told to forget the queue pair: then another may have its number.
+    /// Records that the device is about to be told to destroy the queue pair, whose number may then
+    /// be reused.
     pub(crate) fn begin_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
     }
 
-    /// Whether another queue pair may have the number of this one.
+    /// Returns whether another queue pair may have the number of this one.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
     }
 
-    /// Forgets all requests, as the device did: the queue pair was reset.
+    /// Forgets all requests, because the queue pair was reset and the device forgot them as well.
     pub(crate) fn forget(&self) {
         for side in [Side::Send, Side::Receive] {
             let mut ring = self.ring(side).lock();
@@ -433,7 +436,7 @@ mod tests {
     fn requests_complete_once_and_in_order() -> Result {
         let (mut ring, _) = ring(Side::Receive, 4)?;
 
-        // Through the end of the ring several times.
+        // The indices wrap around the ring several times.
         for round in 0..5_u64 {
             let first = post(&mut ring, 10 * round, true)?;
             let second = post(&mut ring, 10 * round + 1, true)?;
@@ -471,7 +474,7 @@ mod tests {
         assert_eq!(complete(&mut ring, loud), Ok(3));
         assert_eq!(complete(&mut ring, silent), Err(EIO));
 
-        // One that fails is heard all the same.
+        // A request that fails generates a completion even if it is unsignaled.
         let failing = post(&mut ring, 4, false)?;
         assert_eq!(complete(&mut ring, failing), Ok(4));
         Ok(())
@@ -504,20 +507,21 @@ mod tests {
             (look(Side::Send), look(Side::Receive))
         };
 
-        // A queue pair that works owes nothing, however long that takes.
+        // A working queue pair owes nothing, however long it takes.
         rings.set_state(State::ReadyToSend);
         let first = post(&mut rings.ring(Side::Receive).lock(), 1, true)?;
         post(&mut rings.ring(Side::Receive).lock(), 2, true)?;
         post(&mut rings.ring(Side::Send).lock(), 3, false)?;
         assert_eq!(looks(), (0, 0));
 
-        // In error, the send may have succeeded in silence before, but the receives are flushed.
+        // In error, the send may have succeeded without completion, but the receives must be
+        // flushed.
         rings.set_state(State::Error);
         assert_eq!((looks(), looks()), ((0, 1), (0, 2)));
         complete(&mut rings.ring(Side::Receive).lock(), first)?;
         assert_eq!((looks(), looks()), ((0, 1), (0, 2)));
 
-        // Who drains the send queue posts once more.
+        // A user that drains the send queue posts another request.
         let drain = post(&mut rings.ring(Side::Send).lock(), 4, false)?;
         assert_eq!(looks(), (1, 3));
         complete(&mut rings.ring(Side::Send).lock(), drain)?;

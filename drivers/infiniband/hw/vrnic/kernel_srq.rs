@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rings of shared receive queues of the kernel, and what was posted to them.
+//! Rings of shared receive queues of the kernel, and the receives posted to them.
 //!
-//! Receives complete in any order, so each has a place of its own until its completion was polled,
-//! and its [`Name`] is the number of that place. There are as many places as entries: an entry is
-//! written again only when one of the receives posted before has completed, whatever the device
-//! says it took.
+//! Receives complete in any order. So each receive has a place of its own until its completion was
+//! polled, and its [`Name`] is the number of that place. There are as many places as entries: an
+//! entry is rewritten only after one of the earlier receives has completed, whatever the device
+//! claims to have taken.
 //!
-//! A queue pair that is destroyed while a message is under way can take its receive with it (IBTA
-//! volume 1, 10.3.1); the place of that is lost until the queue is destroyed.
+//! A queue pair that is destroyed while a message is in flight can take its receive with it (IBTA
+//! volume 1, 10.3.1). The receive's place is then lost until the queue is destroyed.
 
 use core::sync::atomic::Ordering;
 
@@ -34,11 +34,11 @@ use crate::{
     ring::header_word, //
 };
 
-/// Where a receive is remembered.
+/// The place of a receive.
 enum Place {
-    /// A receive is here, with room for so many bytes.
+    /// A receive, with its room in bytes.
     Posted(Continuation, u64),
-    /// No receive is here; the next place that is free, if any.
+    /// Free, with the next free place, if there is one.
     Free(Option<u32>),
 }
 
@@ -46,13 +46,13 @@ enum Place {
 pub(crate) struct SharedRing {
     layout: RingLayout,
     places: KVVec<Place>,
-    /// The first place that is free.
+    /// The first free place.
     free: Option<u32>,
     producer: u32,
 }
 
 impl SharedRing {
-    /// A ring in zeroed memory.
+    /// Creates a ring in zeroed memory.
     pub(crate) fn new(layout: RingLayout) -> Result<Self> {
         let entries = layout.entries.get();
         let mut places = KVVec::with_capacity(entries as usize, GFP_KERNEL)?;
@@ -68,12 +68,12 @@ impl SharedRing {
         })
     }
 
-    /// Index of the next entry.
+    /// Returns the index of the next entry.
     pub(crate) fn producer(&self) -> u32 {
         self.producer
     }
 
-    /// Offset in the memory of the entry that is posted next, and the name of the receive. `ENOMEM`
+    /// Returns the memory offset of the next entry to post, and the name of its receive. `ENOMEM`
     /// if the ring is full.
     pub(crate) fn next_entry(&self) -> Result<(usize, Name)> {
         let name = Name {
@@ -86,8 +86,8 @@ impl SharedRing {
         ))
     }
 
-    /// Counts the entry at [`next_entry`](Self::next_entry) as written. The receive has `room`
-    /// for so many bytes.
+    /// Marks the entry at [`next_entry`](Self::next_entry) as written. The receive has `room` bytes
+    /// of room.
     pub(crate) fn advance(&mut self, request: Continuation, room: u64) {
         let place = self
             .free
@@ -101,7 +101,7 @@ impl SharedRing {
         }
     }
 
-    /// Shows the device all entries that were written.
+    /// Makes all written entries visible to the device.
     pub(crate) fn publish(&self, memory: &SharedMemory) -> Result {
         memory
             .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
@@ -109,8 +109,8 @@ impl SharedRing {
         Ok(())
     }
 
-    /// The receive `index` has completed with so many bytes in its elements. `EIO` if there is no
-    /// such receive, or it has no room for them; then nothing has completed.
+    /// Completes receive `index`, into which `bytes` bytes were received. `EIO` if there is no such
+    /// receive or it has too little room; then nothing completes.
     pub(crate) fn complete(&mut self, index: u32, bytes: u32) -> Result<Continuation> {
         let place = self.places.get_mut(index as usize).ok_or(EIO)?;
         match place {
@@ -125,18 +125,18 @@ impl SharedRing {
     }
 }
 
-/// The ring of a shared receive queue of the kernel, and its memory.
+/// The ring of a shared receive queue of the kernel, with its memory.
 #[pin_data]
 pub(crate) struct SharedReceives {
     /// The memory of the ring.
     pub(crate) memory: SharedMemory,
-    /// May be taken in any context. No other lock is taken while it is held.
+    /// May be locked in any context. No other lock is taken while it is held.
     #[pin]
     pub(crate) ring: SpinLockIrq<SharedRing>,
 }
 
 impl SharedReceives {
-    /// A ring in `memory`, which is zeroed.
+    /// Creates a ring in zeroed `memory`.
     pub(crate) fn new(memory: SharedMemory, layout: RingLayout) -> Result<impl PinInit<Self>> {
         let ring = SharedRing::new(layout)?;
         Ok(pin_init!(Self {
@@ -211,7 +211,7 @@ mod tests {
         let (second, two) = post(&mut ring, 2)?;
         assert_ne!(first, second);
         assert_eq!(complete(&mut ring, two), Ok(2));
-        // The place is that of the second receive, the entry that of the first.
+        // The place is that of the second receive, and the entry that of the first.
         assert_eq!(post(&mut ring, 3)?, (first, two));
         assert_eq!(complete(&mut ring, two), Ok(3));
         assert_eq!(complete(&mut ring, one), Ok(1));

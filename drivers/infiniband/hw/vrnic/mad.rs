@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Management datagrams for the agents of the device.
+//! Management datagrams for the device's agents.
 
 use kernel::prelude::*;
 use rdma::{
@@ -22,27 +22,27 @@ use vrnic_wire::{
 
 use crate::device::Call;
 
-/// Where a datagram says for which agents it is (IBTA volume 1, section 13.4.2).
+/// Offset of the management class of a datagram (IBTA volume 1, section 13.4.2).
 const CLASS: usize = 1;
 
-/// Where it says what it wants.
+/// Offset of its method.
 const METHOD: usize = 3;
 
-/// Bit of a method: the datagram is a response.
+/// Method bit for responses.
 const RESPONSE: u8 = 0x80;
 
 /// Classes of the device's agents: subnet management by LID and by a directed route, and
 /// performance management (section 13.4.4).
 const AGENTS: [u8; 3] = [0x01, 0x81, 0x04];
 
-/// Gives the agents a datagram.
+/// Passes a datagram to the device's agents.
 pub(crate) fn process(
     call: &Call<'_>,
     port: Port,
     incoming: &Incoming<'_>,
     answer: &mut Mad,
 ) -> Result<Outcome> {
-    // Each command costs time, and anybody may send requests to, say, the connection manager.
+    // Each command takes time, and anybody may flood, say, the connection manager with requests.
     if !is_for_agents(incoming.mad) {
         return Ok(Outcome::Passed);
     }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn only_requests_to_agents_are_commands() {
         let mut mad = [0; rdma::mad::LENGTH];
-        // Get, and its response.
+        // A Get request, and its response.
         for (method, is_request) in [(0x01, true), (0x81, false)] {
             mad[METHOD] = method;
             for class in AGENTS {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Driver of virtio RDMA devices.
+//! Driver for virtio RDMA devices.
 //!
-//! The device, its commands, its rings and its events are those of
-//! `Documentation/virtio-rdma.rst`; the crate `vrnic_wire` has them as types.
+//! Device, commands, rings and events are specified in `Documentation/virtio-rdma.rst`; the crate
+//! `vrnic_wire` defines them as types.
 //!
-//! Objects have a module each, named as theirs in `rdma`. What the kernel posts to and polls by
-//! itself is in `kernel_*`: processes do that in their provider. All else is what stands between
-//! the objects and the device: `driver`, `control`, `object`, `page_list`, `event`, `health`.
+//! Each kind of object has a module, with the same name as in `rdma`. The `kernel_*` modules
+//! contain the posting and polling for the kernel, which for processes is in their provider. The
+//! other modules connect the objects to the device: `driver`, `control`, `object`, `page_list`,
+//! `event`, `health`.
 
 #![deny(unsafe_code)]
 #![recursion_limit = "256"]

@@ -72,34 +72,34 @@ use crate::{
 /// A memory region.
 #[pin_data]
 pub(crate) struct Mr {
-    /// What a process may have changed. Held during commands about the region.
+    /// The registration, which a process may change. Held during commands about the region.
     #[pin]
     registered: Mutex<Registered>,
-    /// What work requests register, if they do.
+    /// Page table for fast registration, if the region supports that.
     table: Option<Table>,
 }
 
-/// A region as the device knows it.
+/// The device's view of a region.
 enum Registered {
-    /// Of pages that stay in place.
+    /// Pinned memory.
     InPlace {
-        // Fields are dropped in declaration order: the device lets go of the memory first.
+        // Fields are dropped in declaration order: the device stops using the memory first.
         object: Object<DeregisterMr>,
-        /// Memory of a process; [`None`] if it is that of the kernel.
+        /// The process's memory; [`None`] for memory of the kernel.
         user: Option<UserMemory>,
     },
-    /// Of device memory.
+    /// Device memory.
     DeviceMemory {
         // As above.
         object: Object<DeregisterMr>,
         _pages: Arc<UserPages>,
     },
-    /// Of pages that do not stay in place.
+    /// On-demand memory.
     OnDemand(Paged),
 }
 
 impl Registered {
-    /// Registers memory of a process, which stays in place unless it is on demand.
+    /// Registers memory of a process, pinned unless `access` asks for on-demand paging.
     fn of_process(call: &Call<'_>, pd: u32, range: &Range, access: AccessFlags) -> Result<Self> {
         if access.contains(Access::OnDemand) {
             let rights = device_rights(access & !Access::OnDemand, &call.data().limits)?;
@@ -108,7 +108,7 @@ impl Registered {
         Self::in_place(call, pd, access, || UserMemory::get(call, range, access))
     }
 
-    /// Registers memory that stays in place.
+    /// Registers pinned memory.
     fn in_place(
         call: &Call<'_>,
         pd: u32,
@@ -131,12 +131,12 @@ impl Registered {
         Ok(Self::InPlace { object, user })
     }
 
-    /// A region of the kernel's memory.
+    /// Wraps a region of kernel memory.
     fn kernel(object: Object<DeregisterMr>) -> Self {
         Self::InPlace { object, user: None }
     }
 
-    /// Changes a region of a process. On an error it is as before.
+    /// Changes a region of a process. On error the region stays unchanged.
     fn change(&mut self, call: &Call<'_>, change: &Change<'_, Pd>) -> Result {
         let (pd, range, access) = match self {
             Self::InPlace {
@@ -159,18 +159,18 @@ impl Registered {
             }
             _ => {}
         }
-        // Another region takes its place: pages that come and go are nothing that could be kept. A
-        // dma-buf cannot be on demand.
+        // Otherwise a new region replaces the old one, because nothing of an on-demand region can
+        // be reused. A dma-buf cannot be on demand.
         let range = change.range.or(range).ok_or(EOPNOTSUPP)?;
         let pd = change.pd.map_or(pd, |pd| pd.number());
         let new = Self::of_process(call, pd, &range, access)?;
-        // Not while memory windows are bound to it.
+        // This fails while memory windows are bound to the region.
         self.try_destroy()?;
         *self = new;
         Ok(())
     }
 
-    /// Destroys the region, unless windows are bound to it (`EBUSY`).
+    /// Destroys the region, unless memory windows are bound to it (`EBUSY`).
     fn try_destroy(&self) -> Result {
         match self {
             Self::InPlace { object, user } => {
@@ -182,7 +182,7 @@ impl Registered {
         }
     }
 
-    /// Key of the region.
+    /// Returns the key of the region.
     fn key(&self) -> u32 {
         match self {
             Self::InPlace { object, .. } | Self::DeviceMemory { object, .. } => object.number(),
@@ -191,7 +191,7 @@ impl Registered {
     }
 }
 
-/// The length of a region; `EINVAL` if the device has none as long.
+/// Checks the length of a region; `EINVAL` if it exceeds the device's limit.
 fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
     if length > call.data().limits.max_mr_size.get() {
         return Err(EINVAL);
@@ -199,20 +199,20 @@ fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
     Ok(usize::try_from(length)?)
 }
 
-/// What a process registered.
+/// Memory that a process registered.
 struct UserMemory {
-    /// [`None`] if it is a region of no bytes, which pins nothing.
+    /// [`None`] for a region of length 0, which pins nothing.
     umem: Option<Umem>,
     start: u64,
-    /// Where it was registered, which is as far from the beginning of a page as `start`.
+    /// Requested address, which has the same offset in a page as `start`.
     iova: u64,
     access: AccessFlags,
-    /// Pages that the device was told of, and the binary logarithm of their size.
+    /// Number of pages in the device's page list, and binary logarithm of the page size.
     pages: (u32, u8),
 }
 
 impl UserMemory {
-    /// Pins memory and lists its pages.
+    /// Pins memory and creates its page list.
     fn get(call: &Call<'_>, range: &Range, access: AccessFlags) -> Result<(Self, PageListBuffer)> {
         let length = checked_length(call, range.length)?;
         if length == 0 {
@@ -230,7 +230,7 @@ impl UserMemory {
         Self::list(call, umem, range.iova, access)
     }
 
-    /// Pins a piece of a dma-buf and lists its pages.
+    /// Pins a part of a dma-buf and creates its page list.
     fn get_dma_buf(
         call: &Call<'_>,
         range: &DmaBufRange,
@@ -242,7 +242,7 @@ impl UserMemory {
         Self::list(call, umem, range.iova, access)
     }
 
-    /// Lists the pages of pinned memory.
+    /// Creates the page list of pinned memory.
     fn list(
         call: &Call<'_>,
         mut umem: Umem,
@@ -261,7 +261,7 @@ impl UserMemory {
         Ok((memory, pages))
     }
 
-    /// Where it is in the process; [`None`] if it is that of a dma-buf.
+    /// Returns the range of the memory in the process; [`None`] for a dma-buf.
     fn range(&self) -> Option<Range> {
         let range = |length| Range {
             start: self.start,
@@ -274,7 +274,7 @@ impl UserMemory {
         }
     }
 
-    /// Changes the region of this memory, which will have the rights `access` and stays in place.
+    /// Changes the region of this memory, which gets the rights `access` and stays pinned.
     fn change(
         &mut self,
         object: &mut Object<DeregisterMr>,
@@ -293,9 +293,9 @@ impl UserMemory {
             flags |= reregister_flags::ACCESS;
             request.access = device_rights(access, &call.data().limits)?.into();
         }
-        // Memory that was pinned to be read has to be pinned anew to be written, and may be other
-        // memory then; that of a dma-buf is mapped for both. One that counts from elsewhere has
-        // other addresses.
+        // Memory that was pinned for reading must be pinned again for writing, and may then be
+        // other memory; a dma-buf is mapped for both. If the region becomes zero-based or ceases to
+        // be, its addresses change.
         let repins = pins_for_writing(access) && !pins_for_writing(self.access);
         let recounts = is_zero_based(access) != is_zero_based(self.access);
         let own = || self.range().filter(|_| repins || recounts);
@@ -318,7 +318,7 @@ impl UserMemory {
             request.flags = flags.into();
             object.reregister(&request)?;
         }
-        // The device has let go of the old memory, and remembers the new.
+        // The device has released the old memory and uses the new one.
         if let Some(new) = memory {
             *self = new;
         }
@@ -328,7 +328,7 @@ impl UserMemory {
 }
 
 impl Mr {
-    /// A region with one key for all uses.
+    /// Creates a region with a single key for all uses.
     fn new(registered: Registered, table: Option<Table>) -> NewMr<impl PinInit<Self>, ()> {
         let key = registered.key();
         NewMr {
@@ -343,14 +343,14 @@ impl Mr {
     }
 }
 
-/// The pages of a region for fast registration, as the device reads them.
+/// The page table of a region for fast registration, which the device reads.
 struct Table {
     memory: SharedMemory,
     max_pages: u32,
 }
 
 impl Table {
-    /// A table for that many pages, at least 1.
+    /// Allocates a table for `max_pages` pages, at least 1.
     fn new(dma: &Dma, max_pages: u32) -> Result<Self> {
         let length = (max_pages as usize)
             .checked_mul(TABLE_ENTRY_LENGTH)
@@ -361,7 +361,7 @@ impl Table {
         })
     }
 
-    /// Writes an entry; `ENOMEM` if the table is not that long.
+    /// Writes an entry; `ENOMEM` if the table is too short.
     fn set(&self, index: u32, address: DmaAddress) -> Result {
         if index >= self.max_pages {
             return Err(ENOMEM);
@@ -372,9 +372,10 @@ impl Table {
     }
 }
 
-/// The rights that the device knows; `EOPNOTSUPP` if there are others.
+/// Returns the rights in the device's encoding; `EOPNOTSUPP` for rights that the device does not
+/// have.
 ///
-/// That memory is made of huge pages is no right but a hint, and seen anyway.
+/// Huge pages are only a hint, and are detected anyway.
 pub(crate) fn rights(access: AccessFlags) -> Result<u32> {
     let bits = access.bits() & !(Access::HugeTlb as u32);
     if bits & !access::REGION != 0 {
@@ -383,7 +384,7 @@ pub(crate) fn rights(access: AccessFlags) -> Result<u32> {
     Ok(bits)
 }
 
-/// As [`rights`], for a device that may be without memory windows.
+/// Like [`rights`], for a device that may lack memory windows.
 fn device_rights(access: AccessFlags, limits: &DeviceLimits) -> Result<u32> {
     let bits = rights(access)?;
     if limits.max_mw.get() == 0 && bits & access::WINDOWS != 0 {
@@ -392,12 +393,12 @@ fn device_rights(access: AccessFlags, limits: &DeviceLimits) -> Result<u32> {
     Ok(bits)
 }
 
-/// The rights that the device gives to device memory, of those that it may have: windows cannot be
-/// bound to it, and it does not survive a loss of power. `EINVAL` if there are others.
+/// Returns the rights that the device grants to device memory. Windows cannot be bound to it, and
+/// it does not survive a loss of power; `EINVAL` for such rights.
 fn device_memory_rights(access: AccessFlags) -> Result<u32> {
     const KNOWN: u32 = access::QUEUE_PAIR | access::FLUSH_GLOBAL | access::RELAXED_ORDERING;
 
-    // That addresses count from 0 is said by the first address.
+    // A zero-based region is expressed by its first address, not by a right.
     let bits = access.bits() & !access::ZERO_BASED;
     if bits & !KNOWN != 0 {
         return Err(EINVAL);
@@ -405,19 +406,19 @@ fn device_memory_rights(access: AccessFlags) -> Result<u32> {
     Ok(bits)
 }
 
-/// Whether windows may be bound to a region with these rights. A device without windows has no
-/// region that does ([`device_rights`]).
+/// Returns whether windows may be bound to a region with these rights. On a device without windows
+/// such regions do not exist ([`device_rights`]).
 pub(crate) fn may_have_windows(access: AccessFlags) -> bool {
     access.bits() & access::MW_BIND != 0
 }
 
-/// Whether the addresses of a region with these rights count from 0.
+/// Returns whether the addresses of a region with these rights start from 0.
 fn is_zero_based(access: AccessFlags) -> bool {
     access.contains(Access::ZeroBased)
 }
 
-/// Address by which work requests name the first byte of a region that was registered at `iova`,
-/// which says nothing if addresses count from 0.
+/// Returns the address by which work requests refer to the first byte of a region registered at
+/// `iova`. It is 0 if the region is zero-based.
 pub(crate) fn first_address(iova: u64, access: AccessFlags) -> u64 {
     if is_zero_based(access) {
         0
@@ -426,7 +427,7 @@ pub(crate) fn first_address(iova: u64, access: AccessFlags) -> u64 {
     }
 }
 
-/// Whether memory that is pinned for these rights is pinned to be written.
+/// Returns whether memory with these rights is pinned for writing.
 fn pins_for_writing(access: AccessFlags) -> bool {
     let writing = access::LOCAL_WRITE | access::REMOTE_CHANGES | access::MW_BIND;
     access.bits() & writing != 0
@@ -490,8 +491,8 @@ impl MemoryRegion for Mr {
         pd: &rdma::Pd<Pd>,
         access: AccessFlags,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
-        // For `IB_PD_UNSAFE_GLOBAL_RKEY` the core names remote rights alone, which the device
-        // refuses: whoever lets peers write may write.
+        // For `IB_PD_UNSAFE_GLOBAL_RKEY` the core asks for remote rights alone, which the device
+        // rejects: remote write requires local write.
         let access = access | Access::LocalWrite;
         let (object, _) = create(
             &call.data().control,

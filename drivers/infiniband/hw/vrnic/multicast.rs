@@ -2,8 +2,8 @@
 
 //! Multicast groups.
 //!
-//! RDMA CM tells the network by IGMP which groups there are; the device is told of its queue pairs
-//! only.
+//! RDMA CM announces groups to the network by IGMP; the device only learns which of its queue pairs
+//! are members.
 
 use kernel::{
     new_mutex,
@@ -22,8 +22,9 @@ use crate::{
     port::Link, //
 };
 
-/// What takes queue pairs out of groups, without taking memory: the core destroys no queue pair
-/// that is in a group, so that of a process which died would stay.
+/// Detaches queue pairs from groups without allocating memory. The core does not destroy a queue
+/// pair that is in a group, so after an allocation failure the queue pair of a dead process would
+/// remain.
 #[pin_data]
 pub(crate) struct Detacher {
     #[pin]
@@ -42,7 +43,7 @@ impl Detacher {
     }
 }
 
-/// LID of a group, 0 where there are none.
+/// Returns the LID of a group; 0 on Ethernet.
 fn lid(call: &Call<'_>, group: &MulticastGroup) -> u16 {
     match call.data().link {
         Link::Ethernet => 0,
@@ -50,7 +51,7 @@ fn lid(call: &Call<'_>, group: &MulticastGroup) -> u16 {
     }
 }
 
-/// Attaches a queue pair to a group. `EBUSY` if it is attached.
+/// Attaches a queue pair to a group. `EBUSY` if it is already attached.
 pub(crate) fn attach(call: &Call<'_>, qpn: u32, group: &MulticastGroup) -> Result {
     if call.data().limits.max_multicast_groups.get() == 0 {
         return Err(EOPNOTSUPP);
@@ -81,7 +82,7 @@ pub(crate) fn detach(call: &Call<'_>, qpn: u32, group: &MulticastGroup) -> Resul
         .execute(control, &command);
     match result {
         Ok(_) => Ok(()),
-        // A device that was stopped has no groups any more.
+        // A stopped device has no groups any more.
         Err(_) if control.is_stopped() => Ok(()),
         Err(err) => Err(err),
     }

@@ -29,8 +29,8 @@ use crate::{
     pd::Pd, //
 };
 
-/// A memory window. Processes bind and invalidate it by work requests, of which the driver knows
-/// nothing.
+/// A memory window. Processes bind and invalidate it by work requests, which the driver does not
+/// see.
 #[pin_data]
 pub(crate) struct Mw {
     object: Object<DeallocateMw>,

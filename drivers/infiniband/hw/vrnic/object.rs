@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects on the device: the commands that create and destroy them.
+//! Objects on the device, and the commands that create and destroy them.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -40,13 +40,13 @@ use crate::control::Control;
 
 /// A command that destroys an object.
 pub(crate) trait Destroy: Command<Reply = Empty> + Send + Sync {
-    /// What the object is called.
+    /// Name of the kind of object.
     const OBJECT: &'static str;
 
-    /// Whether asynchronous events name such objects.
+    /// Whether there are asynchronous events for such objects.
     const HAS_EVENTS: bool;
 
-    /// Number or key of the object.
+    /// Returns the number or key of the object.
     fn number(&self) -> u32;
 }
 
@@ -76,10 +76,10 @@ destroy! {
 
 /// A command that creates an object.
 pub(crate) trait Create: Command {
-    /// The command that destroys it.
+    /// The command that destroys the object.
     type Destroy: Destroy;
 
-    /// What destroys the object that the device has created.
+    /// Returns the command that destroys the object again.
     fn undo(&self, reply: &Self::Reply) -> Self::Destroy;
 }
 
@@ -109,7 +109,7 @@ create! {
     AllocateMw => |request, reply| DeallocateMw { pd: request.pd, key: reply.key };
 }
 
-/// An object on the device, which exists as long as this value: dropping it destroys the object.
+/// An object on the device. Dropping it destroys the object.
 pub(crate) struct Object<D: Destroy> {
     control: Arc<Control>,
     command: D,
@@ -117,26 +117,26 @@ pub(crate) struct Object<D: Destroy> {
 }
 
 impl<D: Destroy> Object<D> {
-    /// Number or key of the object.
+    /// Returns the number or key of the object.
     pub(crate) fn number(&self) -> u32 {
         self.command.number()
     }
 
-    /// The device, as one gives it commands.
+    /// Returns the control queue of the object's device.
     pub(crate) fn control(&self) -> &Arc<Control> {
         &self.control
     }
 
     /// Destroys the object. Sleeps.
     ///
-    /// On return the device has let go of everything that belonged to the object. A device that
-    /// refuses is stopped: the kernel has done with the object, and frees its memory next.
+    /// On return the device no longer uses anything that belonged to the object. If the device
+    /// refuses, it is stopped, because the kernel frees the object's memory next.
     pub(crate) fn destroy(&self) {
-        // The only error is that it is in use, which it cannot be.
+        // The only possible error is that the object is in use, which is excluded here.
         let _ = self.try_destroy(false);
     }
 
-    /// The device refuses to let go of the object, so it is stopped.
+    /// Stops the device because it refuses to destroy the object.
     fn refused(&self, err: Error) {
         let health = self.control.health();
         dev_err!(
@@ -149,11 +149,12 @@ impl<D: Destroy> Object<D> {
         self.control.fail("it does not let go of an object");
     }
 
-    /// Destroys the object unless it is in use (`EBUSY`), if it `may_be` that. Sleeps.
+    /// Destroys the object. If it `may_be` in use and is, returns `EBUSY`, and the object remains
+    /// as before. Sleeps.
     ///
-    /// On success the device has let go of everything that belonged to the object. So it has when
-    /// it failed, for then it was stopped, as it is for any other reason to refuse: nobody could
-    /// ever end that. On an error the object is as before.
+    /// On success the device no longer uses anything that belonged to the object. This includes the
+    /// case that the device failed and was stopped. If the device refuses for any other reason than
+    /// use, it is stopped, because no one could ever resolve that.
     pub(crate) fn try_destroy(&self, may_be: bool) -> Result {
         if !self.alive.swap(false, Ordering::Relaxed) {
             return Ok(());
@@ -184,7 +185,7 @@ impl<D: Destroy> Drop for Object<D> {
     }
 }
 
-/// Creates an object, and returns it with what the device answered.
+/// Creates an object, and returns it with the device's reply.
 pub(crate) fn create<C: Create>(
     control: &Arc<Control>,
     request: &C,
@@ -199,13 +200,13 @@ pub(crate) fn create<C: Create>(
 }
 
 impl Object<DeregisterMr> {
-    /// Protection domain of the memory region.
+    /// Returns the protection domain of the memory region.
     pub(crate) fn pd(&self) -> u32 {
         self.command.pd.get()
     }
 
-    /// Changes a memory region, whose number may be another afterwards. `request` names the region
-    /// by nothing yet.
+    /// Changes a memory region, whose key may be different afterwards. This fills in the members of
+    /// `request` that identify the region.
     pub(crate) fn reregister(&mut self, request: &ReregisterMr) -> Result {
         let reply = self.control.execute(&ReregisterMr {
             pd: self.command.pd,

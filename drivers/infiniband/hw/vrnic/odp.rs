@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory regions whose pages are not kept in place.
+//! Memory regions with on-demand paging.
 //!
-//! The device asks for pages by an event, and a work item of the region serves it: it brings the
-//! pages in and gives them to the device. What the process or the kernel does to its memory takes
-//! them back. Both are done by commands under the mutex of the memory, which is taken to reclaim
-//! memory, too; so these commands have memory of their own ([`PageCommands`]). The region is
-//! destroyed under that mutex as well: no command for it comes later, when the device may have
-//! given its key to another region.
+//! The device asks for pages by an event, which a work item of the region handles: it brings the
+//! pages in and passes them to the device. When the process or the kernel changes the memory, the
+//! pages are taken back. Both happen by commands under the mutex of the memory. This mutex is also
+//! taken to reclaim memory, so these commands have preallocated memory ([`PageCommands`]). The
+//! region is destroyed under that mutex as well, so no command for it can come later, when the
+//! device may have reused its key for another region.
 
 use core::{
     ops::Range,
@@ -96,31 +96,33 @@ use crate::{
     }, //
 };
 
-/// Times that pages are looked up while the process changes its memory too fast.
+/// Number of attempts to look up pages while the process changes its memory concurrently.
 const PATIENCE: u32 = 10;
 
-/// Binary logarithm of the bytes of a piece of an address space, which is a region of its own.
+/// Binary logarithm of the size of a piece of an address space. Each piece is a region of its own.
 const PIECE_SHIFT: u8 = 30;
 
-/// Bytes of a piece.
+/// Size of a piece in bytes.
 const PIECE: usize = 1 << PIECE_SHIFT;
 
-/// Pieces of an address space: more than any process has addresses, unless it asks for them.
+/// Number of pieces of an address space. They cover more addresses than any process gets by
+/// default.
 const PIECES: u32 = 1 << (48 - PIECE_SHIFT);
 
-/// Advice that waits for a region's work item; more is acted on at once.
+/// Maximum number of prefetches queued for a region's work item; more are executed synchronously.
 const MAX_WISHES: usize = 256;
 
-/// How a device asks for pages, is given them and made to forget them, without taking memory.
+/// Commands to fetch page faults from the device, pass pages to it and take pages back, without
+/// allocating memory.
 #[pin_data]
 pub(crate) struct PageCommands {
     control: Arc<Control>,
-    /// Held while the device has one of the commands. No memory is taken under it.
+    /// Held while the device has one of the commands. No memory is allocated under it.
     #[pin]
     slots: Mutex<Slots>,
 }
 
-/// The commands, and the table that one of them names.
+/// The commands, and the table that one of them refers to.
 struct Slots {
     take: Prepared<TakePageFault>,
     map: Prepared<MapPages>,
@@ -147,7 +149,7 @@ impl PageCommands {
         )
     }
 
-    /// What a region waits for.
+    /// Fetches the next page fault of a region.
     fn take(&self, (pd, key): (u32, u32)) -> Result<PageFault> {
         let request = TakePageFault {
             pd: pd.into(),
@@ -156,7 +158,7 @@ impl PageCommands {
         self.slots.lock().take.execute(&self.control, &request)
     }
 
-    /// Gives pages to a region, from `first` on, at most [`TABLE_PAGES`].
+    /// Passes at most [`TABLE_PAGES`] pages to a region, starting from page `first`.
     fn map(
         &self,
         (pd, key): (u32, u32),
@@ -187,7 +189,7 @@ impl PageCommands {
         map.execute(&self.control, &request).map(|Empty {}| ())
     }
 
-    /// Tells a region that there is no such page.
+    /// Tells the device that a page of a region does not exist.
     fn refuse(&self, (pd, key): (u32, u32), page: usize) -> Result {
         let request = RefusePages {
             pd: pd.into(),
@@ -200,9 +202,9 @@ impl PageCommands {
         Ok(())
     }
 
-    /// Has the device forget pages of a region. On return it does not access them.
+    /// Makes the device forget pages of a region. On return it does not access them.
     fn unmap(&self, (pd, key): (u32, u32), pages: &Range<usize>) {
-        // CAST: The device took a region of so many pages.
+        // CAST: The device accepted a region of that many pages.
         let request = UnmapPages {
             pd: pd.into(),
             key: key.into(),
@@ -212,7 +214,7 @@ impl PageCommands {
         let result = self.slots.lock().unmap.execute(&self.control, &request);
         match result {
             Ok(Empty {}) => {}
-            // One that has failed is stopped when that is said.
+            // Asking stops a device that has failed.
             Err(_) if self.control.is_stopped() => {}
             Err(err) => {
                 let health = self.control.health();
@@ -223,45 +225,46 @@ impl PageCommands {
     }
 }
 
-/// Pages that somebody wants a region to have.
+/// Pages that a region should get.
 struct Wish {
     pages: Range<usize>,
     write: bool,
     fault: bool,
 }
 
-/// What the driver keeps for the memory of a region.
+/// The driver's data for the memory of a region.
 #[pin_data]
 struct RegionPager {
     commands: Arc<PageCommands>,
     pd: u32,
-    /// Address by which work requests name the first byte.
+    /// Address by which work requests refer to the first byte.
     iova: u64,
-    /// Whether anybody may write to it.
+    /// Whether anyone may write to the memory.
     writable: bool,
-    /// Key of the region; 0 before the device has it, and after. Cleared under the mutex of the
-    /// memory.
+    /// Key of the region; 0 before the device has the region and after its destruction. Cleared
+    /// under the mutex of the memory.
     key: AtomicU32,
     #[pin]
     wishes: Mutex<KVec<Wish>>,
-    /// Set for a region of all of an address space. What is watched of it is of no use then.
+    /// Present for a region that spans an address space. The region's own watched memory is then
+    /// unused.
     space: Option<Pin<KBox<Space>>>,
 }
 
-/// A region of all of an address space. The device asks for its pieces as for pages.
+/// A region that spans an address space. The device asks for its pieces as if they were pages.
 #[pin_data]
 struct Space {
     addresses: AddressSpace,
     writable: bool,
     faults: Arc<Faults>,
-    /// Regions of the pieces that the device asked for, by their numbers; [`None`] once the region
-    /// is gone.
+    /// Regions of the pieces that the device asked for, by number; [`None`] once the region is
+    /// destroyed.
     #[pin]
     pieces: Mutex<Option<RBTree<u32, Paged>>>,
 }
 
 impl Space {
-    /// The memory of a piece of the region of `pager`, which becomes a region if it is none.
+    /// Returns the memory of a piece of the region of `pager`, and creates the piece if necessary.
     fn piece(&self, pager: &RegionPager, number: u32) -> Result<Watched> {
         let (pd, key) = pager.region()?;
         let mut pieces = self.pieces.lock();
@@ -273,7 +276,7 @@ impl Space {
         let address = u64::from(number) << PIECE_SHIFT;
         let own = BoxedPager::new(&pager.commands, pd, address, self.writable, None)?;
         let memory = Arc::new(self.addresses.watch(address, PIECE, own)?, GFP_KERNEL)?;
-        // Whoever accesses it does so by the rights of the whole.
+        // Accesses to a piece use the rights of the whole region.
         let request = RegisterMr {
             pd: pd.into(),
             iova: address.into(),
@@ -298,12 +301,12 @@ impl Space {
     }
 }
 
-/// A pager that can be moved into place.
+/// A pager that can be moved.
 pub(crate) struct BoxedPager(Pin<KBox<RegionPager>>);
 
 impl RegionPager {
-    /// Domain and key of the region, while the device has it: as long as the mutex of the memory is
-    /// held. `ENOENT` if it does not.
+    /// Returns the protection domain and key of the region. They are valid while the mutex of the
+    /// memory is held. `ENOENT` if the device does not have the region.
     fn region(&self) -> Result<(u32, u32)> {
         match self.key.load(Ordering::Relaxed) {
             0 => Err(ENOENT),
@@ -311,7 +314,7 @@ impl RegionPager {
         }
     }
 
-    /// Gives pages to the device, all that are asked for or none of a batch.
+    /// Passes pages to the device in batches; a batch is passed as a whole or not at all.
     fn map(&self, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
         let mut first = wish.pages.start;
         while first < wish.pages.end {
@@ -332,8 +335,8 @@ impl RegionPager {
         Ok(())
     }
 
-    /// Answers what the device asks for: with the pages, or, page by page, with those that there
-    /// are, and the word that there is no more where there is none.
+    /// Answers a page fault with the pages. If a batch fails, answers page by page, and tells the
+    /// device which pages do not exist.
     fn answer(&self, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
         let mut first = wish.pages.start;
         while first < wish.pages.end {
@@ -351,10 +354,10 @@ impl RegionPager {
         Ok(())
     }
 
-    /// Answers what the device asks for of an address space: with pieces.
+    /// Answers a fault on an address space with pieces.
     fn answer_pieces(&self, space: &Space, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
         for number in wish.pages.clone() {
-            // CAST: There are not as many pieces.
+            // CAST: The number of pieces fits.
             if space.piece(self, number as u32).is_err() {
                 memory.exclusively(|| self.commands.refuse(self.region()?, number))??;
             }
@@ -362,7 +365,7 @@ impl RegionPager {
         Ok(())
     }
 
-    /// Pages that the device knows of the region.
+    /// Returns the number of pages of the region as the device counts them.
     fn pages(&self, memory: &Memory<BoxedPager>) -> usize {
         match &self.space {
             Some(_) => PIECES as usize,
@@ -370,7 +373,7 @@ impl RegionPager {
         }
     }
 
-    /// Answers everything that the device asks for.
+    /// Answers all page faults of the region.
     fn answer_all(&self, memory: &Memory<BoxedPager>) -> Result {
         loop {
             let fault = memory.exclusively(|| self.commands.take(self.region()?))??;
@@ -397,7 +400,7 @@ impl RegionPager {
 }
 
 impl BoxedPager {
-    /// A pager for a region of `pd` at `iova`, of which the device does not know yet.
+    /// Creates a pager for a region of `pd` at `iova` that the device does not have yet.
     fn new(
         commands: &Arc<PageCommands>,
         pd: u32,
@@ -432,11 +435,11 @@ impl Pager for BoxedPager {
     }
 
     fn serve(&self, memory: &Memory<Self>) {
-        // The device first: its work waits.
+        // Faults of the device come first, because work requests wait for them.
         let answered = self.0.answer_all(memory);
         let wishes = core::mem::take(&mut *self.0.wishes.lock());
         for wish in &wishes {
-            // Nobody is told of what cannot be prefetched.
+            // Failed prefetches are not reported.
             let _ = self.0.map(memory, wish);
         }
         if let Err(err) = answered {
@@ -446,15 +449,15 @@ impl Pager for BoxedPager {
     }
 }
 
-/// Memory of a process, which is not pinned.
+/// Memory of a process that is not pinned.
 type Watched = Arc<OnDemand<BoxedPager>>;
 
-/// Regions for which the device may ask for pages, by their keys.
+/// Regions for which the device may ask for pages, by key.
 #[pin_data]
 pub(crate) struct Faults {
     #[pin]
     regions: XArray<Watched>,
-    /// Times that the device asked for pages of a region that is not here.
+    /// Number of faults on keys that are not in the table.
     unknown: AtomicU32,
 }
 
@@ -467,13 +470,14 @@ impl Faults {
         Arc::pin_init(faults, GFP_KERNEL)
     }
 
-    /// The device asks for pages of the region with that key. Whether there is one.
+    /// Handles a page fault event for the region with that key. Returns whether there is such a
+    /// region.
     pub(crate) fn serve(&self, key: u32) -> bool {
         let regions = self.regions.lock();
         let region = regions.get(key as usize);
         match &region {
             Some(region) => region.request(),
-            // Counted with the lock held: who adds the region later sees it.
+            // Counted with the lock held, so that a thread that adds the region later sees it.
             None => {
                 self.unknown.fetch_add(1, Ordering::Relaxed);
             }
@@ -481,15 +485,16 @@ impl Faults {
         region.is_some()
     }
 
-    /// The memory of the region of `pd` with that key.
+    /// Returns the memory of the region of `pd` with that key.
     fn get(&self, pd: u32, key: u32) -> Option<Watched> {
         let regions = self.regions.lock();
         let memory = regions.get(key as usize).map(Watched::from)?;
         (memory.pager().0.pd == pd).then_some(memory)
     }
 
-    /// Gives the device pages before it asks for them. `EINVAL` if a piece is not in such a region
-    /// of `pd`, `EPERM` if it is to be written and may not be; nothing is done then.
+    /// Passes pages to the device before it asks for them. `EINVAL` if a piece is not within an
+    /// on-demand region of `pd`, `EPERM` if a piece is to be written but may not be. In these cases
+    /// nothing is done.
     pub(crate) fn advise(&self, pd: u32, advice: Advice, wait: bool, pieces: &[Sge]) -> Result {
         let mut found = KVec::with_capacity(pieces.len(), GFP_KERNEL)?;
         for piece in pieces {
@@ -513,7 +518,7 @@ impl Faults {
                     return Err(EINVAL);
                 }
                 if length > 0 {
-                    // CAST: Within the memory.
+                    // CAST: The range is within the memory.
                     let pages = pages_of(memory.offset(), start as usize..end as usize);
                     found.push((memory, wish(pages)), GFP_KERNEL)?;
                 }
@@ -545,20 +550,21 @@ impl Faults {
     }
 }
 
-/// The pages of bytes of memory that begins `offset` bytes into its first page.
+/// Returns the pages that contain these bytes of memory that starts `offset` bytes into its first
+/// page.
 fn pages_of(offset: usize, bytes: Range<usize>) -> Range<usize> {
     (offset + bytes.start) / PAGE_SIZE..(offset + bytes.end).div_ceil(PAGE_SIZE)
 }
 
-/// The pieces of an address space that have these addresses, with the bytes of each that do.
-/// [`None`] if there are no such addresses.
+/// Returns the pieces of an address space that contain these addresses, with the range of bytes in
+/// each. [`None`] if the addresses do not exist.
 fn pieces_of(addresses: Range<u64>) -> Option<impl Iterator<Item = (u32, Range<usize>)>> {
     const SIZE: u64 = PIECE as u64;
 
     if addresses.end > SIZE * u64::from(PIECES) {
         return None;
     }
-    // CAST: There are not as many pieces, and no piece is larger than memory can be.
+    // CAST: The number of pieces fits, and a piece is not larger than memory can be.
     let pieces = (addresses.start / SIZE..addresses.end.div_ceil(SIZE)).map(move |number| {
         let first = number * SIZE;
         let start = addresses.start.max(first) - first;
@@ -568,7 +574,7 @@ fn pieces_of(addresses: Range<u64>) -> Option<impl Iterator<Item = (u32, Range<u
     Some(pieces.filter(|(_, bytes)| !bytes.is_empty()))
 }
 
-/// A region whose pages are not kept in place. Dropping it destroys it.
+/// An on-demand region. Dropping it destroys the region.
 pub(crate) struct Paged {
     object: Object<DeregisterMr>,
     memory: Watched,
@@ -578,7 +584,7 @@ pub(crate) struct Paged {
 }
 
 impl Paged {
-    /// Registers memory with those rights of the device.
+    /// Registers memory with these rights in the device's encoding.
     pub(crate) fn register(
         call: &Call<'_>,
         pd: u32,
@@ -586,7 +592,7 @@ impl Paged {
         access: AccessFlags,
         rights: u32,
     ) -> Result<Self> {
-        // All of the address space, whatever will be there.
+        // This stands for the whole address space, whatever will be mapped there.
         let is_space = range.start == 0 && range.length == u64::MAX;
         let commands = call.data().paging.as_ref().ok_or(EOPNOTSUPP)?;
         let faults = &call.data().faults;
@@ -606,7 +612,7 @@ impl Paged {
                 faults: faults.clone(),
                 pieces <- new_mutex!(Some(RBTree::new())),
             });
-            // What is watched has the work item that makes the pieces.
+            // The watched page is unused, but it has the work item that creates the pieces.
             (Some(KBox::pin_init(space, GFP_KERNEL)?), 0, PAGE_SIZE)
         } else {
             if range.length == 0 || range.length > call.data().limits.max_mr_size.get() {
@@ -628,7 +634,7 @@ impl Paged {
         Self::create(faults, memory, request, *range, access)
     }
 
-    /// Registers memory, as `request` says, which says nothing of its pages yet.
+    /// Registers memory as described by `request`, which does not contain pages yet.
     fn create(
         faults: &Arc<Faults>,
         memory: Watched,
@@ -668,7 +674,7 @@ impl Paged {
             },
         )?;
         let key = object.number();
-        // Here it stands for no region.
+        // The driver uses key 0 for "no region".
         if key == 0 {
             return Err(pager.commands.control.nonsense());
         }
@@ -680,31 +686,31 @@ impl Paged {
             access,
         };
         paged.memory.pager().0.key.store(key, Ordering::Relaxed);
-        // One of the same key is just going away.
+        // A region with the same key may still be on its way out.
         let before = {
             let mut regions = paged.faults.regions.lock();
             regions.store(key as usize, paged.memory.clone(), GFP_KERNEL)
         };
         before.map_err(|error| error.error)?;
-        // Work of a process that guesses keys may have asked for pages before there was somebody to
-        // tell, and the device does not say so again.
+        // A process that guessed the key may have caused a page fault before the region was in the
+        // table, and the device does not raise the event again.
         if faults.unknown.load(Ordering::Relaxed) != unknown {
             paged.memory.request();
         }
         Ok(paged)
     }
 
-    /// Key of the region.
+    /// Returns the key of the region.
     pub(crate) fn key(&self) -> u32 {
         self.object.number()
     }
 
-    /// What was registered: its protection domain, its memory and its rights.
+    /// Returns what was registered: the protection domain, the memory and the rights.
     pub(crate) fn registered(&self) -> (u32, mr::Range, AccessFlags) {
         (self.object.pd(), self.range, self.access)
     }
 
-    /// Destroys the region, unless windows are bound to it (`EBUSY`).
+    /// Destroys the region, unless memory windows are bound to it (`EBUSY`).
     pub(crate) fn try_destroy(&self) -> Result {
         let number = &self.memory.pager().0.key;
         let key = self.memory.exclusively(|| {
@@ -715,7 +721,7 @@ impl Paged {
             return Ok(());
         }
         if let Some(space) = &self.memory.pager().0.space {
-            // The device does not ask for pieces any more, and who makes one finds that it is late.
+            // The device asks for no more pieces, and concurrent creation of a piece fails.
             let pieces = space.pieces.lock().take();
             drop(pieces);
         }
@@ -730,16 +736,16 @@ impl Paged {
         Ok(())
     }
 
-    /// Its pages, as the device counts them.
+    /// Returns the number of pages as the device counts them.
     pub(crate) fn pages(&self) -> u32 {
-        // CAST: The device took a region of so many.
+        // CAST: The device accepted a region of that many pages.
         self.memory.pager().0.pages(&self.memory) as u32
     }
 }
 
 impl Drop for Paged {
     fn drop(&mut self) {
-        // If the device refuses, dropping the object says so and stops it.
+        // If the device refuses, this logs an error and stops the device.
         let _ = self.try_destroy();
     }
 }

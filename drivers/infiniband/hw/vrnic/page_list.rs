@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Page lists, by which commands name memory: of processes, of the kernel, and what both share.
+//! Page lists, which commands use to describe memory of processes, of the kernel, or shared by
+//! both.
 
 use kernel::{
     dma::DmaAddress,
@@ -27,14 +28,14 @@ use vrnic_wire::memory::{
 
 use crate::device::Call;
 
-/// A page list in memory that the device can read, for as long as a command needs it.
+/// A page list in memory that the device can read, which lives as long as a command needs it.
 pub(crate) struct PageListBuffer {
     list: PageList,
     _chunks: Option<SharedMemory>,
 }
 
 impl PageListBuffer {
-    /// A list of no pages.
+    /// Creates a list without pages.
     pub(crate) fn empty() -> Self {
         Self {
             list: PageList {
@@ -45,10 +46,10 @@ impl PageListBuffer {
         }
     }
 
-    /// Writes a list of `pages` of two to the power of `page_shift` bytes.
+    /// Creates a list of `pages` of two to the power of `page_shift` bytes.
     ///
-    /// The buffer is `length` bytes, `offset` bytes into the first page. `EINVAL` if that does not
-    /// fit the number of pages.
+    /// The memory starts `offset` bytes into the first page and has `length` bytes. `EINVAL` if
+    /// this does not match the number of pages.
     pub(crate) fn new(
         dma: &Dma,
         pages: impl ExactSizeIterator<Item = DmaAddress>,
@@ -81,20 +82,20 @@ impl PageListBuffer {
         })
     }
 
-    /// A list of all of `memory`.
+    /// Creates a list of all pages of `memory`.
     pub(crate) fn of_shared(dma: &Dma, memory: &SharedMemory) -> Result<Self> {
         const SHIFT: u8 = SharedMemory::PAGE_SIZE.ilog2() as u8;
 
         Self::new(dma, memory.dma_pages(), SHIFT, 0, memory.len() as u64)
     }
 
-    /// The list, as commands name it.
+    /// Returns the list in the format of commands.
     pub(crate) fn list(&self) -> PageList {
         self.list
     }
 }
 
-/// Pages that `length` bytes take which begin `offset` bytes into the first.
+/// Returns the number of pages for `length` bytes that start `offset` bytes into the first page.
 fn needed_pages(page_shift: u8, offset: u64, length: u64) -> Option<u64> {
     let page = 1u64.checked_shl(page_shift.into())?;
     if length == 0 || offset >= page {
@@ -105,21 +106,21 @@ fn needed_pages(page_shift: u8, offset: u64, length: u64) -> Option<u64> {
 
 /// Writes the chunks of a list of `pages`.
 ///
-/// `addresses` are those of the chunks; `write` stores a word at an offset from the first, as if
-/// they followed each other.
+/// `addresses` are those of the chunks. `write` stores a word at an offset from the start of the
+/// first chunk, as if the chunks were contiguous.
 fn write_chunks(
     mut addresses: impl ExactSizeIterator<Item = DmaAddress>,
     mut pages: impl ExactSizeIterator<Item = DmaAddress>,
     mut write: impl FnMut(usize, u64) -> Result,
 ) -> Result {
-    // `PageListChunk` on the stack would be a whole page.
+    // A `PageListChunk` on the stack would take a whole page.
     const HEADER: usize = core::mem::offset_of!(PageListChunk, pages);
     const WORD: usize = size_of::<u64>();
 
     for chunk in (0..addresses.len()).map(|i| i * CHUNK_SIZE) {
         let count = pages.len().min(CHUNK_PAGES);
 
-        // The address of this chunk is in the one before, that of the first in the command.
+        // The previous chunk, or the command for the first one, contains the address of this chunk.
         let address = addresses.next().ok_or(EINVAL)?;
         if let Some(previous) = chunk.checked_sub(CHUNK_SIZE) {
             write(previous, address)?;
@@ -132,8 +133,9 @@ fn write_chunks(
     Ok(())
 }
 
-/// Pins the buffer of a new object, which holds its rings, and lists its pages. Unless the call has
-/// it elsewhere, it is `length` bytes at `address`. It must begin at a page (`EINVAL`).
+/// Pins the buffer of a new object, which holds the object's rings, and creates its page list. The
+/// buffer is `length` bytes at `address`, unless the call describes another one. It must start at a
+/// page boundary (`EINVAL`).
 pub(crate) fn pin_buffer(
     call: &Call<'_>,
     buffer: &Buffer<'_>,
@@ -147,7 +149,7 @@ pub(crate) fn pin_buffer(
     )
 }
 
-/// As [`pin_buffer`], for an object that moves to another ring.
+/// Like [`pin_buffer`], for an object that moves to a new ring.
 pub(crate) fn pin_ring(
     call: &Call<'_>,
     address: u64,
@@ -158,7 +160,7 @@ pub(crate) fn pin_ring(
     list_ring(call, umem)
 }
 
-/// Lists the pages of a buffer that holds rings.
+/// Creates the page list of a buffer that holds rings.
 fn list_ring(call: &Call<'_>, mut umem: Umem) -> Result<(Umem, PageListBuffer)> {
     let address = umem.address();
     let (pages, offset) = list(call, &mut umem, 1 << MIN_PAGE_SHIFT, address)?;
@@ -168,7 +170,7 @@ fn list_ring(call: &Call<'_>, mut umem: Umem) -> Result<(Umem, PageListBuffer)> 
     Ok((umem, pages))
 }
 
-/// Lists the pages of the first `length` bytes of a notify area.
+/// Creates the page list of the first `length` bytes of a notify area.
 pub(crate) fn notify_pages(
     call: &Call<'_>,
     pages: &UserPages,
@@ -185,13 +187,13 @@ pub(crate) fn notify_pages(
     )
 }
 
-/// Lists the pages of a memory region whose first byte work requests name by `iova`, in pages as
-/// large as the device and the memory allow.
+/// Creates the page list of a memory region whose first byte has the address `iova`, with the
+/// largest pages that the device and the memory allow.
 pub(crate) fn region_pages(call: &Call<'_>, umem: &mut Umem, iova: u64) -> Result<PageListBuffer> {
     list(call, umem, call.data().limits.page_sizes.get(), iova).map(|(list, _)| list)
 }
 
-/// Lists the pages of `umem` and says where in the first it begins.
+/// Creates the page list of `umem`, and returns it with the offset in the first page.
 fn list(
     call: &Call<'_>,
     umem: &mut Umem,

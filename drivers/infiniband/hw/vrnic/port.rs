@@ -2,10 +2,10 @@
 
 //! The port.
 //!
-//! On Ethernet its state and payload size are the smaller of what the device can and of what the
-//! network device allows that shares the port. The device is told of both whenever the network
-//! device changes; queries tell what the device says. On InfiniBand all is as the subnet manager
-//! has it, of whom the device knows.
+//! On Ethernet, the port's state and MTU are limited by both the device and the network device that
+//! shares the port. The driver sets both in the device whenever the network device changes, and
+//! queries return the device's values. On InfiniBand, a subnet manager that the device knows
+//! determines everything.
 
 use kernel::prelude::*;
 use rdma::{
@@ -43,14 +43,14 @@ use crate::device::Call;
 /// Link layer of the port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// RoCE, beside a network device.
+    /// RoCE, on the link of a network device.
     Ethernet,
-    /// A subnet with a subnet manager.
+    /// InfiniBand, with a subnet manager.
     InfiniBand,
 }
 
 impl Link {
-    /// What the core calls it.
+    /// Returns the core's name for the link layer.
     pub(crate) fn layer(self) -> LinkLayer {
         match self {
             Self::Ethernet => LinkLayer::Ethernet,
@@ -59,17 +59,17 @@ impl Link {
     }
 }
 
-/// P_Keys of a port of RoCE.
+/// Length of the P_Key table of a RoCE port.
 const PKEY_TABLE_LENGTH: u16 = 1;
 
 /// The P_Key of RoCE: full member of the default partition.
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Most bytes of a RoCE v2 packet that are neither payload nor link layer: IPv6 and UDP headers,
+/// Maximum overhead of a RoCE v2 packet in bytes, without the link layer: IPv6 and UDP headers,
 /// base header, the longest extended header (atomic), immediate data, ICRC.
 const OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4 + 4;
 
-/// Returns what never changes about the port.
+/// Returns the attributes of the port that never change.
 pub(crate) fn immutable(call: &Call<'_>, port: Port) -> Result<Immutable> {
     match call.data().link {
         Link::Ethernet => Ok(Immutable {
@@ -88,7 +88,7 @@ pub(crate) fn immutable(call: &Call<'_>, port: Port) -> Result<Immutable> {
     }
 }
 
-/// Asks the device for its attributes of the port.
+/// Queries the device's attributes of the port.
 fn ask(call: &Call<'_>, port: Port) -> Result<PortAttributes> {
     call.data().control.execute(&QueryPort {
         port: port.number().into(),
@@ -96,7 +96,7 @@ fn ask(call: &Call<'_>, port: Port) -> Result<PortAttributes> {
     })
 }
 
-/// State that the port is to have beside a network device that is active or not.
+/// Returns the state for the port if its network device is active, or not.
 fn wanted_state(active: bool) -> PortState {
     if active {
         PortState::Active
@@ -105,14 +105,14 @@ fn wanted_state(active: bool) -> PortState {
     }
 }
 
-/// Whether a network device is that of the port: the device says its permanent MAC address.
+/// Returns whether a network device belongs to the port: the device reports the MAC address.
 pub(crate) fn is_netdev_of(call: &Call<'_>, netdev: &Netdev, port: Port) -> bool {
     call.data().link == Link::Ethernet
         && port == Port::FIRST
         && netdev.ethernet_address() == Some(call.data().config.mac)
 }
 
-/// Sets state and payload size of the port as its network device, if there is one, has them.
+/// Sets the state and MTU of the port to those of its network device, if there is one.
 pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
     if call.data().link == Link::InfiniBand {
         return;
@@ -127,7 +127,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
                 ..Default::default()
             })?;
         }
-        // Datagrams are held to what their senders are told.
+        // The device limits datagrams to the MTU that it reports to their senders.
         let mtu = wanted_mtu(
             Mtu::try_from(u32::from(now.max_mtu))?,
             netdev.map(|(_, mtu)| mtu),
@@ -135,7 +135,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
         if mtu.raw() != now.active_mtu.into() {
             call.data().control.execute(&SetMtu {
                 port: port.number().into(),
-                // CAST: The wire numbers payload sizes as the verbs do; see below.
+                // CAST: The wire format uses the verbs' numbers for MTUs; see below.
                 mtu: mtu.raw() as u8,
                 ..Default::default()
             })?;
@@ -157,7 +157,7 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
     let reply = ask(call, port)?;
     let (state, subnet) = match call.data().link {
         Link::Ethernet => {
-            // It may not have been told yet that the network device is down.
+            // The device may not know yet that the network device is down.
             let active = PortState::try_from(reply.state) == Ok(PortState::Active)
                 && call.with_netdev(port, Netdev::is_active) == Some(true);
             (if active { State::Active } else { State::Down }, None)
@@ -198,7 +198,7 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
     })
 }
 
-/// Changes a port of InfiniBand for a user in the kernel.
+/// Changes an InfiniBand port for a user in the kernel.
 pub(crate) fn modify(call: &Call<'_>, port: Port, change: &Change) -> Result {
     call.data().control.execute(&ModifyPort {
         port: port.number().into(),
@@ -227,7 +227,7 @@ pub(crate) fn pkey(call: &Call<'_>, port: Port, index: u16) -> Result<u16> {
     }
 }
 
-/// The P_Key at `index` of a port of RoCE.
+/// Returns the P_Key at `index` of a RoCE port.
 fn roce_pkey(index: u16) -> Result<u16> {
     if index >= PKEY_TABLE_LENGTH {
         return Err(EINVAL);
@@ -235,7 +235,7 @@ fn roce_pkey(index: u16) -> Result<u16> {
     Ok(DEFAULT_PKEY)
 }
 
-/// Largest payload of packets in frames of `frame` bytes, at least the smallest there is.
+/// Returns the largest MTU that fits frames of `frame` bytes, or else the smallest MTU.
 fn payload(frame: u32) -> Mtu {
     match frame.saturating_sub(OVERHEAD) {
         4096.. => Mtu::Mtu4096,
@@ -246,8 +246,8 @@ fn payload(frame: u32) -> Mtu {
     }
 }
 
-/// Payload of packets that the device and a network device allow whose frames have `frame` bytes;
-/// without a network device there is nothing to fit.
+/// Returns the MTU for a device with this maximum and a network device with frames of `frame`
+/// bytes. Without a network device it is the maximum.
 fn wanted_mtu(max_mtu: Mtu, frame: Option<u32>) -> Mtu {
     match frame.map(payload) {
         Some(fitting) if fitting.raw() < max_mtu.raw() => fitting,

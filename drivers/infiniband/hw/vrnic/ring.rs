@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where rings of the kernel stand: the driver side of section "Rings" of
+//! Layout of rings of the kernel: the driver side of section "Rings" of
 //! `Documentation/virtio-rdma.rst`.
 //!
-//! The rings of processes are written by their provider; the driver only tells the device where
-//! they are.
+//! The provider fills the rings of processes; the driver only passes their layout to the device.
 
 use kernel::prelude::*;
 use vrnic_wire::ring::{
@@ -14,11 +13,11 @@ use vrnic_wire::ring::{
     MAX_ENTRIES, //
 };
 
-/// Bytes of a ring header.
+/// Length of a ring header in bytes.
 const HEADER: u32 = size_of::<RingHeader>() as u32;
 
-/// Number of entries of a ring that holds at least `count`; 0 for none. `EINVAL` if that is too
-/// many for a ring or for the device's `limit`.
+/// Returns the number of entries of a ring that holds at least `count`; 0 for none. `EINVAL` if it
+/// exceeds the maximum for rings or the device's `limit`.
 pub(crate) fn entries_for(count: u32, limit: u32) -> Result<u32> {
     if count == 0 {
         return Ok(0);
@@ -41,17 +40,17 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// An empty buffer.
+    /// Creates the layout of an empty buffer.
     pub(crate) fn new() -> Self {
         Self { end: 0 }
     }
 
-    /// Bytes of the buffer.
+    /// Returns the length of the buffer in bytes.
     pub(crate) fn length(&self) -> u64 {
         self.end
     }
 
-    /// Places a ring; `EINVAL` if the buffer would be too long to address.
+    /// Places a ring; `EINVAL` if its offsets cannot be represented.
     pub(crate) fn place(&mut self, entries: u32, stride: u32) -> Result<RingLayout> {
         if entries == 0 {
             return Ok(RingLayout::absent());
@@ -73,7 +72,7 @@ impl Layout {
     }
 }
 
-/// Byte offset of the header's word `word`.
+/// Returns the byte offset of word `word` of the header.
 pub(crate) fn header_word(layout: &RingLayout, word: usize) -> usize {
     layout.header_offset.get() as usize + word
 }

@@ -70,30 +70,30 @@ use crate::{
     wqe, //
 };
 
-/// Bytes of a scatter/gather element.
+/// Length of a scatter/gather element in bytes.
 const SGE: u32 = size_of::<vrnic_wire::work::Sge>() as u32;
 
 /// A shared receive queue.
 #[pin_data]
 pub(crate) struct Srq {
-    // Fields are dropped in declaration order: the device lets go of the ring first.
+    // Fields are dropped in declaration order: the device stops using the ring first.
     object: Object<DestroySrq>,
     max_sge: u32,
-    /// The ring that the kernel posts to, if no process does.
+    /// The ring of a queue of the kernel; [`None`] for a process's queue.
     kernel: Option<Arc<SharedReceives>>,
-    /// The pinned memory of a ring that a process posts to. Held while the queue moves to another.
+    /// Pinned memory of a process's ring. Held while the queue moves to a new ring.
     #[pin]
     memory: Mutex<Option<Umem>>,
 }
 
 impl Srq {
-    /// What the kernel posted; `EOPNOTSUPP` if a process posts.
+    /// Returns the receives that the kernel posted; `EOPNOTSUPP` for a process's queue.
     pub(crate) fn receives(&self) -> Result<&Arc<SharedReceives>> {
         self.kernel.as_ref().ok_or(EOPNOTSUPP)
     }
 }
 
-/// Checks the ring that a process asks for, and says what it holds.
+/// Checks the ring that a process provides, and returns its capacity.
 fn user_layout(
     request: &abi::CreateSrqRequest,
     max_wr: u32,
@@ -125,7 +125,7 @@ fn user_layout(
     Ok((ring, given))
 }
 
-/// Builds the ring of a queue of the kernel, and says what it holds.
+/// Lays out the ring of a queue of the kernel, and returns its capacity.
 fn kernel_layout(asked: &SrqAttr, limits: &DeviceLimits) -> Result<(RingLayout, SrqAttr)> {
     if asked.max_wr == 0 || asked.max_sge > limits.max_recv_sge.get() {
         return Err(EINVAL);
@@ -231,7 +231,7 @@ impl SharedReceiveQueue for Srq {
             pages: pages.list(),
             ..Default::default()
         })?;
-        // The device has let go of the old ring.
+        // The device no longer uses the old ring.
         *memory = Some(umem);
         Ok(())
     }
@@ -275,7 +275,8 @@ impl SharedReceiveQueue for Srq {
             ring.advance(request.post(), room);
             Ok(())
         });
-        // Those before a bad one are posted. The device looks when a message needs one.
+        // Requests before an invalid one are posted. The device checks the ring when a message
+        // arrives.
         ring.publish(memory)?;
         result
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Methods of uverbs that are the driver's own (`include/uapi/rdma/vrnic-abi.h`): what a process
-//! needs that imports objects of another one, and the device's clock.
+//! The driver's own uverbs methods (`include/uapi/rdma/vrnic-abi.h`), for processes that import
+//! objects of another process and for reading the device's clock.
 
 use kernel::prelude::*;
 use rdma::uapi::{
@@ -28,13 +28,13 @@ use crate::{
     }, //
 };
 
-/// Attribute of QUERY_CONTEXT: what the driver answered when the context was created.
+/// Attribute of QUERY_CONTEXT: the response to the creation of the context.
 pub(crate) const CONTEXT_RESPONSE: Attribute = Attribute::output::<AllocContextResponse>(0);
 
-/// A protection domain.
+/// Handle of a protection domain.
 const PD_HANDLE: Attribute = Attribute::object::<rdma::Pd<Pd>>(0);
 
-/// A method of protection domains that does nothing but fail if there is no such domain.
+/// A method on protection domains that only checks that the domain exists.
 pub(crate) struct FindPd;
 
 impl Method for FindPd {
@@ -52,10 +52,10 @@ impl Method for FindPd {
     }
 }
 
-/// What the clock of the device shows.
+/// Response with the time of the device's clock.
 const CLOCK: Attribute = Attribute::output::<QueryClockResponse>(0);
 
-/// A method of devices that says what the clock shows by which completions are stamped.
+/// A method on the device that reads the clock of completion timestamps.
 pub(crate) struct QueryClock;
 
 impl Method for QueryClock {
@@ -66,7 +66,7 @@ impl Method for QueryClock {
     const ATTRIBUTES: &'static [&'static Attribute] = &[&CLOCK];
 
     fn call(call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {
-        // A device that does not tell refuses the command.
+        // A device without the feature rejects the command.
         let clock = call.data().control.execute(&command::QueryClock {})?;
         let response = abi::QueryClockResponse {
             time: clock.time.get(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Contexts of processes. Those that import one share it with its first process.
+//! Contexts of processes. A process that imports a context shares it with the process that created
+//! it.
 
 use core::sync::atomic::Ordering;
 
@@ -56,12 +57,12 @@ use crate::{
     },
 };
 
-/// The notify area of a context, which all processes that have the context share.
+/// The notify area of a context, which all processes that use the context share.
 pub(crate) struct NotifyArea(Arc<UserPages>);
 
 impl NotifyArea {
-    /// Tells the processes that nothing will be completed any more. The device must have stopped,
-    /// or forgotten the context.
+    /// Notifies the processes that nothing will complete any more. The device must be stopped, or
+    /// must have destroyed the context.
     pub(crate) fn set_failed(&self) -> Result {
         self.0.with_u32(DRIVER_FLAGS_OFFSET, |flags| {
             flags.store(driver_flags::FAILED.to_le(), Ordering::Release);
@@ -72,22 +73,22 @@ impl NotifyArea {
 /// A context: its doorbell page and its notify area.
 #[pin_data]
 pub(crate) struct UserContext {
-    // Fields are dropped in declaration order: the device lets go of the notify area first.
+    // Fields are dropped in declaration order: the device stops using the notify area first.
     object: Object<DestroyContext>,
     notify: Arc<NotifyArea>,
-    /// Doorbell slots.
+    /// Number of doorbell slots.
     slots: u32,
-    /// What the process was answered; one that imports the context is answered the same.
+    /// Response to the creation, which processes that import the context get as well.
     response: AllocContextResponse,
 }
 
 impl UserContext {
-    /// Number of the context.
+    /// Returns the number of the context.
     pub(crate) fn number(&self) -> u32 {
         self.object.number()
     }
 
-    /// Doorbell slots, as many as the notify area has room for.
+    /// Returns the number of doorbell slots, for which the notify area has room.
     pub(crate) fn slots(&self) -> u32 {
         self.slots
     }
@@ -109,7 +110,7 @@ impl rdma::UserContext for UserContext {
         if !is_valid_slot_count(request.slots) {
             return Err(EINVAL);
         }
-        // On an error the context goes first, and then its memory.
+        // On an error the context is dropped first, and then its memory.
         let length = area_length(request.slots);
         let pages = Arc::new(UserPages::new(call, length)?, GFP_KERNEL)?;
         let notify = Arc::new(NotifyArea(pages.clone()), GFP_KERNEL)?;
@@ -175,7 +176,7 @@ impl rdma::UserContext for UserContext {
 
     fn dealloc(context: &Ucontext<Self>, call: &Call<'_>) {
         context.object.destroy();
-        // The process may live on, if it is the device that goes away.
+        // The process may live on if the device goes away.
         call.data().health.remove_process(&context.notify);
     }
 }

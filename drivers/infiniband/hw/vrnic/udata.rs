@@ -13,7 +13,7 @@ use zerocopy_derive::{
     IntoBytes, //
 };
 
-/// Defines requests: newtypes of those in `abi`, with their reserved members.
+/// Defines requests: newtypes of the structures in `abi`, with a check of their reserved members.
 macro_rules! requests {
     ($($(#[$meta:meta])* $name:ident { $($reserved:ident),* };)*) => {
         $(
@@ -43,15 +43,15 @@ macro_rules! requests {
 requests! {
     /// Request of ALLOC_CONTEXT.
     AllocContextRequest {};
-    /// Request of CREATE_CQ, and of RESIZE_CQ.
+    /// Request of CREATE_CQ and RESIZE_CQ.
     CreateCqRequest { reserved_20 };
     /// Request of CREATE_QP.
     CreateQpRequest { reserved_20 };
-    /// Request of CREATE_SRQ, and of MODIFY_SRQ if that resizes.
+    /// Request of CREATE_SRQ, and of MODIFY_SRQ when it resizes the queue.
     CreateSrqRequest { reserved_20 };
 }
 
-/// Defines responses: newtypes of those in `abi`.
+/// Defines responses: newtypes of the structures in `abi`.
 macro_rules! responses {
     ($($(#[$meta:meta])* $name:ident;)*) => {
         $(
@@ -68,9 +68,9 @@ macro_rules! responses {
 responses! {
     /// Response of ALLOC_CONTEXT.
     AllocContextResponse;
-    /// Response of the method that says what the clock shows.
+    /// Response of the method that reads the clock.
     QueryClockResponse;
-    /// Response of the method that says where a buffer in device memory is.
+    /// Response of the method that locates a device memory buffer.
     QueryDmResponse;
     /// Response of CREATE_CQ.
     CreateCqResponse;

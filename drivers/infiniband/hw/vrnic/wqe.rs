@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work queue entries of the kernel's own requests.
+//! Work queue entries for requests of the kernel.
 
 use kernel::prelude::*;
 use rdma::{
@@ -41,8 +41,8 @@ use crate::{
     mr::rights, //
 };
 
-/// Writes a send entry at `at` for the request `name`. `EINVAL` for what the device does not do:
-/// inline data of the kernel and checksums, or more than `max_sge` elements.
+/// Writes the send entry of request `name` at `at`. `EINVAL` for more than `max_sge` elements, and
+/// for inline data and checksums, which the device does not support for the kernel.
 pub(crate) fn write_send(
     memory: &SharedMemory,
     at: usize,
@@ -85,8 +85,8 @@ pub(crate) fn write_send(
     write_elements(memory, at + SEND_DATA_OFFSET, request.elements())
 }
 
-/// Writes a receive entry at `at` for the request `name`, and returns the bytes that it has room
-/// for. `EINVAL` if it has more than `max_sge` elements.
+/// Writes the receive entry of request `name` at `at`. Returns the number of bytes that it has room
+/// for. `EINVAL` for more than `max_sge` elements.
 pub(crate) fn write_receive(
     memory: &SharedMemory,
     at: usize,
@@ -105,7 +105,7 @@ pub(crate) fn write_receive(
     Ok(lengths.sum())
 }
 
-/// Number of elements, which must not exceed `max_sge`.
+/// Returns the number of elements; `EINVAL` if it exceeds `max_sge`.
 fn count(elements: &[Sge], max_sge: u32) -> Result<u16> {
     if elements.len() > max_sge as usize {
         return Err(EINVAL);
@@ -126,7 +126,7 @@ fn write_elements(memory: &SharedMemory, at: usize, elements: &[Sge]) -> Result 
     Ok(())
 }
 
-/// What an operation puts into an entry.
+/// Parts of an entry that depend on the operation.
 struct Encoded {
     opcode: SendOpcode,
     immediate: u32,
@@ -208,11 +208,11 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Result<Encoded> {
     })
 }
 
-/// What a region becomes whose table has been filled.
+/// Translates a registration of a region whose page table has been filled.
 fn register_target(mapping: &Mapping, key: u32, access: AccessFlags) -> Result<RegisterTarget> {
     let mut iova = mapping.iova;
     if access.contains(Access::ZeroBased) {
-        // What is left says where in its page the memory begins.
+        // The rest is the offset of the memory in its first page.
         iova &= (1 << mapping.page_shift) - 1;
     }
     Ok(RegisterTarget {
@@ -254,7 +254,7 @@ mod tests {
         T::read_from_bytes(bytes).map_err(|_| EINVAL)
     }
 
-    /// Writes an entry of at most one element.
+    /// Writes an entry with at most one element.
     fn write(
         memory: &SharedMemory,
         at: usize,

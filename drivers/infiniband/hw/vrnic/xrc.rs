@@ -31,7 +31,7 @@ pub(crate) struct Xrcd {
 }
 
 impl Xrcd {
-    /// Number of the domain.
+    /// Returns the number of the domain.
     pub(crate) fn number(&self) -> u32 {
         self.object.number()
     }

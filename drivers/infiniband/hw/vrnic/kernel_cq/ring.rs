@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion rings of the kernel, whose consumer is the driver.
+//! Completion rings of the kernel, for which the driver is the consumer.
 //!
-//! The device is not trusted: what it writes is read once.
+//! The device is not trusted: everything that it writes is read only once.
 
 use core::sync::atomic::Ordering;
 
@@ -27,23 +27,23 @@ use vrnic_wire::{
 
 use crate::ring::header_word;
 
-/// Stands for the queue pair in completions that were dropped: none has this number.
+/// Queue pair number in dropped completions; no queue pair has this number.
 const NOBODY: u32 = u32::MAX;
 
-/// A completion ring, whose consumer is the driver.
+/// A completion ring for which the driver is the consumer.
 pub(crate) struct CompletionRing {
     memory: SharedMemory,
     layout: RingLayout,
-    /// Whether nothing that the device writes counts any more.
+    /// Whether to ignore everything that the device writes.
     closed: bool,
     consumer: u32,
-    /// What the device was told of `consumer`: it writes no more than the ring has room for.
+    /// The `consumer` value last given to the device, which bounds what it may write.
     released: u32,
     arm: Arm,
 }
 
 impl CompletionRing {
-    /// A ring in zeroed memory that is as long as `layout` says.
+    /// Creates a ring in zeroed memory of the length that `layout` requires.
     pub(crate) fn new(memory: SharedMemory, layout: RingLayout) -> Self {
         Self {
             memory,
@@ -55,22 +55,22 @@ impl CompletionRing {
         }
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u32 {
         self.layout.entries.get()
     }
 
-    /// Index of the next completion.
+    /// Returns the index of the next completion.
     pub(crate) fn consumer(&self) -> u32 {
         self.consumer
     }
 
-    /// Drops all that is in the ring, and whatever comes.
+    /// Drops all completions in the ring, present and future.
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// Offset of entry `index`, if there is a completion in it.
+    /// Returns the offset of entry `index`, if it contains a completion.
     fn valid_entry(&self, index: u32) -> Result<Option<usize>> {
         // The phase is the most significant byte of the little-endian word at the entry's end.
         const WORD: usize = PHASE_OFFSET - 3;
@@ -84,13 +84,14 @@ impl CompletionRing {
         Ok((found == phase(index, self.entries())).then_some(entry))
     }
 
-    /// Whether the device has written no completion that was not taken.
+    /// Returns whether there is no completion left to take.
     pub(crate) fn is_empty(&self) -> Result<bool> {
         Ok(self.valid_entry(self.consumer)?.is_none())
     }
 
-    /// Takes the next completion, if any. It stays in the ring until [`release`](Self::release).
-    /// `EIO` if the device writes more than it has room for: that would be without end.
+    /// Takes the next completion, if there is one. Its entry stays in use until
+    /// [`release`](Self::release). `EIO` if the device writes more entries than the ring has free,
+    /// which could go on forever.
     pub(crate) fn take(&mut self) -> Result<Option<Cqe>> {
         while let Some(entry) = self.valid_entry(self.consumer)? {
             if self.consumer.wrapping_sub(self.released) >= self.entries() {
@@ -108,7 +109,7 @@ impl CompletionRing {
         Ok(None)
     }
 
-    /// Gives the device the entries of all completions that were taken.
+    /// Returns the entries of all completions that were taken to the device.
     pub(crate) fn release(&mut self) -> Result {
         self.memory
             .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
@@ -117,10 +118,10 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// Asks for an event, and returns whether a completion was there before.
+    /// Asks for an event. Returns whether a completion had already arrived.
     pub(crate) fn arm(&mut self, solicited_only: bool) -> Result<bool> {
-        // A request for any completion may still be unanswered; one for solicited ones alone must
-        // not take its place.
+        // A request for any completion may still be pending, and a request for solicited ones must
+        // not replace it.
         let any_before = self.arm.wants(false);
         self.arm = self.arm.again(solicited_only);
         if any_before {
@@ -134,8 +135,8 @@ impl CompletionRing {
         Ok(!self.is_empty()?)
     }
 
-    /// Drops completions of queue pair `qpn` that are in the ring: the queue pair is gone or was
-    /// reset, and what they tell of with it. Calls `dropped` with the `wr_id` of each.
+    /// Drops the completions of queue pair `qpn` that are in the ring, because the queue pair is
+    /// gone or was reset. Calls `dropped` with the `wr_id` of each.
     pub(crate) fn forget(&self, qpn: u32, mut dropped: impl FnMut(u64)) -> Result {
         const QPN: usize = core::mem::offset_of!(Cqe, qpn);
         const WR_ID: usize = core::mem::offset_of!(Cqe, wr_id);
@@ -158,7 +159,7 @@ impl CompletionRing {
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 impl CompletionRing {
-    /// Does what the device does: writes a completion and its phase.
+    /// Acts as the device: writes a completion with its phase.
     pub(super) fn complete(&self, index: u32, wr_id: u64, qpn: u32) -> Result {
         let cqe = Cqe {
             wr_id: wr_id.into(),
@@ -219,7 +220,7 @@ mod tests {
     fn a_device_that_writes_without_end_is_found_out() -> Result {
         with_dma(|dma| {
             let mut ring = completion_ring(dma, 4)?;
-            // All four are of a queue pair that is gone: that is what a device may write.
+            // All four completions are of a queue pair that is gone; the device may write these.
             for index in 0..4 {
                 ring.complete(index, 1, NOBODY)?;
             }
@@ -264,7 +265,7 @@ mod tests {
             assert!(second.wants(false));
             assert_eq!(second.sequence(), 2);
 
-            // The request for any completion may be unanswered.
+            // The request for any completion may still be pending.
             ring.arm(true)?;
             let third = Arm::from_raw(load(&ring.memory, &ring.layout, offset::ARM)?);
             assert!(third.wants(false) && third.wants(true));
