@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Buffers that travel through virtqueues.
+//! Buffers for virtqueues.
 
 use kernel::prelude::*;
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// A buffer for the device: memory that it reads, memory that it writes, and a context of the
-/// driver that accompanies both.
+/// A buffer for the device: memory that the device reads, memory that it writes, and a driver's
+/// context that accompanies both.
 ///
-/// Both parts are memory of their own from `kmalloc`, as DMA wants it.
+/// Each part is a separate `kmalloc` allocation, as DMA requires.
 ///
 /// # Invariants
 ///
-/// Each part has at most `c_uint::MAX` bytes, and one of them is not empty.
+/// Each part has at most `c_uint::MAX` bytes, and at least one of them is not empty.
 pub struct Chain<C> {
     pub(crate) readable: KVec<u8>,
     pub(crate) writable: KVec<u8>,
@@ -22,8 +22,8 @@ pub struct Chain<C> {
 }
 
 impl<C> Chain<C> {
-    /// Creates a buffer of which the device reads `readable` and writes at most `writable_len`
-    /// bytes. Either may be empty, but not both.
+    /// Creates a buffer from which the device reads `readable` and to which it writes at most
+    /// `writable_len` bytes. One of the parts may be empty, but not both.
     pub fn new(
         readable: KVec<u8>,
         writable_len: usize,
@@ -48,23 +48,23 @@ impl<C> Chain<C> {
         )?)
     }
 
-    /// The driver's context.
+    /// Returns the driver's context.
     pub fn context(&self) -> &C {
         &self.context
     }
 
-    /// The part that the device reads.
+    /// Returns the part that the device reads.
     pub fn readable_mut(&mut self) -> &mut [u8] {
         &mut self.readable
     }
 
-    /// The part that the device writes.
+    /// Returns the part that the device writes.
     pub fn writable(&self) -> &[u8] {
         &self.writable
     }
 }
 
-/// A buffer that a queue did not take, and why.
+/// The reason why a queue rejected a buffer, and the buffer.
 pub type Refused<C> = (Error, KBox<Chain<C>>);
 
 /// A buffer that the device has used.
@@ -74,20 +74,20 @@ pub struct Used<C> {
 }
 
 impl<C> Used<C> {
-    /// What the device has written.
+    /// Returns the bytes that the device has written.
     ///
-    /// A device that claims more than there is room for is not believed.
+    /// The length that the device reports is capped at the size of the buffer.
     pub fn written(&self) -> &[u8] {
         let len = self.written.min(self.chain.writable.len());
         &self.chain.writable[..len]
     }
 
-    /// The driver's context.
+    /// Returns the driver's context.
     pub fn context(&self) -> &C {
         &self.chain.context
     }
 
-    /// The buffer, to be used once more.
+    /// Returns the buffer for reuse.
     pub fn into_chain(self) -> KBox<Chain<C>> {
         self.chain
     }

@@ -44,17 +44,17 @@ impl Feature {
     /// The device complies with version 1 of the standard (`VIRTIO_F_VERSION_1`).
     pub const VERSION_1: Self = Self(bindings::VIRTIO_F_VERSION_1);
 
-    /// The device uses addresses as the platform translates them, so everything it is to access
-    /// must be mapped with the DMA API (`VIRTIO_F_ACCESS_PLATFORM`).
+    /// The device uses addresses that the platform translates, so all memory that it accesses must
+    /// be mapped with the DMA API (`VIRTIO_F_ACCESS_PLATFORM`).
     pub const ACCESS_PLATFORM: Self = Self(bindings::VIRTIO_F_ACCESS_PLATFORM);
 
-    /// A feature bit that the device type defines.
+    /// Creates a feature bit of the device type.
     pub const fn device(bit: u32) -> Self {
         assert!(bit < bindings::VIRTIO_TRANSPORT_F_START);
         Self(bit)
     }
 
-    /// The number of the bit.
+    /// Returns the number of the bit.
     pub const fn bit(self) -> u32 {
         self.0
     }
@@ -65,35 +65,35 @@ impl Feature {
 pub struct Status(u8);
 
 impl Status {
-    /// What a register of a device that is no longer there reads as.
+    /// Value of the register if the device is no longer present.
     const ALL_ONES: u8 = !0;
 
-    /// Whether the device waits to be reset because of an error it cannot recover from.
+    /// Returns whether the device waits for a reset after an error from which it cannot recover.
     pub fn needs_reset(self) -> bool {
         !self.is_gone() && u32::from(self.0) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
     }
 
-    /// Whether the driver has told the device that it is ready.
+    /// Returns whether the driver has told the device that it is ready.
     pub fn driver_ok(self) -> bool {
         u32::from(self.0) & bindings::VIRTIO_CONFIG_S_DRIVER_OK != 0
     }
 
-    /// Whether the device works with the features that the driver has accepted.
+    /// Returns whether the device accepted the features that the driver chose.
     pub(crate) fn features_ok(self) -> bool {
         !self.is_gone() && u32::from(self.0) & bindings::VIRTIO_CONFIG_S_FEATURES_OK != 0
     }
 
-    /// Whether the device is reset.
+    /// Returns whether the device is reset.
     pub fn is_reset(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the device has been removed: all its registers read as ones.
+    /// Returns whether the device has been removed, in which case all its registers read as ones.
     pub fn is_gone(self) -> bool {
         self.0 == Self::ALL_ONES
     }
 
-    /// The status of the value of the field, for tests.
+    /// Creates a status from the value of the field, for tests.
     #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
     pub(crate) fn from_raw(raw: u8) -> Self {
         Self(raw)
@@ -123,10 +123,10 @@ impl<Ctx: DeviceContext> Device<Ctx> {
 }
 
 impl Device<Bound> {
-    /// Whether driver and device both offered `feature`.
+    /// Returns whether `feature` was negotiated, that is, offered by the device and by the driver.
     pub fn has_feature(&self, feature: Feature) -> bool {
-        // SAFETY: The device is valid and `feature` is less than the number of features: its
-        // constructors admit nothing else.
+        // SAFETY: The device is valid, and `feature` is less than the number of features, as its
+        // constructors guarantee.
         unsafe { bindings::__virtio_test_bit(self.as_raw(), feature.0) }
     }
 
@@ -137,24 +137,25 @@ impl Device<Bound> {
         self.raw_status()
     }
 
-    /// Finds a structure that the type of the device adds to those of its transport, the first of
-    /// that kind (`cfg_type` of its capability on PCI), and reserves the memory it is in.
+    /// Finds the first structure of a kind that the device type adds to those of the transport
+    /// (`cfg_type` of its capability on PCI), and reserves its memory.
     ///
-    /// [`None`] if the device has no such structure, or its transport none of the kind. `EINVAL` if
-    /// the device names memory that is not there; `EBUSY` if somebody else has reserved it.
+    /// Returns [`None`] if the device has no such structure or the transport does not have this
+    /// concept, `EINVAL` if the device describes memory that does not exist, and `EBUSY` if the
+    /// memory is already reserved.
     pub fn region(&self, kind: u8) -> Result<Option<Region<'_>>> {
         Region::find(self, kind)
     }
 
     /// Reads the configuration space of the device from its start.
     ///
-    /// The read is repeated if the device changed the configuration meanwhile, so the result is
-    /// consistent. May sleep. `EINVAL` if the configuration is shorter, `EIO` if the device no
-    /// longer answers, `EOPNOTSUPP` if the transport does not say how long it is: of those that
-    /// there are, PCI does.
+    /// The read is repeated if the device changes the configuration during it, so the result is
+    /// consistent. May sleep. Returns `EINVAL` if the configuration is shorter, `EIO` if the device
+    /// no longer responds, and `EOPNOTSUPP` if the transport does not report the length; only PCI
+    /// does.
     pub fn read_config<T: FromBytes>(&self) -> Result<T> {
-        // Transports trust their callers: one that reads beyond the end is a BUG, or reads what is
-        // there, and one of a device without configuration calls nothing.
+        // Transports trust their callers: a read beyond the end is a BUG or returns what happens to
+        // be there, and without a configuration the transport calls a null pointer.
         if size_of::<T>() > region::config_length(self)? {
             return Err(EINVAL);
         }
@@ -164,8 +165,8 @@ impl Device<Bound> {
         }
         let mut config = MaybeUninit::<T>::zeroed();
 
-        // SAFETY: The device is valid, and its configuration so long; `config` is writable for the
-        // size of `T`.
+        // SAFETY: The device is valid, and its configuration is long enough; `config` is writable
+        // for the size of `T`.
         unsafe {
             bindings::virtio_cread_bytes(
                 self.as_raw(),
@@ -181,7 +182,7 @@ impl Device<Bound> {
         Ok(unsafe { config.assume_init() })
     }
 
-    /// The device that this one is a function of; it does the DMA.
+    /// Returns the device of which this one is a function, and which does the DMA.
     pub fn parent(&self) -> &device::Device<Bound> {
         // SAFETY: The device is valid. A transport creates a virtio device as the child of the
         // device it is bound to, keeps it so, and unregisters the child before it is unbound; so

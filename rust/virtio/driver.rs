@@ -71,57 +71,57 @@ mod tests;
 /// }
 /// ```
 pub trait Driver {
-    /// What the driver keeps for a device.
+    /// The driver's data for a device.
     ///
-    /// It is there for as long as the device is bound to the driver, but for the times in which the
-    /// device is not the driver's: the machine sleeps, the transport resets the device, or the
-    /// driver [begins anew](Restarter). Afterwards the device is probed once more.
+    /// It exists while the device is bound to the driver, except when the device is taken from the
+    /// driver for a while: when the machine suspends, when the transport resets the device, or when
+    /// the driver [restarts](Restarter) the device. Afterwards the device is probed again.
     ///
-    /// The value is dropped while the device still works; its [`Virtqueues`](super::Virtqueues), if
-    /// it has any, should be the last to go. Whatever becomes of them, the device has been reset
-    /// and its queues are deleted when its driver has let it go.
+    /// The value is dropped while the device still works. Its [`Virtqueues`](super::Virtqueues), if
+    /// it has any, should be dropped last. Even if they are leaked, the device is reset and its
+    /// queues are deleted by the time the driver has released the device.
     type Data<'bound>: Send + 'bound;
 
-    /// The devices this driver is for.
+    /// The devices that the driver supports.
     const ID_TABLE: IdTable;
 
-    /// Features of the device type that the driver understands.
+    /// The features of the device type that the driver understands.
     const FEATURES: &'static [Feature];
 
-    /// Takes over a device.
+    /// Binds to a device.
     ///
-    /// Features have been negotiated. If this fails, the device is left reset. `restarter` is for
-    /// the case that the device fails later.
+    /// Features have been negotiated. If this fails, the device is reset. `restarter` restarts the
+    /// device if it fails later.
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,
         restarter: Restarter,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound;
 
-    /// The device changed its configuration or its status.
+    /// Handles a change of the device's configuration or status.
     ///
     /// Called in interrupt context and with a spinlock held, at any time between the end of `probe`
-    /// and the begin of `unbind`.
+    /// and the start of `unbind`.
     fn config_changed(dev: &Device<Bound>, this: Pin<&Self::Data<'_>>) {
         let _ = (dev, this);
     }
 
-    /// The device is about to be taken from the driver, whose private data is dropped next.
+    /// Prepares for the removal of the device. The driver's private data is dropped next.
     fn unbind<'bound>(dev: &'bound Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let _ = (dev, this);
     }
 
-    /// The machine is about to be switched off, or to begin another kernel. When this returns the
-    /// device is stopped for good; the private data stays.
+    /// Prepares for power-off or kexec. After this returns, the device is stopped for good, but the
+    /// private data stays.
     fn shutdown<'bound>(dev: &'bound Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let _ = (dev, this);
     }
 }
 
-/// What the adapter keeps for a device that is bound to a driver.
+/// The adapter's data for a device that is bound to a driver.
 #[pin_data]
 pub struct Bond<'bound, T: Driver> {
-    /// What the driver keeps, while the device is the driver's. Taken out and put in with the lock
-    /// of the device held.
+    /// The driver's data, while the driver has the device. Put in and taken out with the device
+    /// lock held.
     #[pin]
     data: SpinLockIrq<Option<Pin<KBox<T::Data<'bound>>>>>,
     restarter: Restarter,
@@ -129,7 +129,7 @@ pub struct Bond<'bound, T: Driver> {
 }
 
 impl<'bound, T: Driver> Bond<'bound, T> {
-    /// Has the driver take over the device.
+    /// Probes the device.
     fn begin(&self, dev: &'bound Device<CoreInternal<'_>>) -> Result {
         let data = T::probe(dev, self.restarter.clone());
         let data = KBox::pin_init(data, GFP_KERNEL).inspect_err(|_| queues::delete_unbound(dev))?;
@@ -137,10 +137,10 @@ impl<'bound, T: Driver> Bond<'bound, T> {
         Ok(())
     }
 
-    /// Takes the device from the driver, if it is the driver's.
+    /// Takes the device from the driver, if the driver has it.
     ///
-    /// The driver core would drop the data when it is unbound. That is too late: dropping it may
-    /// need the device, and the virtio core wants the device reset on return.
+    /// The driver core drops the data after `remove`. That is too late: dropping the data may need
+    /// the device, and the virtio core requires that the device is reset when `remove` returns.
     fn end(&self, dev: &'bound Device<CoreInternal<'_>>) {
         let data = self.data.lock().take();
         if let Some(data) = data {
@@ -149,23 +149,23 @@ impl<'bound, T: Driver> Bond<'bound, T> {
         queues::delete_unbound(dev);
     }
 
-    /// Where the data is, for tests, which see to it that it stays there.
+    /// Returns the location of the data, for tests, which make sure that the data stays there.
     #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
     pub(crate) fn data(&self) -> Option<core::ptr::NonNull<T::Data<'bound>>> {
         self.with_data(|data| data.into())
     }
 
-    /// Looks at the data, for tests, with a spinlock held.
+    /// Calls `f` with the data, for tests, with a spinlock held.
     #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
     pub(crate) fn with_data<R>(&self, f: impl FnOnce(&T::Data<'bound>) -> R) -> Option<R> {
         self.data.lock().as_ref().map(|data| f(data))
     }
 }
 
-/// What the virtio core calls for a device.
+/// A callback that the virtio core calls for a device.
 type Callback = unsafe extern "C" fn(*mut bindings::virtio_device) -> c_int;
 
-/// Connects a [`Driver`] with the virtio core.
+/// Connects a [`Driver`] to the virtio core.
 pub struct Adapter<T: Driver>(T);
 
 // SAFETY:
@@ -213,29 +213,28 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
     unsafe fn unregister(reg: &Opaque<Self::DriverType>) {
         let drv = reg.get();
 
-        // SAFETY: By the caller's contract, `reg` has been registered. From here on nobody finds
-        // the driver.
+        // SAFETY: By the caller's contract, `reg` has been registered. From here on the driver
+        // cannot be found.
         unsafe { bindings::unregister_virtio_driver(drv) };
-        // SAFETY: The bus is that of all virtio devices, which set it when the driver was
-        // registered.
+        // SAFETY: This is the bus of all virtio devices, which the core set during registration.
         pci::wait_for_resets(unsafe { (*drv).driver.bus });
     }
 }
 
 impl<T: Driver> Adapter<T> {
-    /// Whether a device, whose lock must be held, is bound to a driver whose callback, as `of`
-    /// finds it, is `this`.
+    /// Returns whether a device is bound to a driver with the callback `this`, where `of` reads the
+    /// callback of a driver. The device lock must be held.
     ///
-    /// The transport looks for the driver of a device without the lock. When the callback that it
-    /// has found gets the lock, the device may be bound to another driver, or to none. Two drivers
-    /// with the same callback, by its address, have the same code, hence the same type of data.
+    /// The transport looks up the driver of a device without the lock. By the time that the
+    /// callback has the lock, the device may be bound to another driver, or to none. Two drivers
+    /// with the same callback address have the same code, and thus the same type of data.
     fn is_bound(
         vdev: &Device<CoreInternal<'_>>,
         of: impl FnOnce(*mut bindings::virtio_driver) -> Option<Callback>,
         this: Callback,
     ) -> bool {
-        // SAFETY: The device is valid, and the lock keeps it bound, or not. Devices of this bus are
-        // bound to drivers of this bus only.
+        // SAFETY: The device is valid, and the lock keeps its binding unchanged. Devices of this
+        // bus are bound only to drivers of this bus.
         let driver = unsafe {
             let driver = (*vdev.as_raw()).dev.driver;
             if driver.is_null() {
@@ -246,11 +245,11 @@ impl<T: Driver> Adapter<T> {
         of(driver).is_some_and(|callback| fn_addr_eq(callback, this))
     }
 
-    /// Calls `f` at a time in which the driver is told of no change of the configuration; what
-    /// changes meanwhile is told afterwards.
+    /// Calls `f` while notifications of configuration changes to the driver are disabled. Changes
+    /// in the meantime are reported afterwards.
     ///
-    /// The virtio core does so for `probe` and `remove`. But if these meet a reset by the
-    /// transport, which allows it at its end, they are not undisturbed.
+    /// The virtio core disables them for `probe` and `remove`. But a reset by the transport that
+    /// ends during one of these enables them again.
     fn undisturbed<R>(vdev: &Device<CoreInternal<'_>>, f: impl FnOnce() -> R) -> R {
         // SAFETY: The device is valid, and this is its driver.
         unsafe { bindings::virtio_config_driver_disable(vdev.as_raw()) };
@@ -260,23 +259,23 @@ impl<T: Driver> Adapter<T> {
         result
     }
 
-    /// Drops what is kept for a device.
+    /// Drops the adapter's data for a device.
     ///
     /// # Safety
     ///
-    /// The device must be bound to this driver, or be about to be, and its lock held. Nobody may
-    /// borrow what is kept but `config_changed_callback`.
+    /// The device must be bound to this driver or about to be, with its lock held. Only
+    /// `config_changed_callback` may borrow the adapter's data.
     unsafe fn forget(vdev: &Device<CoreInternal<'_>>) {
-        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, and nobody borrows it.
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, which is not borrowed.
         let take = || unsafe { compat::drvdata_obtain::<Bond<'_, T>>(vdev.as_ref()) };
         drop(Self::undisturbed(vdev, take));
     }
 
-    /// What is kept for a device. [`None`] if it is not bound.
+    /// Returns the adapter's data for a device; [`None`] if the device is not bound.
     ///
     /// # Safety
     ///
-    /// The device must be bound to this driver or to none, or be about to be, and stay so during
+    /// The device must be bound to this driver, be about to be, or be unbound, and stay so during
     /// `'a`: its lock must be held.
     unsafe fn bond<'a, 'bound>(
         vdev: &'a Device<CoreInternal<'_>>,
@@ -285,24 +284,25 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: The device is valid.
         let data = unsafe { bindings::dev_get_drvdata(compat::device_as_raw(generic)) };
         // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, and `remove_callback`
-        // does not take it meanwhile: it would need the lock.
+        // cannot take it in the meantime, because it needs the lock.
         (!data.is_null()).then(|| unsafe { generic.drvdata_borrow::<Bond<'bound, T>>() })
     }
 
-    /// Entry of the virtio core.
+    /// Handles `probe` of the virtio core.
     ///
     /// # Safety
     ///
     /// `vdev` must be a valid device that is about to be bound to this driver, and its lock held.
     unsafe extern "C" fn probe_callback(vdev: *mut bindings::virtio_device) -> c_int {
-        // One for all drivers, as is the lock class: lockdep knows names by address.
+        // One name for all drivers, because they share a lock class, which lockdep identifies by
+        // the name's address.
         static DATA: &CStr = c"virtio::Bond::data";
 
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
 
         from_result(|| {
-            // SAFETY: It is ended when the bond is dropped: by `remove_callback`, or below.
+            // SAFETY: Dropping the bond ends the restarter: in `remove_callback`, or below.
             let (restarter, restart) = unsafe { Restarter::new(vdev, Self::again) }?;
             let bond = try_pin_init!(Bond::<'_, T> {
                 data <- SpinLockIrq::new(None, DATA, static_lock_class!()),
@@ -313,14 +313,14 @@ impl<T: Driver> Adapter<T> {
             // SAFETY: The lock is held.
             let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
             bond.begin(vdev).inspect_err(|_| {
-                // SAFETY: Stored above, and not borrowed any more.
+                // SAFETY: Stored above, and no longer borrowed.
                 unsafe { Self::forget(vdev) };
             })?;
             Ok(0)
         })
     }
 
-    /// Entry of the virtio core.
+    /// Handles `remove` of the virtio core.
     ///
     /// # Safety
     ///
@@ -335,32 +335,33 @@ impl<T: Driver> Adapter<T> {
             bond.restart.end();
             bond.end(vdev);
         }
-        // SAFETY: The lock is held, which all others need.
+        // SAFETY: The lock is held, which all other users of the data need.
         unsafe { Self::forget(vdev) };
     }
 
-    /// Entry of the virtio core: the machine is about to sleep, or the transport to reset the
-    /// device. The features that were negotiated stay the same.
+    /// Handles `freeze` and `reset_prepare` of the virtio core: the machine is about to suspend, or
+    /// the transport is about to reset the device. The negotiated features stay the same.
     ///
     /// # Safety
     ///
-    /// `vdev` must be a valid device, whose lock is not held by the caller. This code must not go
-    /// away meanwhile, though the device may be bound to another driver by now, or to none:
+    /// `vdev` must be a valid device whose lock the caller does not hold. This code must not go
+    /// away during the call, even though the device may meanwhile be bound to another driver or to
+    /// none:
     ///
-    /// - While a machine falls asleep, or wakes up, there is no process that could remove a module.
-    /// - Whoever resets a function holds the lock of the transport's device all the time, for which
-    ///   [`unregister`](driver::RegistrationOps::unregister) waits.
+    /// - During suspend and resume of the machine, no process can remove a module.
+    /// - Resetting a function holds the lock of the transport's device all the time, and
+    ///   [`unregister`](driver::RegistrationOps::unregister) waits for that lock.
     unsafe extern "C" fn suspend_callback(vdev: *mut bindings::virtio_device) -> c_int {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
         let _locked = Locked::new(vdev);
 
-        // SAFETY: It is given a driver.
+        // SAFETY: `of` is called with a valid driver.
         let of = |driver: *mut bindings::virtio_driver| unsafe { (*driver).reset_prepare };
         if !Self::is_bound(vdev, of, Self::suspend_callback) {
             return 0;
         }
-        // SAFETY: The lock is held, and the device bound to this driver.
+        // SAFETY: The lock is held, and the device is bound to this driver.
         if let Some(bond) = unsafe { Self::bond(vdev) } {
             bond.restart.0.watch.suspend();
             bond.end(vdev);
@@ -368,7 +369,8 @@ impl<T: Driver> Adapter<T> {
         0
     }
 
-    /// Entry of the virtio core: the machine sleeps no more, or the transport has reset the device.
+    /// Handles `restore` and `reset_done` of the virtio core: the machine has resumed, or the
+    /// transport has reset the device.
     ///
     /// # Safety
     ///
@@ -379,17 +381,18 @@ impl<T: Driver> Adapter<T> {
         let _locked = Locked::new(vdev);
 
         from_result(|| {
-            // SAFETY: It is given a driver.
+            // SAFETY: `of` is called with a valid driver.
             let of = |driver: *mut bindings::virtio_driver| unsafe { (*driver).reset_done };
             if !Self::is_bound(vdev, of, Self::resume_callback) {
                 return Err(ENODEV);
             }
-            // SAFETY: The lock is held, and the device bound to this driver.
+            // SAFETY: The lock is held, and the device is bound to this driver.
             let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
             bond.restart.0.watch.resume();
             let is_bound_anew = bond.data.lock().is_some();
             if is_bound_anew {
-                // It was while the transport had the device, which has forgotten that.
+                // The device was bound while the transport was resetting it, so it has forgotten
+                // the driver.
                 // SAFETY: As above.
                 unsafe { Self::again(vdev.as_raw()) }?;
             } else {
@@ -399,8 +402,7 @@ impl<T: Driver> Adapter<T> {
         })
     }
 
-    /// Entry of the virtio core: the machine is about to be switched off, or to begin another
-    /// kernel.
+    /// Handles `shutdown` of the virtio core: the machine is about to be powered off or to kexec.
     ///
     /// # Safety
     ///
@@ -421,20 +423,20 @@ impl<T: Driver> Adapter<T> {
         queues::stop_for_good(vdev);
     }
 
-    /// Takes the device from the driver and gives it back.
+    /// Takes the device from the driver, and lets the driver probe it again.
     ///
     /// # Safety
     ///
     /// The device must be bound to this driver, and its lock held.
     unsafe fn again(vdev: *mut bindings::virtio_device) -> Result {
-        // SAFETY: Valid by the caller's contract. It is bound for longer than the driver's data is
-        // there.
+        // SAFETY: Valid by the caller's contract. The device is bound for longer than the driver's
+        // data exists.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
 
         // SAFETY: The lock is held.
         let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
-        // What the virtio core does when it probes a device, too: changes of the configuration are
-        // told when the driver has the device, which is ready then.
+        // The virtio core does the same when it probes a device: configuration changes are reported
+        // once the driver has the device, and the device is ready by then.
         Self::undisturbed(vdev, || {
             bond.end(vdev);
             renegotiate(vdev)?;
@@ -447,13 +449,13 @@ impl<T: Driver> Adapter<T> {
         })
     }
 
-    /// Entry of the virtio core, which has found the driver, and calls it, with the lock of the
-    /// device's configuration held.
+    /// Handles `config_changed` of the virtio core, which found the driver under the lock of the
+    /// device's configuration and still holds that lock.
     ///
     /// # Safety
     ///
-    /// `vdev` must be a valid device that is bound to this driver, was so until now, or is about to
-    /// be; that lock must be held.
+    /// `vdev` must be a valid device that is bound to this driver, was bound to it until now, or is
+    /// about to be. The configuration lock must be held.
     unsafe extern "C" fn config_changed_callback(vdev: *mut bindings::virtio_device) {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<BoundInternal>>() };
@@ -463,10 +465,10 @@ impl<T: Driver> Adapter<T> {
         if unsafe { bindings::dev_get_drvdata(compat::device_as_raw(generic)) }.is_null() {
             return;
         }
-        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`. It is taken with this
-        // undisturbed, for which the lock of the configuration is needed.
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`. It is taken only while
+        // these notifications are disabled, and disabling them needs the configuration lock.
         let bond = unsafe { generic.drvdata_borrow::<Bond<'_, T>>() };
-        // Nobody takes the data while the lock is held.
+        // The data cannot be taken while the lock is held.
         let data = bond.data.lock();
         if let Some(data) = &*data {
             T::config_changed(vdev, data.as_ref());
@@ -474,7 +476,7 @@ impl<T: Driver> Adapter<T> {
     }
 }
 
-/// Declares a kernel module that is a single virtio driver.
+/// Declares a kernel module that consists of a single virtio driver.
 ///
 /// # Examples
 ///

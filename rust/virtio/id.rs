@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which devices a driver is for.
+//! Device IDs, by which drivers select their devices.
 
 use crate::bindings;
 
 use kernel::device_id::RawDeviceId;
 
-/// Device and vendor id of a virtio device (`struct virtio_device_id`).
+/// Device and vendor ID of a virtio device (`struct virtio_device_id`).
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct DeviceId(bindings::virtio_device_id);
 
 impl DeviceId {
-    /// Matches devices of the type `device`, whoever makes them.
+    /// Matches devices of type `device` from any vendor.
     ///
-    /// Types are assigned by the virtio standard, section 5 ("Device Types").
+    /// The virtio standard assigns types in section 5 ("Device Types").
     pub const fn new(device: u32) -> Self {
         Self(bindings::virtio_device_id {
             device,
@@ -28,10 +28,11 @@ unsafe impl RawDeviceId for DeviceId {
     type RawType = bindings::virtio_device_id;
 }
 
-/// A table of the devices a driver is for.
+/// A table of the devices that a driver supports.
 pub type IdTable = &'static dyn kernel::device_id::IdTable<DeviceId, ()>;
 
-/// Creates a virtio [`IdTable`] and the alias that lets user space load the module for a device.
+/// Creates a virtio [`IdTable`] and the module alias by which user space loads the module for a
+/// device.
 #[macro_export]
 macro_rules! virtio_device_table {
     ($name:ident, $($tt:tt)*) => {

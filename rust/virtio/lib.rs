@@ -3,11 +3,11 @@
 //! Abstractions for virtio drivers.
 //!
 //! A driver implements [`Driver`] and is declared with [`module_virtio_driver!`]. Its `probe` reads
-//! the device's [configuration](Device::read_config), creates the [`Virtqueue`]s it needs and hands
-//! them to [`Virtqueues`], which is the device's DMA and interrupts as one value: while it lives,
-//! the device may use the memory that was added to a queue; when it is dropped or
-//! [stopped](Stopper::stop), the device has been reset, every buffer has come back to its owner and
-//! no handler runs any more.
+//! the device's [configuration](Device::read_config), creates the [`Virtqueue`]s that it needs and
+//! passes them to [`Virtqueues`], which stands for all DMA and interrupts of the device. While that
+//! value exists, the device may use the memory that was added to a queue. Once it is dropped or
+//! [stopped](Stopper::stop), the device has been reset, every buffer has been returned to its owner
+//! and no handler runs any more.
 //!
 //! ```text
 //!   probe ──▶ Virtqueue::new ──▶ Virtqueues::new ──▶ ready ──▶ add, kick ⇄ Handler::used
@@ -18,19 +18,19 @@
 //! Three rules shape this interface:
 //!
 //! - A buffer belongs to the queue from [`Virtqueue::add`] until the queue returns it. The device
-//!   may write to it at any time in between, so nobody else can even name it.
-//! - Handlers find their queue through the virtio device, not through the driver's private data:
-//!   interrupts come while `probe` still runs, because drivers talk to their device in `probe`.
-//! - The virtio core demands a device that is reset when `remove` returns, and a driver may want to
-//!   talk to its device until the last moment of its teardown. So the [`Adapter`] drops the
-//!   driver's private data inside `remove`, with the queues as the last thing to go, and then
-//!   deletes what is left, forgotten or not: queues, and [watchdogs](Watchdog). It does the same
-//!   when the machine sleeps, when the function is reset, and when the driver has to [begin
-//!   anew](Restarter) with a device that failed; then it probes the device once more.
+//!   may write to it at any time in between, so nothing else can access it.
+//! - Handlers find their queue through the virtio device, not through the driver's private data.
+//!   Drivers talk to their device in `probe`, so interrupts arrive while `probe` is still running.
+//! - The virtio core requires that the device is reset when `remove` returns, and a driver may need
+//!   its device until the very end of its teardown. So the [`Adapter`] drops the driver's private
+//!   data inside `remove`, queues last. Then it deletes all remaining queues and
+//!   [watchdogs](Watchdog), even if they were leaked. It does the same when the machine suspends,
+//!   when the function is reset, and when the driver has to [restart](Restarter) a device that
+//!   failed; after that it probes the device again.
 //!
-//! That a token of the caller accompanies each buffer through the queue, and the names of much of
-//! what follows, are ideas of the virtio abstractions proposed by Manos Pitsidianakis on the
-//! rust-for-linux list. This is a separate implementation: one handler per queue, ownership instead
+//! Two ideas come from the virtio abstractions that Manos Pitsidianakis proposed on the
+//! rust-for-linux list: the caller's token that accompanies each buffer through the queue, and many
+//! of the names. This is a separate implementation, with one handler per queue, ownership instead
 //! of unsafe lifetimes, and driver data bound to the device.
 //!
 //! C headers: [`include/linux/virtio.h`](srctree/include/linux/virtio.h),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that a device and the driver access at the same time.
+//! Memory that a device and its driver access at the same time.
 
 use core::{
     ptr::NonNull,
@@ -34,23 +34,23 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Orders all accesses before it against all after it, as a device sees them.
+/// Orders all earlier accesses before all later ones, as observed by a device.
 ///
-/// Neither `smp_mb` nor `core::sync::atomic::fence` will do: on x86 both are an instruction with a
-/// lock prefix, which the kernel takes away on a machine with one processor, and which an emulator
-/// of such a machine need not heed.
+/// Neither `smp_mb` nor `core::sync::atomic::fence` suffices. On x86 both are an instruction with a
+/// lock prefix. The kernel patches that prefix away on a machine with one CPU, and an emulator of
+/// such a machine may ignore it.
 #[inline]
 pub fn full_fence() {
     // SAFETY: A barrier has no preconditions.
     unsafe { bindings::mb() }
 }
 
-/// Who does the DMA of a virtio device, as long as that has queues
+/// Handle for DMA by a virtio device, which is usable as long as the device has queues
 /// ([`Virtqueues::dma`](super::Virtqueues::dma)).
 #[derive(Clone)]
 pub struct Dma(Arc<Binding>);
 
-/// The device that does the DMA, and its being bound.
+/// The device that does the DMA, and whether it is bound.
 #[pin_data]
 struct Binding {
     dev: ARef<device::Device>,
@@ -60,7 +60,7 @@ struct Binding {
 }
 
 impl Dma {
-    /// That of `dev`, to be [closed](Self::close) before it is unbound.
+    /// Creates a handle for DMA by `dev`. It must be [closed](Self::close) before `dev` is unbound.
     pub(crate) fn new(dev: &device::Device<Bound>) -> Result<Self> {
         let binding = Arc::pin_init(
             try_pin_init!(Binding {
@@ -72,13 +72,13 @@ impl Dma {
         Ok(Self(binding))
     }
 
-    /// The device is about to be unbound. On return nobody allocates or frees memory of it, nor
-    /// will. Sleeps.
+    /// Ends the use of the device, which is about to be unbound. On return, memory of the device is
+    /// neither being allocated nor freed, and will not be. Sleeps.
     pub(crate) fn close(&self) {
         self.0.bound.close();
     }
 
-    /// Drops what belongs to the device while that is bound; gives it back if it is not.
+    /// Drops `mapped` while the device is bound; returns it if the device is not bound any more.
     fn release<T>(&self, mapped: T) -> Result<(), T> {
         let Some(_bound) = self.0.bound.enter() else {
             dev_err!(
@@ -91,10 +91,10 @@ impl Dma {
         Ok(())
     }
 
-    /// Calls `f` with the device while it is bound.
+    /// Calls `f` with the device, if it is bound, and keeps it bound during the call.
     fn with<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Option<R> {
         let _bound = self.0.bound.enter()?;
-        // SAFETY: Nobody closes the gate before `f` returns.
+        // SAFETY: The gate is not closed before `f` returns.
         Some(f(unsafe { self.0.dev.as_bound() }))
     }
 }
@@ -102,24 +102,24 @@ impl Dma {
 /// One page of a [`SharedMemory`].
 type Page = Coherent<[u8; SharedMemory::PAGE_SIZE]>;
 
-/// Zeroed memory, coherent and mapped for DMA, for rings and flags that a device reads and writes
-/// whenever it likes.
+/// Zeroed, coherent memory that is mapped for DMA, for rings and flags that a device reads and
+/// writes at any time.
 ///
-/// It consists of pages of [`SharedMemory::PAGE_SIZE`] bytes, contiguous neither in memory nor for
-/// the device. An access that goes beyond its end, or a word that is not aligned, is `EINVAL`.
+/// It consists of pages of [`SharedMemory::PAGE_SIZE`] bytes, which are contiguous neither in
+/// memory nor for the device. An access beyond the end or to an unaligned word returns `EINVAL`.
 ///
-/// Words that both sides change are the atomics of `core`, not those of the kernel: on a machine
-/// with one processor the kernel turns the latter into plain instructions, but the device still
-/// runs on a processor of its own. For the same reason, order accesses with [`full_fence`].
+/// Words that both sides change are atomics of `core`, not of the kernel. On a machine with one CPU
+/// the kernel turns its own into plain instructions, but the device still runs on another CPU. For
+/// the same reason, order accesses with [`full_fence`].
 ///
-/// The device must have let go of the memory before this is dropped, as for [`Coherent`]. No type
-/// can say that: what a device accesses follows from numbers that it was given, and safe code may
-/// give it any. What is dropped when the device has no queues any more stays for ever. Process
+/// The device must no longer use the memory when this is dropped, as for [`Coherent`]. The type
+/// system cannot express that: a device accesses whatever addresses it was given, and safe code may
+/// give it any. Memory that is dropped after the device's queues are gone is leaked. Process
 /// context only.
 ///
 /// # Invariants
 ///
-/// `pages` were allocated for the device of `dma`, and are enough for `len`.
+/// `pages` were allocated for the device of `dma`, and hold at least `len` bytes.
 pub struct SharedMemory {
     dma: Dma,
     pages: KVVec<Page>,
@@ -129,12 +129,12 @@ pub struct SharedMemory {
 // SAFETY: The memory may be accessed and freed from any thread.
 unsafe impl Send for SharedMemory {}
 
-// SAFETY: All accesses are atomic, or volatile and no larger than a word, which in the kernel's
-// memory model is no race with others of that kind.
+// SAFETY: All accesses are atomic, or volatile and no larger than a word. In the kernel's memory
+// model such accesses do not race with each other.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Bytes of a page, and its alignment for CPU and device.
+    /// Size of a page in bytes, and its alignment for CPU and device.
     pub const PAGE_SIZE: usize = 4096;
 
     /// Allocates `len` bytes. `ENODEV` if the device has no queues any more.
@@ -150,7 +150,7 @@ impl SharedMemory {
         };
         dma.with(|dev| {
             for _ in 0..count {
-                // INVARIANT: Just allocated. There is room for it, so it is not lost.
+                // INVARIANT: Just allocated. There is room, so this cannot fail and lose the page.
                 memory
                     .pages
                     .push(Coherent::zeroed(dev, GFP_KERNEL)?, GFP_KERNEL)?;
@@ -161,18 +161,18 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Bytes of the memory.
+    /// Returns the length of the memory in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The pages, as the device addresses them.
+    /// Returns the DMA addresses of the pages.
     pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
         self.pages.iter().map(Page::dma_address)
     }
 
-    /// Where `len` bytes at `offset` are; they must lie in one page.
+    /// Returns the address of `len` bytes at `offset`, which must lie in one page.
     fn locate(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         let end = offset.checked_add(len).ok_or(EINVAL)?;
         let in_page = offset % Self::PAGE_SIZE;
@@ -185,7 +185,7 @@ impl SharedMemory {
         Ok(unsafe { page.add(in_page) })
     }
 
-    /// The 32-bit word at `offset`.
+    /// Returns the 32-bit word at `offset`.
     pub fn u32(&self, offset: usize) -> Result<&AtomicU32> {
         let word = self.locate(offset, size_of::<u32>())?.cast::<AtomicU32>();
         if !word.is_aligned() {
@@ -193,12 +193,12 @@ impl SharedMemory {
         }
         // SAFETY: `word` is aligned and points to four bytes of an allocation that lives as long as
         // `self` and was initialised with zeroes. Apart from atomics, only `read` and `write`
-        // access it: by volatile accesses of bytes, or of words that are aligned, which the
-        // kernel's memory model takes for relaxed atomics.
+        // access it, by volatile accesses of bytes or aligned words, which the kernel's memory
+        // model treats as relaxed atomics.
         Ok(unsafe { word.as_ref() })
     }
 
-    /// The 64-bit word at `offset`.
+    /// Returns the 64-bit word at `offset`.
     pub fn u64(&self, offset: usize) -> Result<&AtomicU64> {
         let word = self.locate(offset, size_of::<u64>())?.cast::<AtomicU64>();
         if !word.is_aligned() {
@@ -208,9 +208,9 @@ impl SharedMemory {
         Ok(unsafe { word.as_ref() })
     }
 
-    /// Copies from `offset` on to `to`.
+    /// Copies bytes from the memory at `offset` to `to`.
     ///
-    /// If the device writes there at the same time, each byte is either old or new.
+    /// If the device writes concurrently, each byte is either old or new.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
         self.check(offset, to.len())?;
         let mut done = 0;
@@ -230,9 +230,9 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Copies `from` to the memory from `offset` on.
+    /// Copies `from` to the memory at `offset`.
     ///
-    /// If the device reads there at the same time, it sees each byte either old or new.
+    /// If the device reads concurrently, it sees each byte either old or new.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
         self.check(offset, from.len())?;
         let mut done = 0;
@@ -262,13 +262,14 @@ impl SharedMemory {
         }
     }
 
-    /// The byte at `offset`, and how many follow in its page, itself included.
+    /// Returns the address of the byte at `offset`, and the number of bytes from there to the end
+    /// of its page.
     fn chunk(&self, offset: usize) -> Result<(NonNull<u8>, usize)> {
         let at = self.locate(offset, 1)?;
         Ok((at, Self::PAGE_SIZE - offset % Self::PAGE_SIZE))
     }
 
-    /// How many bytes to copy at once to or from `at` if there are `len`.
+    /// Returns how many of `len` bytes at `at` to copy at once.
     fn step(at: NonNull<u8>, len: usize) -> usize {
         if len >= size_of::<u64>() && at.cast::<u64>().is_aligned() {
             size_of::<u64>()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Resets of functions on PCI, which others than the driver may cause.
+//! Resets of PCI functions that the driver did not initiate.
 
 use core::ptr;
 
@@ -8,10 +8,10 @@ use kernel::prelude::*;
 
 use crate::bindings;
 
-/// Waits until nobody who resets a function has found a driver that cannot be found any more.
+/// Waits for function resets that may have looked up a driver before it was unregistered.
 ///
-/// Whoever resets a function holds the lock of the PCI device from before he looks for the driver
-/// of its virtio device until after he has told that. `bus` must be that of virtio devices.
+/// A reset holds the lock of the PCI device from before it looks up the driver of the virtio device
+/// until after it has called that driver. `bus` must be the bus of virtio devices.
 pub(crate) fn wait_for_resets(bus: *const bindings::bus_type) {
     /// # Safety
     ///
@@ -25,7 +25,7 @@ pub(crate) fn wait_for_resets(bus: *const bindings::bus_type) {
     ///
     /// As above.
     unsafe extern "C" fn wait(dev: *mut bindings::device, bus: *mut c_void) -> c_int {
-        // SAFETY: Guaranteed by the caller, who holds no lock of a device.
+        // SAFETY: Guaranteed by the caller, which does not hold a device lock.
         unsafe {
             if bindings::device_for_each_child(dev, bus, Some(is_of)) != 0 {
                 bindings::device_lock(dev);
@@ -35,7 +35,7 @@ pub(crate) fn wait_for_resets(bus: *const bindings::bus_type) {
         0
     }
 
-    // SAFETY: The bus of PCI devices is always there. The other is only compared.
+    // SAFETY: The PCI bus always exists. The pointer to the other bus is only compared.
     unsafe {
         bindings::bus_for_each_dev(
             &raw const bindings::pci_bus_type,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! All queues of a device, and with them its DMA and interrupts.
+//! All queues of a device, which stand for all its DMA and interrupts.
 
 use core::{
     marker::PhantomData,
@@ -45,30 +45,30 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// How far the life of the queues of a device has gone.
+/// Life cycle of a device's queues.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The queues exist; the device does not look at them yet.
+    /// The queues exist, but the device does not use them yet.
     Created,
-    /// The device works.
+    /// The device is running.
     Ready,
-    /// That task resets the device.
+    /// The given task is resetting the device.
     Stopping(usize),
-    /// The device is reset; that task empties the queues.
+    /// The device is reset, and the given task is emptying the queues.
     Quiesced(usize),
-    /// The device is reset, the queues are empty and refuse buffers.
+    /// The device is reset. The queues are empty and reject buffers.
     Stopped,
-    /// The queues are gone, or are being deleted.
+    /// The queues are deleted, or are being deleted.
     Deleted,
 }
 
-/// Number of the task that runs.
+/// Returns a number that identifies the current task.
 fn current() -> usize {
     // CAST: Not used as an address.
     Task::current_raw() as usize
 }
 
-/// All queues of a device, as its interrupts find them: `priv` of the virtio device points here.
+/// All queues of a device. `priv` of the virtio device points here, so interrupts can find them.
 #[pin_data]
 struct Queues {
     dev: ARef<Device>,
@@ -77,32 +77,34 @@ struct Queues {
     watchdogs: Arc<Watchdogs>,
     #[pin]
     state: Mutex<State>,
-    /// [`State::Stopping`] or [`State::Quiesced`] is over.
+    /// Signals the end of [`State::Stopping`] and [`State::Quiesced`].
     #[pin]
     stopped: CondVar,
 }
 
 impl Queues {
-    /// Whether the one who empties the queues waits for the caller.
+    /// Returns whether the task that empties the queues waits for the caller.
     fn is_waited_for(&self, emptying: usize) -> bool {
         emptying == current() || self.queues.iter().any(|queue| queue.is_deferred())
     }
 
-    /// Makes the device forget all buffers and returns them to their owners. If somebody else is
-    /// about to, who waits for the caller, the device has been reset when this returns.
+    /// Resets the device and returns all buffers to their owners. If another task is already doing
+    /// this and waits for the caller, the device has been reset when this returns, but buffers may
+    /// still be in the queues.
     fn stop(&self) {
         let mut state = self.state.lock();
         loop {
             match *state {
                 State::Stopped | State::Deleted => return,
                 State::Quiesced(task) if self.is_waited_for(task) => return,
-                // Who resets the device waits for no task, and calls none of the driver.
+                // The task that resets the device waits for no other task, and calls no driver
+                // code.
                 State::Stopping(_) | State::Quiesced(_) => self.stopped.wait(&mut state),
                 State::Created | State::Ready => break,
             }
         }
-        // The transport stays: who deletes the queues waits for the end of this. The lock is given
-        // back, so that those whom this waits for may ask how the device does.
+        // The transport stays valid, because deleting the queues waits for the end of this. The
+        // lock is dropped so that threads for which this waits can query the state of the device.
         *state = State::Stopping(current());
         drop(state);
         for queue in &self.queues {
@@ -117,7 +119,7 @@ impl Queues {
         self.set_state(State::Stopped);
     }
 
-    /// Tells those who wait for the state.
+    /// Changes the state, and wakes all waiters.
     fn set_state(&self, state: State) {
         *self.state.lock() = state;
         self.stopped.notify_all();
@@ -127,41 +129,41 @@ impl Queues {
     ///
     /// # Safety
     ///
-    /// The device must be bound to the driver that created the queues, whose data is gone, and its
-    /// lock must be held.
+    /// The device must be bound to the driver that created the queues, the driver's data must have
+    /// been dropped, and the device lock must be held.
     unsafe fn delete(&self) {
         self.stop();
-        // Nobody else looks at the transport from here on. The lock is given back because freeing
-        // interrupts takes locks under which a driver may have to stop its device, as those of
+        // From here on nothing else uses the transport. The lock is dropped because freeing
+        // interrupts takes locks under which a driver may have to stop its device, such as those of
         // memory reclaim.
         if core::mem::replace(&mut *self.state.lock(), State::Deleted) == State::Deleted {
             return;
         }
         for queue in &self.queues {
-            // One may have stopped the device from there.
+            // A deferred handler may have stopped the device, without waiting for itself.
             queue.join();
         }
         self.watchdogs.close();
         self.dma.close();
         let raw = self.dev.as_raw();
-        // SAFETY: The device is valid, and by the caller's contract bound, so its transport is
-        // there. `Virtqueues::new` has created the queues, which nobody uses any more.
+        // SAFETY: The device is valid, and by the caller's contract it is bound, so its transport
+        // is valid. `Virtqueues::new` has created the queues, which are no longer in use.
         unsafe { bindings::virtio_del_vqs(raw) };
         for queue in &self.queues {
             queue.release();
         }
-        // SAFETY: `Virtqueues::new` has stored a reference there; interrupts, which alone look at
-        // it besides us, have been freed with the queues.
+        // SAFETY: `Virtqueues::new` has stored a reference there. Its only other users, interrupts,
+        // were freed together with the queues.
         drop(unsafe { Arc::<Self>::from_raw((*raw).priv_.cast()) });
         // SAFETY: The device is valid, and its lock is held.
         unsafe { (*raw).priv_ = ptr::null_mut() };
     }
 
-    /// Entry of the interrupt of a queue.
+    /// Handles an interrupt of a queue.
     ///
     /// # Safety
     ///
-    /// `vq` must be a queue created by [`Virtqueues::new`] and not deleted yet.
+    /// `vq` must be a queue that [`Virtqueues::new`] created and that is not deleted yet.
     unsafe extern "C" fn interrupt_callback(vq: *mut bindings::virtqueue) {
         // SAFETY: By the caller's contract `vq` is valid, as is its device. `priv` was set before
         // the queue was created and is reset after it has been deleted.
@@ -175,7 +177,7 @@ impl Queues {
     }
 }
 
-/// Resets the device, unless it is gone: then nobody would answer, and nothing has to be reset.
+/// Resets the device, unless it is gone: then it does not respond, and needs no reset.
 ///
 /// On return the device accesses no memory and no interrupt handler of it runs.
 fn quiesce<Ctx: DeviceContext>(dev: &Device<Ctx>) {
@@ -187,22 +189,23 @@ fn quiesce<Ctx: DeviceContext>(dev: &Device<Ctx>) {
         // SAFETY: The device is valid.
         unsafe { bindings::virtio_reset_device(raw) };
     }
-    // Not all transports do that when they reset a device.
+    // Not all transports synchronise with handlers when they reset a device.
     //
-    // SAFETY: As above. May sleep; all callers may.
+    // SAFETY: As above. This may sleep, as all callers may.
     unsafe { bindings::virtio_synchronize_cbs(raw) };
 }
 
-/// Leaves a device in reset, and without queues, whose driver has let it go.
+/// Resets a device that its driver has released, and deletes its queues.
 ///
-/// Here and not where [`Virtqueues`] are dropped: that may be anywhere, with any locks.
+/// This does not happen when [`Virtqueues`] are dropped, because that may be in any context and
+/// with any locks held.
 pub(crate) fn delete_unbound(dev: &Device<CoreInternal<'_>>) {
     // SAFETY: The device is valid, and its lock is held.
     let queues = unsafe { (*dev.as_raw()).priv_ }.cast::<Queues>();
 
     if let Some(queues) = NonNull::new(queues) {
         // SAFETY: Only `Virtqueues::new` sets `priv`, to a reference that lives at least until
-        // `delete` drops it. Another one is taken, to live through `delete`.
+        // `delete` drops it. The clone keeps the queues alive during `delete`.
         let queues = ManuallyDrop::new(unsafe { Arc::<Queues>::from_raw(queues.as_ptr()) });
         let queues = Arc::clone(&queues);
         // SAFETY: The device is still bound to that driver, and its lock is held.
@@ -212,14 +215,14 @@ pub(crate) fn delete_unbound(dev: &Device<CoreInternal<'_>>) {
     }
 }
 
-/// Stops a device whose driver keeps its data: whoever uses it is told that it has been stopped.
+/// Stops a device whose driver keeps its data. Users of the device find that it has been stopped.
 pub(crate) fn stop_for_good(dev: &Device<CoreInternal<'_>>) {
     // SAFETY: The device is valid, and its lock is held.
     let queues = unsafe { (*dev.as_raw()).priv_ }.cast::<Queues>();
 
     if let Some(queues) = NonNull::new(queues) {
-        // SAFETY: Only `Virtqueues::new` sets `priv`, to a reference that `delete` drops, for which
-        // the lock of the device is needed.
+        // SAFETY: Only `Virtqueues::new` sets `priv`, to a reference that `delete` drops, and
+        // `delete` needs the device lock.
         unsafe { queues.as_ref() }.stop();
     }
     if !dev.raw_status().is_reset() {
@@ -227,7 +230,7 @@ pub(crate) fn stop_for_good(dev: &Device<CoreInternal<'_>>) {
     }
 }
 
-/// Stops a device from anywhere in its driver.
+/// A handle to stop a device from anywhere in its driver.
 #[derive(Clone)]
 pub struct Stopper(Arc<Queues>);
 
@@ -236,23 +239,24 @@ impl Stopper {
     ///
     /// On return the device does not access any memory, whatever it was asked to do before, all
     /// buffers have been [cancelled](super::Handler::cancelled) and no handler runs. Only the first
-    /// call does anything; none does after the [`Virtqueues`] have been dropped. Process context.
+    /// call has an effect, and none does after the [`Virtqueues`] have been dropped. Process
+    /// context.
     ///
-    /// A handler may call this. It does not wait for itself, nor for one who waits for it: then
-    /// buffers may be cancelled later, and handlers still run.
+    /// A handler may call this. The call then does not wait for that handler, nor for a task that
+    /// waits for it, so buffers may be cancelled later, and handlers may still run on return.
     pub fn stop(&self) {
         self.0.stop();
     }
 
-    /// Whether the device has failed or is gone. A register read.
+    /// Returns whether the device has failed or is gone. This reads a register.
     pub fn device_failed(&self) -> bool {
         let state = self.0.state.lock();
         match *state {
             State::Stopping(_) | State::Quiesced(_) | State::Stopped | State::Deleted => true,
             State::Created | State::Ready => {
-                // The transport is there: `Queues::delete` would have to get the lock first.
+                // The transport is valid, because `Queues::delete` needs the lock.
                 let status = self.0.dev.raw_status();
-                // A device that was ready and is not any more was reset behind the driver's back.
+                // A device that was ready and no longer is was reset behind the driver's back.
                 let lost = *state == State::Ready && !status.driver_ok();
                 status.is_gone() || status.needs_reset() || lost
             }
@@ -260,11 +264,11 @@ impl Stopper {
     }
 }
 
-/// Queues that are nobody else's.
+/// Queues that were claimed for a device, and that are released when this is dropped.
 pub(crate) struct Claimed(KVec<Arc<dyn AnyVirtqueue>>);
 
 impl Claimed {
-    /// `EBUSY` if one of them belongs to a device, or is there twice.
+    /// Claims queues. `EBUSY` if one of them already belongs to a device, or is listed twice.
     pub(crate) fn new(queues: KVec<Arc<dyn AnyVirtqueue>>) -> Result<Self> {
         if let Some(taken) = queues.iter().position(|queue| !queue.claim()) {
             for queue in &queues[..taken] {
@@ -275,7 +279,7 @@ impl Claimed {
         Ok(Self(queues))
     }
 
-    /// The queues, whom somebody else releases.
+    /// Returns the queues without releasing them; the caller must do that.
     fn keep(mut self) -> KVec<Arc<dyn AnyVirtqueue>> {
         core::mem::take(&mut self.0)
     }
@@ -289,24 +293,24 @@ impl Drop for Claimed {
     }
 }
 
-/// The queues of a bound device, and thereby all its DMA and interrupts.
+/// The queues of a bound device, which stand for all its DMA and interrupts.
 ///
-/// Dropping it stops the device as [`Stopper::stop`] does. The queues, empty then, go when the
-/// driver has let the device go.
+/// Dropping this stops the device like [`Stopper::stop`]. The queues are empty then, and are
+/// deleted once the driver has released the device.
 pub struct Virtqueues<'bound> {
     queues: Arc<Queues>,
     _bound: PhantomData<&'bound Device<kernel::device::Bound>>,
 }
 
 impl<'bound> Virtqueues<'bound> {
-    /// Creates the queues of a device, from number 0 on.
+    /// Creates the queues of a device, numbered from 0.
     ///
-    /// Fails with `EBUSY` if the device already has queues, or has had some since it was bound, or
-    /// a queue is in use elsewhere; with what the transport answers (as `ENOENT`) if the device has
-    /// fewer queues.
+    /// Fails with `EBUSY` if the device has had queues since it was bound, or if a queue is in use
+    /// elsewhere. Fails with an error of the transport, such as `ENOENT`, if the device has fewer
+    /// queues.
     pub fn new(dev: &'bound Device<Core<'_>>, queues: KVec<Arc<dyn AnyVirtqueue>>) -> Result<Self> {
         let raw = dev.as_raw();
-        // SAFETY: The device is valid, and `Core` says that its lock is held.
+        // SAFETY: The device is valid, and `Core` guarantees that its lock is held.
         if !unsafe { (*raw).priv_ }.is_null() {
             return Err(EBUSY);
         }
@@ -337,13 +341,13 @@ impl<'bound> Virtqueues<'bound> {
             GFP_KERNEL,
         )?;
 
-        // Interrupts can come as soon as there are queues: they must find them.
+        // Interrupts may arrive as soon as the queues exist, and must find them.
         //
         // SAFETY: The device is valid, and its lock is held.
         unsafe { (*raw).priv_ = Arc::into_raw(queues.clone()).cast_mut().cast() };
 
-        // SAFETY: The device is valid and bound to the driver that calls this; both arrays have
-        // `count` elements; the names are those of the queues, which outlive those of C.
+        // SAFETY: The device is valid and bound to the calling driver. Both arrays have `count`
+        // elements. The names belong to the queues, which outlive the C queues.
         let ret = unsafe {
             bindings::virtio_find_vqs(
                 raw,
@@ -354,21 +358,22 @@ impl<'bound> Virtqueues<'bound> {
             )
         };
         to_result(ret).inspect_err(|_| {
-            // The device may have seen some of the queues, which the transport has freed again.
+            // The device may already have used some of the queues that the transport has freed
+            // again.
             quiesce(&***dev);
             for queue in &queues.queues {
                 queue.release();
             }
-            // SAFETY: The transport has freed the queues and their interrupts, which alone use
-            // this reference; it has been stored above.
+            // SAFETY: The transport has freed the queues and their interrupts, the only users of
+            // this reference, which was stored above.
             drop(unsafe { Arc::<Queues>::from_raw((*raw).priv_.cast()) });
             // SAFETY: The device is valid, and its lock is held.
             unsafe { (*raw).priv_ = ptr::null_mut() };
         })?;
 
         for (queue, raw) in queues.queues.iter().zip(raws) {
-            // SAFETY: `raw` is a new queue, known to nobody else. It is deleted only by
-            // `Queues::delete`, after `detach`.
+            // SAFETY: `raw` is a new queue that is not in use elsewhere. Only `Queues::delete`
+            // deletes it, after `detach`.
             unsafe { queue.attach(raw) };
         }
         Ok(Self {
@@ -377,31 +382,33 @@ impl<'bound> Virtqueues<'bound> {
         })
     }
 
-    /// Tells the device to begin (`DRIVER_OK`).
+    /// Tells the device to start (`DRIVER_OK`).
     ///
-    /// Add buffers after that: a kernel that is hardened against its devices refuses them before.
+    /// Buffers must be added after this: a kernel that is hardened against its devices rejects them
+    /// before.
     pub fn ready(&self) -> Result {
         let mut state = self.queues.state.lock();
         let dev = &self.queues.dev;
         if *state != State::Created || dev.raw_status().driver_ok() {
             return Err(EBUSY);
         }
-        // SAFETY: The device is valid, bound, and has not been told yet.
+        // SAFETY: The device is valid, bound, and has not been started yet.
         unsafe { bindings::virtio_device_ready(dev.as_raw()) };
         *state = State::Ready;
         Ok(())
     }
 
-    /// Has the interrupts of queue `index` handled by one processor: the `nth`, counted from those
-    /// next to the device and round again, unless somebody decides otherwise.
+    /// Makes one CPU handle the interrupts of queue `index`, unless the administrator overrides
+    /// that. It is the `nth` CPU, counted in order of distance to the device, modulo the number of
+    /// CPUs.
     ///
-    /// The transport may have one interrupt for several queues, or no choice; then this is of no
-    /// effect.
+    /// This has no effect if the transport has one interrupt for several queues, or does not
+    /// support it.
     pub fn set_affinity(&self, index: usize, nth: u32) {
         let Some(queue) = self.queues.queues.get(index) else {
             return;
         };
-        // The queue is not deleted meanwhile: `Queues::delete` would have to get the lock first.
+        // The queue cannot be deleted concurrently, because `Queues::delete` needs the lock.
         let state = self.queues.state.lock();
         let raw = match *state {
             State::Created | State::Ready => queue.raw(),
@@ -411,8 +418,8 @@ impl<'bound> Virtqueues<'bound> {
             return;
         };
         let dev: &device::Device = (*self.queues.dev).as_ref();
-        // SAFETY: The device is valid, as is the queue while the lock is held. For any number there
-        // is a processor, a possible one.
+        // SAFETY: The device is valid, and so is the queue while the lock is held.
+        // `cpumask_local_spread` returns a possible CPU for any number.
         unsafe {
             let node = bindings::dev_to_node((*compat::device_as_raw(dev)).parent);
             let cpu = bindings::cpumask_local_spread(nth, node);
@@ -420,18 +427,18 @@ impl<'bound> Virtqueues<'bound> {
         }
     }
 
-    /// Who does the DMA of the device.
+    /// Returns the DMA handle of the device.
     pub fn dma(&self) -> &Dma {
         &self.queues.dma
     }
 
-    /// Looks at something for the first time after `delay_ms` milliseconds, and then when the look
-    /// before it said.
+    /// Creates a watchdog that runs first after `delay_ms` milliseconds, and then whenever the
+    /// previous run asked for.
     pub fn watch<W: Watch>(&self, delay_ms: u32, watch: W) -> Result<Watchdog<W>> {
         Watchdog::new(&self.queues.watchdogs, delay_ms, watch)
     }
 
-    /// A handle that stops the device.
+    /// Returns a handle that stops the device.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.queues.clone())
     }

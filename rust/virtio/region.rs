@@ -2,8 +2,9 @@
 
 //! Structures that a device type adds to those of its transport ([`Device::region`]).
 //!
-//! Of the transports, PCI has such: a virtio device on PCI describes each of its structures by a
-//! vendor-specific capability (virtio standard, section 4.1.4, `struct virtio_pci_cap`).
+//! Among the transports, only PCI supports this: a virtio PCI device describes each of its
+//! structures by a vendor-specific capability (virtio standard, section 4.1.4,
+//! `struct virtio_pci_cap`).
 
 use core::{
     marker::PhantomData,
@@ -31,7 +32,7 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Bytes of a page of device memory, as the standard counts them, whatever the CPU's pages are.
+/// Size in bytes of a page of device memory in the standard, regardless of the CPU's page size.
 pub const REGION_PAGE_SIZE: usize = 4096;
 
 /// A structure of the device in one of its BARs, reserved for the driver.
@@ -42,10 +43,10 @@ pub struct Region<'bound> {
     len: u64,
 }
 
-/// Where the first structure of a kind is.
+/// Finds the first structure of a kind.
 ///
 /// `ENOENT` if the device has none, `EOPNOTSUPP` if its transport has no such structures, and
-/// `EINVAL` if it lies in nothing that is there, or beside the table of interrupts.
+/// `EINVAL` if the structure is not in an existing BAR or overlaps the interrupt table.
 fn structure(dev: &Device<Bound>, kind: u8) -> Result<bindings::virtio_structure> {
     let mut found = bindings::virtio_structure::default();
     // SAFETY: The device is valid, and `found` is writable.
@@ -53,10 +54,10 @@ fn structure(dev: &Device<Bound>, kind: u8) -> Result<bindings::virtio_structure
     Ok(found)
 }
 
-/// Bytes of the configuration space of a device, as far as the transport reads them; `EOPNOTSUPP`
-/// if it does not say how long that is.
+/// Returns the length in bytes of a device's configuration space, as far as the transport can read
+/// it; `EOPNOTSUPP` if the transport does not report the length.
 pub(crate) fn config_length(dev: &Device<Bound>) -> Result<usize> {
-    /// The transport maps no more.
+    /// The transport does not map more than this.
     const MOST: u64 = kernel::page::PAGE_SIZE as u64;
     // CAST: A small constant.
     const DEVICE_CFG: u8 = bindings::VIRTIO_PCI_CAP_DEVICE_CFG as u8;
@@ -70,17 +71,17 @@ pub(crate) fn config_length(dev: &Device<Bound>) -> Result<usize> {
 }
 
 impl<'bound> Region<'bound> {
-    /// See [`Device::region`].
+    /// Implements [`Device::region`].
     pub(crate) fn find(dev: &'bound Device<Bound>, kind: u8) -> Result<Option<Self>> {
         let found = match structure(dev, kind) {
             Ok(found) => found,
             Err(ENOENT | EOPNOTSUPP) => return Ok(None),
             Err(err) => return Err(err),
         };
-        // SAFETY: It is a resource of the device that this one is a function of, which lives as
-        // long. That one is bound meanwhile, so nobody changes its resources.
+        // SAFETY: This is a resource of the device that `dev` is a function of, which lives at
+        // least as long. That device stays bound, so its resources do not change.
         let bar = unsafe { compat::resource_from_raw(found.res) };
-        // Ports of the CPU have addresses, too, at which there is other memory.
+        // Port addresses look like memory addresses, but there is other memory at those.
         let is_memory = bar.flags().contains(Flags::IORESOURCE_MEM);
         if !is_memory || bar.start() == 0 {
             return Err(EINVAL);
@@ -103,26 +104,27 @@ impl<'bound> Region<'bound> {
         }))
     }
 
-    /// The BAR that the structure is in.
+    /// Returns the BAR that contains the structure.
     pub fn bar(&self) -> &'bound Resource {
         self.bar
     }
 
-    /// Where in the BAR the structure begins.
+    /// Returns the offset of the structure in the BAR.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Bytes of the structure.
+    /// Returns the length of the structure in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Where in the BAR page `index` of the structure begins; pages have [`REGION_PAGE_SIZE`]
-    /// bytes.
+    /// Returns the offset in the BAR of page `index` of the structure; pages have
+    /// [`REGION_PAGE_SIZE`] bytes.
     ///
-    /// `EINVAL` if there is no such page, or the structure does not begin at a page.
+    /// Returns `EINVAL` if there is no such page, or if the structure does not start at a page
+    /// boundary.
     pub fn page_offset(&self, index: u32) -> Result<u64> {
         let offset = u64::from(index) * REGION_PAGE_SIZE as u64;
         let start = self.bar().start() + self.offset;
@@ -152,7 +154,7 @@ impl<'bound> Region<'bound> {
 ///
 /// # Invariants
 ///
-/// `page` is a mapping of [`REGION_PAGE_SIZE`] bytes, which stay reserved meanwhile.
+/// `page` is a mapping of [`REGION_PAGE_SIZE`] bytes, which stay reserved as long as `self` exists.
 pub struct MappedPage<'bound> {
     page: NonNull<c_void>,
     _reserved: Arc<resource::Region>,
@@ -162,7 +164,7 @@ pub struct MappedPage<'bound> {
 // SAFETY: Device memory may be written, unmapped and released by any thread.
 unsafe impl Send for MappedPage<'_> {}
 
-// SAFETY: As above, also at the same time.
+// SAFETY: As above, even concurrently.
 unsafe impl Sync for MappedPage<'_> {}
 
 impl MappedPage<'_> {
@@ -170,19 +172,20 @@ impl MappedPage<'_> {
     /// for the device. May be called in any context.
     pub fn write32<const OFFSET: usize>(&self, value: u32) {
         const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET < REGION_PAGE_SIZE) };
-        // SAFETY: The mapping has `REGION_PAGE_SIZE` bytes, in which `OFFSET` is a word.
+        // SAFETY: The mapping has `REGION_PAGE_SIZE` bytes, and `OFFSET` is that of an aligned word
+        // in it.
         unsafe { bindings::writel(value, self.page.byte_add(OFFSET).as_ptr()) };
     }
 }
 
 impl Drop for MappedPage<'_> {
     fn drop(&mut self) {
-        // SAFETY: `map_page` has created this mapping.
+        // SAFETY: `map_page` created this mapping.
         unsafe { bindings::iounmap(self.page.as_ptr()) };
     }
 }
 
-/// Whether `len` bytes at `offset` lie within `size` bytes.
+/// Returns whether `len` bytes at `offset` lie within `size` bytes.
 fn fits(size: u64, offset: u64, len: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }

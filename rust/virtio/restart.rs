@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Beginning anew with a device that has failed.
+//! Restart of a device that has failed.
 //!
-//! A device that was reset has forgotten all that its driver told it, and no driver can bring that
-//! back without its users. So the driver lets go of the device, as if it were unbound, and takes it
-//! over again, as if it were bound. The transport has that done when a machine sleeps or a function
-//! is reset; here it is done when the driver asks for it.
+//! A device that was reset has forgotten everything that its driver told it, and no driver can
+//! restore that without its users. So the driver releases the device, as if it were unbound, and
+//! probes it again, as if it were bound. The transport triggers this when a machine suspends or a
+//! function is reset; this module triggers it when the driver asks for it.
 
 use kernel::{
     device::CoreInternal,
@@ -39,39 +39,39 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// How often a driver begins anew with a device that fails again and again.
+/// Maximum number of restarts of a device that fails again and again.
 const MOST_ATTEMPTS: u32 = 5;
 
-/// Milliseconds from a failure to the first attempt, in which users see for themselves that the
-/// device has failed. It doubles with each attempt.
+/// Delay in milliseconds between a failure and the first attempt, during which users can notice the
+/// failure. It doubles with each attempt.
 const FIRST_DELAY_MS: u32 = if cfg!(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST) {
     10
 } else {
     1000
 };
 
-/// Milliseconds after which one who has the device is asked again whether he has done.
+/// Interval in milliseconds at which the device lock is tried again.
 const BUSY_MS: u32 = 100;
 
-/// For how long a device has to work until its failures are forgotten.
+/// Time for which a device must work until earlier failures are forgotten.
 const SETTLED: Delta = Delta::from_secs(if cfg!(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST) {
     1
 } else {
     60
 });
 
-/// The lock of a device, held.
+/// The device lock, held.
 pub(crate) struct Locked<'a>(&'a Device, NotThreadSafe);
 
 impl<'a> Locked<'a> {
-    /// Waits for the lock.
+    /// Takes the lock, and waits for it if necessary.
     pub(crate) fn new(dev: &'a Device) -> Self {
         // SAFETY: The device is valid.
         unsafe { bindings::device_lock(&raw mut (*dev.as_raw()).dev) };
         Self(dev, NotThreadSafe)
     }
 
-    /// [`None`] if somebody else has it.
+    /// Tries to take the lock; [`None`] if it is taken.
     fn try_new(dev: &'a Device) -> Option<Self> {
         // SAFETY: The device is valid.
         let locked = unsafe { bindings::device_trylock(&raw mut (*dev.as_raw()).dev) };
@@ -82,34 +82,34 @@ impl<'a> Locked<'a> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // SAFETY: The device is valid, and its lock was taken when this was created. This is not
-        // `Send`, so the task is the same.
+        // SAFETY: The device is valid, and its lock was taken when this was created. This type is
+        // not `Send`, so it is the same task that unlocks it.
         unsafe { bindings::device_unlock(&raw mut (*self.0.as_raw()).dev) };
     }
 }
 
-/// Whether a driver is to begin anew.
+/// Whether a restart is wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wish {
-    /// Nobody wants it.
+    /// No restart is wanted.
     None,
-    /// Somebody wants it.
+    /// A restart is wanted.
     Restart,
-    /// The transport has the device, and will have the driver begin anew.
+    /// The transport has the device, and will make the driver probe it again.
     Resume,
 }
 
-/// How far a driver has come in beginning anew.
+/// Progress of restarts.
 struct Progress {
     wish: Wish,
-    /// How often it was tried since the device last worked for long.
+    /// Number of attempts since the device last worked for [`SETTLED`].
     attempts: u32,
     /// When the driver got the device, or the last attempt ended. [`None`] during an attempt.
     since: Option<Instant<Monotonic>>,
 }
 
 impl Progress {
-    /// The driver gets the device now.
+    /// Creates the state for a driver that gets the device now.
     fn new() -> Self {
         Self {
             wish: Wish::None,
@@ -119,15 +119,14 @@ impl Progress {
     }
 }
 
-/// Takes a device from its driver and gives it back.
+/// A function that takes a device from its driver, and lets the driver probe it again.
 pub(crate) type Again = unsafe fn(*mut bindings::virtio_device) -> Result;
 
-/// Has the driver of a device begin anew.
+/// The work that restarts a device.
 ///
 /// # Invariants
 ///
-/// `again` may be called with the lock of `dev` held, unless the [`Owner`] of the work has ended
-/// it.
+/// `again` may be called with the lock of `dev` held until the work's [`Owner`] has ended the work.
 #[pin_data]
 pub(crate) struct Restart {
     dev: ARef<Device>,
@@ -137,31 +136,31 @@ pub(crate) struct Restart {
 }
 
 impl Restart {
-    /// The transport has taken the device from the driver: nobody begins anew with it.
+    /// Suspends restarts, because the transport has taken the device from the driver.
     pub(crate) fn suspend(&self) {
         self.progress.lock().wish = Wish::Resume;
     }
 
-    /// The transport gives the device back. What failed before does not count any more.
+    /// Resumes restarts, because the transport returns the device. Earlier failures are forgotten.
     pub(crate) fn resume(&self) {
         *self.progress.lock() = Progress::new();
     }
 
-    /// After how many milliseconds an attempt is made, if any.
+    /// Requests a restart. Returns the delay in milliseconds, if an attempt is due.
     fn request(&self) -> Option<u32> {
         let mut progress = self.progress.lock();
         if progress.wish == Wish::Resume {
             return None;
         }
         progress.wish = Wish::Restart;
-        // Whoever makes an attempt looks at the wish when it has ended.
+        // A running attempt checks `wish` when it ends.
         if progress.since?.elapsed() > SETTLED {
             progress.attempts = 0;
         }
         self.next(&mut progress)
     }
 
-    /// After how many milliseconds the next attempt is made, if there is one.
+    /// Returns the delay in milliseconds until the next attempt, if there is one.
     fn next(&self, progress: &mut Progress) -> Option<u32> {
         if progress.attempts < MOST_ATTEMPTS {
             return Some(FIRST_DELAY_MS << progress.attempts);
@@ -180,7 +179,7 @@ impl Watch for Restart {
     const SLEEPS_WITH_MACHINE: bool = true;
 
     fn look(&self) -> Option<u32> {
-        // Whoever takes the device from its driver has the lock, and waits for this.
+        // A thread that takes the device from its driver has the lock, and waits for this work.
         let Some(_locked) = Locked::try_new(&self.dev) else {
             return Some(BUSY_MS);
         };
@@ -210,7 +209,7 @@ impl Watch for Restart {
             dev_warn!(self.dev, "cannot begin anew: {:?}\n", err);
             progress.wish = Wish::Restart;
         }
-        // It may also have failed while the driver took it over.
+        // The device may have failed again while the driver probed it.
         match progress.wish {
             Wish::Restart => self.next(&mut progress),
             Wish::None | Wish::Resume => None,
@@ -218,17 +217,18 @@ impl Watch for Restart {
     }
 }
 
-/// Has the driver of a device begin anew. A driver gets it when it
-/// [takes over the device](crate::Driver::probe).
+/// A handle to restart a device. A driver gets it when it [probes the
+/// device](crate::Driver::probe).
 #[derive(Clone)]
 pub struct Restarter(Arc<Work<Restart>>);
 
 impl Restarter {
-    /// That of a device, of no effect once the result is dropped or ended.
+    /// Creates the handle for a device. It has no effect once the returned [`Owner`] is dropped or
+    /// ended.
     ///
     /// # Safety
     ///
-    /// Until then, it must be allowed to call `again` with the lock of the device held.
+    /// Until then, `again` may be called at any time with the device lock held.
     pub(crate) unsafe fn new(dev: &Device, again: Again) -> Result<(Self, Owner<Restart>)> {
         // INVARIANT: By the caller's contract.
         let owner = Work::owned(pin_init!(Restart {
@@ -239,12 +239,13 @@ impl Restarter {
         Ok((Self(owner.0.clone()), owner))
     }
 
-    /// The device has failed: takes it from its driver, whose data is dropped, and has the driver
-    /// probe it once more.
+    /// Restarts a device that has failed: takes it from its driver, whose data is dropped, and lets
+    /// the driver probe it again.
     ///
-    /// Not at once, so that users may see what happened; later each time that it fails again soon
-    /// afterwards, and not for ever. Of no effect if the device sleeps or is shut down, is gone, or
-    /// is taken from the driver for other reasons before. Process context.
+    /// The restart is delayed, so that users can notice the failure. The delay grows with each
+    /// failure soon after the last one, and the number of attempts is limited. There is no restart
+    /// if the device is suspended or shut down, if it is gone, or if it is taken from the driver
+    /// for another reason first. Process context.
     pub fn request(&self) {
         if let Some(delay_ms) = self.0.watch.request() {
             self.0.look_after(delay_ms);
@@ -252,8 +253,8 @@ impl Restarter {
     }
 }
 
-/// Resets a device and negotiates once more what its driver has negotiated before. `ENODEV` if the
-/// device is gone: it would never say that it has been reset.
+/// Resets a device and negotiates the same features again. `ENODEV` if the device is gone, because
+/// it would never report the end of the reset.
 pub(crate) fn renegotiate(dev: &Device<CoreInternal<'_>>) -> Result {
     let raw = dev.as_raw();
     let status = |bit: c_uint| {
@@ -269,7 +270,7 @@ pub(crate) fn renegotiate(dev: &Device<CoreInternal<'_>>) -> Result {
     status(bindings::VIRTIO_CONFIG_S_DRIVER);
     // SAFETY: The device is valid, and its features were negotiated when it was bound.
     to_result(unsafe { bindings::virtio_finalize_features(raw) })?;
-    // Devices from before the standard have no such bit.
+    // Legacy devices do not have this bit.
     if !dev.has_feature(Feature::VERSION_1) {
         return Ok(());
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What tests share: a device of a [`transport`] without a bus, bound to a [`driver`], or only what
-//! does the DMA of one.
+//! Shared parts of the tests: a device of a [`transport`] without a bus, bound to a [`driver`], or
+//! only the DMA handle of a device.
 //!
-//! The tests of a module are its `tests`.
+//! The tests of a module are in its `tests` submodule.
 
 use kernel::{
     device,
@@ -19,13 +19,13 @@ use crate::{
 pub(crate) mod driver;
 pub(crate) mod transport;
 
-/// Runs a test with what does the DMA of a device that does not exist.
+/// Runs a test with the DMA handle of a device that does not exist.
 pub fn with_dma(test: impl FnOnce(&Dma) -> Result) -> Result {
     let faux = faux::Registration::new(c"virtio-test", None)?;
     let dev: &device::Device<device::Bound> = faux.as_ref().as_ref();
     let raw = compat::device_as_raw(dev);
 
-    // SAFETY: The device is valid, and nobody else uses this one.
+    // SAFETY: The device is valid and not shared.
     unsafe { (*raw).coherent_dma_mask = u64::MAX };
     let dma = Dma::new(dev)?;
     let result = test(&dma);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of what the crate gives to all drivers.
+//! Tests of completions, which the crate provides for all drivers.
 
 use kernel::prelude::*;
 

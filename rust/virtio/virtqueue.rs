@@ -36,42 +36,43 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// What a driver does with the buffers of a queue.
+/// A driver's handler for the buffers of a queue.
 ///
-/// Both methods may be called while `probe` of the driver still runs, once the device is
+/// The methods may be called while the driver's `probe` is still running, once the device is
 /// [ready](super::Virtqueues::ready).
 pub trait Handler: Send + Sync + Sized + 'static {
-    /// What accompanies a buffer through the queue.
+    /// The driver's context that accompanies a buffer through the queue.
     type Context: Send + 'static;
 
-    /// Whether [`deferred`](Self::deferred) is of use: without, [`Virtqueue::defer`] does nothing.
+    /// Whether the handler implements [`deferred`](Self::deferred). If not, [`Virtqueue::defer`]
+    /// does nothing.
     const DEFERS: bool = false;
 
-    /// The device has used buffers: [`Virtqueue::pop`] gets them.
+    /// Handles buffers that the device has used; [`Virtqueue::pop`] returns them.
     ///
-    /// Called in interrupt context, and for one queue by one processor at a time.
+    /// Called in interrupt context, by one CPU at a time for each queue.
     fn used(&self, queue: &Virtqueue<Self>);
 
     /// Continues in process context what [`used`](Self::used) has [deferred](Virtqueue::defer).
     ///
-    /// Called by one processor at a time.
+    /// Called by one CPU at a time.
     fn deferred(&self, queue: &Virtqueue<Self>) {
         let _ = queue;
     }
 
-    /// The device will not use `chain` any more.
+    /// Takes back a buffer that the device will not use any more.
     ///
-    /// Called in process context, without locks held, for each buffer that is still in the queue
+    /// Called in process context without locks held, for each buffer that is still in the queue
     /// when the device is stopped.
     fn cancelled(&self, chain: KBox<Chain<Self::Context>>) {
         drop(chain);
     }
 }
 
-/// Where work of a queue runs.
+/// A workqueue for the work of a queue.
 ///
-/// Who frees memory may wait for that work, as storage stacks do when they destroy queue pairs of a
-/// device to set up a connection anew: hence `WQ_MEM_RECLAIM`.
+/// Threads that free memory may wait for that work: storage stacks, for example, destroy queue
+/// pairs of a device when they re-establish a connection. Hence `WQ_MEM_RECLAIM`.
 ///
 /// # Invariants
 ///
@@ -111,12 +112,12 @@ unsafe impl Sync for Workqueue {}
 ///
 /// # Invariants
 ///
-/// `raw` is null or a queue of which this is the only user, and which is not deleted before `raw`
-/// is set to null; it is not null if `open`. All tokens in it come from `KBox<Chain<C>>::into_raw`,
-/// with the `C` of the [`Virtqueue`] this is in.
+/// `raw` is null, or a queue of which this is the only user and which is not deleted before `raw`
+/// is set to null. It is not null if `open`. All tokens in it come from `KBox<Chain<C>>::into_raw`,
+/// with the `C` of the enclosing [`Virtqueue`].
 struct RawQueue {
     raw: *mut bindings::virtqueue,
-    /// Whether it belongs to a device, or is about to.
+    /// Whether the queue belongs to a device, or is about to.
     claimed: bool,
     /// Whether buffers may be added.
     open: bool,
@@ -127,7 +128,7 @@ unsafe impl Send for RawQueue {}
 
 /// A virtqueue.
 ///
-/// It comes to life when it is given to [`Virtqueues::new`](super::Virtqueues::new), and refuses
+/// It becomes usable when it is passed to [`Virtqueues::new`](super::Virtqueues::new), and rejects
 /// all buffers after the device has been stopped.
 #[pin_data]
 pub struct Virtqueue<H: Handler> {
@@ -137,7 +138,7 @@ pub struct Virtqueue<H: Handler> {
     /// Runs [`Handler::deferred`]; only queued while the queue is open, and under its lock.
     #[pin]
     work: Opaque<bindings::work_struct>,
-    /// Where it runs; dropped when it does not any more.
+    /// Workqueue of `work`; dropped when `work` does not run any more.
     workqueue: Option<Workqueue>,
     #[pin]
     handler: H,
@@ -151,13 +152,13 @@ unsafe impl<H: Handler> Send for Virtqueue<H> {}
 unsafe impl<H: Handler> Sync for Virtqueue<H> {}
 
 impl<H: Handler> Virtqueue<H> {
-    /// Creates a queue. `name` is that of its interrupt, after the name of the device.
+    /// Creates a queue. The name of its interrupt is the name of the device followed by `name`.
     pub fn new<E>(name: fmt::Arguments<'_>, handler: impl PinInit<H, E>) -> Result<Arc<Self>>
     where
         Error: From<E>,
     {
-        // All types of handlers share the lock classes, whose names lockdep knows by address: there
-        // must be one of each, not one for each type.
+        // All handler types share the lock classes, which lockdep identifies by the address of the
+        // name. So there must be one name for all types.
         static QUEUE: &CStr = c"virtio::Virtqueue";
         static WORK: &CStr = c"virtio::Virtqueue::work";
 
@@ -195,12 +196,13 @@ impl<H: Handler> Virtqueue<H> {
         )
     }
 
-    /// What the driver does with the buffers of this queue.
+    /// Returns the handler of the queue.
     pub fn handler(&self) -> &H {
         &self.handler
     }
 
-    /// Entries of the queue; 0 while it is not alive.
+    /// Returns the number of entries of the queue; 0 before it is attached to a device and after it
+    /// is detached.
     ///
     /// A buffer takes one entry for each part that is not empty.
     pub fn capacity(&self) -> usize {
@@ -212,10 +214,10 @@ impl<H: Handler> Virtqueue<H> {
         unsafe { bindings::virtqueue_get_vring_size(queue.raw) as usize }
     }
 
-    /// Makes a buffer available to the device; it takes notice after [`kick`](Self::kick).
+    /// Makes a buffer available to the device, which notices it after [`kick`](Self::kick).
     ///
-    /// The buffer is returned if the queue is full (`ENOSPC`), stopped (`ENODEV`) or broken
-    /// (`EIO`). May be called in any context.
+    /// If the queue is full (`ENOSPC`), stopped (`ENODEV`) or broken (`EIO`), the buffer is
+    /// returned. May be called in any context.
     pub fn add(&self, chain: KBox<Chain<H::Context>>) -> Result<(), Refused<H::Context>> {
         let queue = self.queue.lock();
         if !queue.open {
@@ -241,9 +243,9 @@ impl<H: Handler> Virtqueue<H> {
         let token = KBox::into_raw(chain);
 
         // SAFETY: `raw` is a valid queue by the type invariant, and the lock serialises its use.
-        // `lists` holds `out` lists for the device to read and then the rest for it to write, each
-        // of one entry. The memory of both lives as long as the chain, which nobody can access
-        // until the queue returns `token`; `writable` may be written, because the chain was owned.
+        // `lists` holds `out` lists for the device to read, followed by lists for it to write, each
+        // with one entry. The memory of both lives as long as the chain, which is inaccessible
+        // until the queue returns `token`. `writable` may be written, because the chain was owned.
         let ret = unsafe {
             bindings::virtqueue_add_sgs(
                 queue.raw,
@@ -265,12 +267,12 @@ impl<H: Handler> Virtqueue<H> {
         let queue = self.queue.lock();
         if queue.open {
             // SAFETY: By the type invariant `raw` is a valid queue, and the lock serialises its
-            // use. A queue that cannot be notified becomes broken, which `is_broken` tells.
+            // use. If the notification fails, the queue becomes broken, which `is_broken` reports.
             unsafe { bindings::virtqueue_kick(queue.raw) };
         }
     }
 
-    /// Gets the next buffer that the device has used, if any. May be called in any context.
+    /// Returns the next buffer that the device has used, if any. May be called in any context.
     pub fn pop(&self) -> Option<Used<H::Context>> {
         let mut written = 0;
         let token = {
@@ -291,16 +293,16 @@ impl<H: Handler> Virtqueue<H> {
         })
     }
 
-    /// Has [`Handler::deferred`] called, soon and at least once. May be called in any context.
+    /// Schedules a call of [`Handler::deferred`]. May be called in any context.
     pub fn defer(&self) {
         let Some(workqueue) = &self.workqueue else {
             return;
         };
         let queue = self.queue.lock();
         if queue.open {
-            // SAFETY: `work` was initialised by `new`. `detach` waits for it, which comes before
-            // the reference of `Queues` to `self` is dropped: it finds the queue closed, so the
-            // work is not queued later, or waits for the lock.
+            // SAFETY: `work` was initialised by `new`. `Queues` closes the queue and then waits for
+            // the work before it drops its reference to `self`. The queue is open under the lock
+            // here, so that comes later, and no work is queued after it.
             unsafe {
                 bindings::queue_work_on(
                     bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
@@ -311,7 +313,7 @@ impl<H: Handler> Virtqueue<H> {
         }
     }
 
-    /// Function of the work.
+    /// Runs the work item.
     ///
     /// # Safety
     ///
@@ -322,7 +324,8 @@ impl<H: Handler> Virtqueue<H> {
         this.handler.deferred(this);
     }
 
-    /// Whether the queue is of no use any more: stopped, corrupted by the device, or gone with it.
+    /// Returns whether the queue is unusable because it is stopped, corrupted by the device, or
+    /// gone with the device.
     pub fn is_broken(&self) -> bool {
         let queue = self.queue.lock();
         // SAFETY: By the type invariant `raw` is null or a valid queue.
@@ -331,53 +334,56 @@ impl<H: Handler> Virtqueue<H> {
 }
 
 mod private {
-    /// What only this crate may call.
+    /// Methods that only this crate may call.
     pub trait Sealed {
-        /// Name of the interrupt.
+        /// Returns the name of the interrupt.
         fn name(&self) -> &kernel::str::CStr;
 
         /// Calls the handler, unless the queue is closed.
         fn interrupt(&self);
 
-        /// Makes the queue that of a device. Returns whether it was nobody's.
+        /// Claims the queue for a device. Returns whether it was free.
         fn claim(&self) -> bool;
 
-        /// Makes it nobody's again.
+        /// Releases the claim.
         fn release(&self);
 
-        /// Begins to use `raw`.
+        /// Starts to use `raw`.
         ///
         /// # Safety
         ///
-        /// `raw` must be an empty queue that nobody else uses and that is not deleted before
+        /// `raw` must be an empty queue that is not in use elsewhere and that is not deleted before
         /// [`detach`](Self::detach) has returned.
         unsafe fn attach(&self, raw: *mut crate::bindings::virtqueue);
 
-        /// Cancels all buffers and stops to use the queue; called in process context.
+        /// Cancels all buffers and stops using the queue. Process context.
         ///
         /// # Safety
         ///
-        /// The device must be stopped: it accesses no memory, and interrupts no more.
+        /// The device must be stopped: it accesses no memory, and raises no interrupts.
         unsafe fn detach(&self);
 
-        /// Whether the caller is [`Handler::deferred`](super::Handler::deferred) of the queue.
+        /// Returns whether the caller is [`Handler::deferred`](super::Handler::deferred) of the
+        /// queue.
         fn is_deferred(&self) -> bool;
 
-        /// Waits until that does not run any more. The queue must be closed.
+        /// Waits until [`Handler::deferred`](super::Handler::deferred) no longer runs. The queue
+        /// must be closed.
         fn join(&self);
 
-        /// Refuses buffers from now on.
+        /// Rejects all buffers from now on.
         fn close(&self);
 
-        /// The queue in use.
+        /// Returns the queue in use.
         fn raw(&self) -> Option<core::ptr::NonNull<crate::bindings::virtqueue>>;
     }
 }
 
-/// A [`Virtqueue`] of any kind.
+/// A [`Virtqueue`] with any type of handler.
 pub trait AnyVirtqueue: private::Sealed + Send + Sync {
-    /// Has [`Handler::deferred`] called and waits until it has returned, so that it has seen all
-    /// buffers which the device had used before. Process context. Does not wait if that calls this.
+    /// Schedules a call of [`Handler::deferred`] and waits until it has returned, so that it has
+    /// seen all buffers which the device used before. Process context. Does not wait if called by
+    /// [`Handler::deferred`] itself.
     fn flush_deferred(&self);
 }
 
@@ -397,8 +403,8 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
     }
 
     fn interrupt(&self) {
-        // Who closes the queue waits for all handlers that have begun. A device that interrupts
-        // though it is stopped is not heard.
+        // Closing the queue is followed by waiting for all handlers that have begun. Interrupts of
+        // a device that should be stopped are ignored.
         let open = self.queue.lock().open;
         if open {
             self.handler.used(self);
@@ -415,8 +421,8 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
 
     unsafe fn attach(&self, raw: *mut bindings::virtqueue) {
         let mut queue = self.queue.lock();
-        // INVARIANT: By the caller's contract, this is the only user of `raw`, which lives until
-        // `detach`, and there are no tokens in it.
+        // INVARIANT: By the caller's contract this is the only user of `raw`, which lives until
+        // `detach` and contains no tokens.
         queue.raw = raw;
         queue.open = true;
     }
@@ -427,13 +433,14 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
     }
 
     fn join(&self) {
-        // SAFETY: `work` was initialised by `new`. The queue is closed, so it is not queued again.
+        // SAFETY: `work` was initialised by `new`. The queue is closed, so the work is not queued
+        // again.
         unsafe { bindings::cancel_work_sync(self.work.get()) };
     }
 
     unsafe fn detach(&self) {
         self.close();
-        // Who stops the device from there does not wait for himself.
+        // A deferred handler that stops the device must not wait for itself.
         if !private::Sealed::is_deferred(self) {
             private::Sealed::join(self);
         }
@@ -444,8 +451,8 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
                 if queue.raw.is_null() {
                     return;
                 }
-                // SAFETY: By the type invariant `raw` is a valid queue; the lock serialises its
-                // use, and by the caller's contract the device does not use it any more.
+                // SAFETY: By the type invariant `raw` is a valid queue. The lock serialises its
+                // use, and by the caller's contract the device no longer uses it.
                 let token = unsafe { bindings::virtqueue_detach_unused_buf(queue.raw) };
                 if token.is_null() {
                     // INVARIANT: `raw` is null.

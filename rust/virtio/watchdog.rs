@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Something that is looked at from time to time, as long as its device has a driver.
+//! Periodic checks that run as long as a device has a driver.
 
 use core::mem::{
     offset_of,
@@ -25,43 +25,44 @@ use crate::bindings;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// What a [`Watchdog`] does.
+/// The check of a [`Watchdog`].
 pub trait Watch: Send + Sync + 'static {
-    /// Whether looks wait while the machine is asleep, or on its way there or back. A look that
-    /// adds or removes devices must.
+    /// Whether checks wait while the machine suspends, sleeps and resumes. A check that adds or
+    /// removes devices must.
     const SLEEPS_WITH_MACHINE: bool = false;
 
-    /// Looks, and returns after how many milliseconds to look again, if at all. Process context.
+    /// Runs the check. Returns the delay in milliseconds until the next one, if there must be one.
+    /// Process context.
     fn look(&self) -> Option<u32>;
 }
 
-/// Looks at something again and again until there is no need to, and whenever it is asked to
+/// Runs a check repeatedly until it no longer asks for that, and whenever requested
 /// ([`Virtqueues::watch`](super::Virtqueues::watch)).
 ///
-/// Once it is dropped, no look begins. One that is under way is not waited for, since it may wait
-/// for whoever drops this, as for a handler when it stops the device. All looks have ended when the
-/// driver has let the device go, also of one that is forgotten: so no code of a driver that is gone
-/// runs.
+/// No check starts after the watchdog is dropped. Dropping it does not wait for a running check,
+/// because that check may wait for the thread that drops it, for example a handler, when it stops
+/// the device. All checks have ended when the driver has released the device, even if the watchdog
+/// was leaked. So no code of an unloaded driver runs.
 pub struct Watchdog<W: Watch> {
     work: Arc<Work<W>>,
 }
 
-/// What is not to run any more at the end.
+/// Work that can be ended.
 trait End: Send + Sync {
-    /// On return it does not run, and will not. Sleeps.
+    /// Ends the work: on return it does not run, and will not run again. Sleeps.
     fn end(&self);
 }
 
 /// All watchdogs that a device with queues has had.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Watchdogs {
-    /// Their works, which run until they are ended. [`None`] when there can be no more.
+    /// Their work, which can run until it is ended. [`None`] once no more can be added.
     #[pin]
     works: Mutex<Option<KVec<Arc<dyn End>>>>,
 }
 
 impl Watchdogs {
-    /// None yet.
+    /// Creates an empty collection.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -71,7 +72,7 @@ impl Watchdogs {
         )
     }
 
-    /// `ENODEV` if there can be no more.
+    /// Adds the work of a watchdog. `ENODEV` if no more can be added.
     fn add(&self, work: Arc<dyn End>) -> Result {
         let mut works = self.works.lock();
         let works: &mut Option<_> = &mut works;
@@ -79,7 +80,7 @@ impl Watchdogs {
         Ok(())
     }
 
-    /// Ends all. Sleeps; must not be called by a look.
+    /// Ends all watchdogs. Sleeps; must not be called by a check.
     pub(crate) fn close(&self) {
         let works = self.works.lock().take();
         for work in works.iter().flatten() {
@@ -95,14 +96,15 @@ impl PinnedDrop for Watchdogs {
     }
 }
 
-/// The work of a [`Watchdog`]. It is C's and not `workqueue::DelayedWork`, which can be neither
-/// cancelled nor waited for, nor brought forward.
+/// The work of a [`Watchdog`]. It uses C's work items instead of `workqueue::DelayedWork`, which
+/// can be neither cancelled, waited for, nor brought forward.
 ///
 /// # Invariants
 ///
-/// - `work` was initialised when `self` was created; its function is [`Self::callback`].
-/// - It is part of an [`Arc`], and not freed while the work is queued or runs, unless the work
-///   itself keeps it: its [`Owner`] or [`Watchdogs`] end the work before they forget it.
+/// - `work` was initialised with the function [`Self::callback`] when `self` was created.
+/// - It is part of an [`Arc`]. It is not freed while the work is queued or running, except by the
+///   running work itself, which holds a reference: its [`Owner`] or [`Watchdogs`] end the work
+///   before they drop their reference.
 #[pin_data]
 pub(crate) struct Work<W: Watch> {
     #[pin]
@@ -117,11 +119,12 @@ unsafe impl<W: Watch> Send for Work<W> {}
 // SAFETY: As above; `W` is `Sync`.
 unsafe impl<W: Watch> Sync for Work<W> {}
 
-/// Who has a work done, until this is dropped.
+/// Owner of a work, which ends the work when it is dropped.
 pub(crate) struct Owner<W: Watch>(pub(crate) Arc<Work<W>>);
 
 impl<W: Watch> Owner<W> {
-    /// On return the work is not done any more, nor will be. Sleeps; must not be called by it.
+    /// Ends the work: on return it does not run, and will not run again. Sleeps; must not be called
+    /// by the work.
     pub(crate) fn end(&self) {
         self.0.end();
     }
@@ -134,18 +137,19 @@ impl<W: Watch> Drop for Owner<W> {
 }
 
 impl<W: Watch> Work<W> {
-    /// A work that nobody has asked for yet, to be ended before it is dropped. Works that wait for
-    /// one another are of different classes.
+    /// Creates a work that is not queued yet, and must be ended before it is dropped. Works that
+    /// wait for each other need different lock classes.
     fn new(watch: impl PinInit<W>, class: Pin<&'static LockClassKey>) -> Result<Arc<Self>> {
-        // One for all types, as is the timer's lock class: lockdep knows names by address.
+        // One name for all types, because they share the timer's lock class, which lockdep
+        // identifies by the name's address.
         static WORK: &CStr = c"virtio::Watchdog::work";
         static TIMER: &CStr = c"virtio::Watchdog::timer";
 
         Arc::pin_init(
             pin_init!(Self {
                 work <- Opaque::ffi_init(|slot: *mut bindings::delayed_work| {
-                    // SAFETY: `slot` is valid for writes and will not be on a stack. The timer
-                    // belongs to a `delayed_work`, as its function demands.
+                    // SAFETY: `slot` is valid for writes and not on a stack. The timer belongs to a
+                    // `delayed_work`, as its function requires.
                     unsafe {
                         bindings::init_work_with_key(
                             &raw mut (*slot).work,
@@ -169,13 +173,13 @@ impl<W: Watch> Work<W> {
         )
     }
 
-    /// A work that nobody has asked for yet. It may end watchdogs.
+    /// Creates a work that is not queued yet. It may end watchdogs.
     pub(crate) fn owned(watch: impl PinInit<W>) -> Result<Owner<W>> {
         Self::new(watch, static_lock_class!()).map(Owner)
     }
 
-    /// Looks after so many milliseconds, and not when it would have been otherwise: any look that
-    /// begins then has seen what came before this call. May be called in any context.
+    /// Runs the check after `delay_ms` milliseconds, replacing an earlier schedule. The check sees
+    /// everything that happened before this call. May be called in any context.
     pub(crate) fn look_after(&self, delay_ms: u32) {
         // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
         unsafe {
@@ -190,19 +194,19 @@ impl<W: Watch> Work<W> {
 }
 
 impl<W: Watch> Watchdog<W> {
-    /// Looks for the first time after `delay_ms` milliseconds, and then when the look before it
-    /// said, until this is dropped or all have ended.
+    /// Creates a watchdog that runs its check first after `delay_ms` milliseconds, and then
+    /// whenever the previous check asked for, until it is dropped or all watchdogs are ended.
     pub(crate) fn new(all: &Arc<Watchdogs>, delay_ms: u32, watch: W) -> Result<Self> {
         let work = Work::new(watch, static_lock_class!())?;
         all.add(work.clone())?;
-        // From here on it ends with all others, if not before; if it has by now, this is of no
+        // From here on `all` ends the work at the latest. If it has been ended already, this has no
         // effect.
         work.schedule(delay_ms);
         Ok(Self { work })
     }
 
-    /// Looks as soon as possible: any look that begins after this call has seen what came before
-    /// it. May be called in any context.
+    /// Runs the check as soon as possible: it sees everything that happened before this call. May
+    /// be called in any context.
     pub fn look_now(&self) {
         self.work.look_after(0);
     }
@@ -210,7 +214,7 @@ impl<W: Watch> Watchdog<W> {
 
 impl<W: Watch> Drop for Watchdog<W> {
     fn drop(&mut self) {
-        // SAFETY: The work is initialised, by the type invariant. From here on it is not queued.
+        // SAFETY: The work is initialised, by the type invariant. It is not queued after this.
         unsafe { bindings::disable_delayed_work(self.work.work.get()) };
     }
 }
@@ -218,9 +222,9 @@ impl<W: Watch> Drop for Watchdog<W> {
 impl<W: Watch> End for Work<W> {
     fn end(&self) {
         let work = self.work.get();
-        // SAFETY: The work is initialised, by the type invariant. From here on it is not queued,
-        // though its function does that. If it does not run, or this waits for it, it is not used
-        // afterwards; and if it is what runs here, it keeps itself.
+        // SAFETY: The work is initialised, by the type invariant. It is not queued after this, even
+        // by its own function. If it does not run, or this waits for it, it is not used afterwards.
+        // If it is running here, it holds a reference to itself.
         unsafe {
             if self.is_looking_here() {
                 bindings::disable_delayed_work(work);
@@ -232,15 +236,16 @@ impl<W: Watch> End for Work<W> {
 }
 
 impl<W: Watch> Work<W> {
-    /// Whether the caller is a look.
+    /// Returns whether the caller is the check itself.
     fn is_looking_here(&self) -> bool {
-        // SAFETY: The work is initialised, by the type invariant; any task may ask what it runs.
+        // SAFETY: The work is initialised, by the type invariant. Any task may query the work that
+        // it runs.
         unsafe { bindings::current_work() == &raw mut (*self.work.get()).work }
     }
 
-    /// Returns the workqueue of the work.
+    /// Returns the workqueue on which the work runs.
     fn queue() -> *mut bindings::workqueue_struct {
-        // SAFETY: Both are set once, before there are drivers.
+        // SAFETY: Both pointers are set once, before there are drivers.
         unsafe {
             match W::SLEEPS_WITH_MACHINE {
                 true => bindings::system_freezable_wq,
@@ -249,7 +254,7 @@ impl<W: Watch> Work<W> {
         }
     }
 
-    /// Has the work done after so many milliseconds, or earlier if somebody else asked for that.
+    /// Queues the work with a delay of `delay_ms` milliseconds, unless it is already queued.
     fn schedule(&self, delay_ms: u32) {
         // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
         unsafe {
@@ -262,16 +267,16 @@ impl<W: Watch> Work<W> {
         };
     }
 
-    /// Function of the work.
+    /// Runs the work item.
     ///
     /// # Safety
     ///
-    /// `work` must be in the `work` of a [`Work`] that is there when this is called.
+    /// `work` must be in the `work` of a [`Work`] that is valid when this is called.
     unsafe extern "C" fn callback(work: *mut bindings::work_struct) {
         const OFFSET: usize = offset_of!(bindings::delayed_work, work);
 
         // SAFETY: By the caller's contract, `work` is in a `Self`, which is part of an `Arc`;
-        // `Opaque` is transparent. Only references that are counted are dropped.
+        // `Opaque` is transparent. Only the cloned reference is dropped.
         let this = unsafe {
             let work = work.byte_sub(OFFSET);
             let this = work.byte_sub(offset_of!(Self, work)).cast::<Self>();

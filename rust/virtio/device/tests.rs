@@ -36,7 +36,7 @@ mod cases {
     fn a_configuration_that_is_not_there_is_not_read() -> Result {
         with_device(
             |dev, _, _| {
-                // Nobody knows how long it is, and in truth the transport has none.
+                // The length is unknown; in fact this transport has no configuration.
                 assert_eq!(dev.read_config::<[u8; 4]>(), Err(EOPNOTSUPP));
                 Ok(())
             },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of drivers that go away.
+//! Tests of unregistering a driver.
 
 use core::{
     ptr::{
@@ -42,15 +42,15 @@ use crate::{
 /// Any device of a vendor: `PCI_ANY_ID`.
 const ANY: c_uint = !0;
 
-/// The lock of the PCI device of a virtio device, as whoever resets its function has it.
+/// The held lock of the PCI device of a virtio device, as during a reset of the function.
 struct Reset(NonNull<bindings::pci_dev>);
 
 impl Reset {
-    /// That of any virtio device of the machine.
+    /// Takes the lock of any virtio device of the machine.
     fn begin() -> Result<Self> {
         const VENDOR: c_uint = bindings::PCI_VENDOR_ID_REDHAT_QUMRANET;
 
-        // SAFETY: The search begins anew; the result has a reference.
+        // SAFETY: This starts a new search; the result has a reference.
         let found = unsafe { bindings::pci_get_device(VENDOR, ANY, null_mut()) };
         let this = Self(NonNull::new(found).ok_or(ENODEV)?);
         // SAFETY: The device is valid.
@@ -69,9 +69,9 @@ impl Drop for Reset {
     }
 }
 
-/// Gives a driver up on a workqueue. `Queue::try_spawn` would do with a closure, but all closures
-/// have one lock class there, and each crate gives it a string of its own as its name: lockdep
-/// warns.
+/// Unregisters a driver on a workqueue. `Queue::try_spawn` with a closure would do, but there all
+/// closures share a lock class, and each crate has its own copy of the class name: lockdep warns
+/// about that.
 #[pin_data]
 struct Unregister {
     #[pin]

@@ -23,7 +23,7 @@ mod cases {
             assert_eq!(memory.dma_pages().len(), 3);
             assert!(memory.dma_pages().all(|page| page % PAGE as u64 == 0));
 
-            // Across a page, beginning and ending at odd places.
+            // Crosses a page boundary, and starts and ends at odd offsets.
             let mut text = *b"?????????????????????????";
             memory.read(PAGE - 11, &mut text)?;
             assert_eq!(text, [0; 25]);
@@ -31,7 +31,7 @@ mod cases {
             memory.read(PAGE - 11, &mut text)?;
             assert_eq!(&text, b"over the edge of the page");
 
-            // The last byte, and no further.
+            // The last byte is accessible, but nothing beyond.
             memory.write(2 * PAGE + 99, &[7])?;
             assert_eq!(memory.write(2 * PAGE + 99, &[7, 8]), Err(EINVAL));
             assert_eq!(memory.read(2 * PAGE + 100, &mut [0]), Err(EINVAL));
@@ -76,7 +76,7 @@ mod cases {
             dma.close();
             assert_eq!(SharedMemory::new(dma, 8).err(), Some(ENODEV));
             drop(too_late);
-            // SAFETY: It was not freed, and never will be.
+            // SAFETY: The page was leaked, so it is still valid.
             let word = unsafe { page.read() };
             assert_eq!(word.into_inner().to_ne_bytes(), [1, 2, 3, 4]);
             Ok(())

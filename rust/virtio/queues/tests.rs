@@ -42,7 +42,7 @@ mod cases {
     fn queues_go_with_the_lock_of_their_device() -> Result {
         with_device(
             |_, data, transport| {
-                // Whoever can name the driver's data can do this, with whatever lock.
+                // Anyone with access to the driver's data can do this, with any lock held.
                 let queues = data.queues.lock().take();
                 drop(queues);
                 assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (0, 0));
@@ -66,14 +66,14 @@ mod cases {
         let result = with_device(
             |_, data, _| {
                 let queues = data.queues.lock().take().ok_or(ENOENT)?;
-                // SAFETY: It is not used any more, but dropped when all is over, so that the test
-                // does not leak it in truth.
+                // SAFETY: It is not used any more. It is dropped after everything else, so that the
+                // test does not really leak it.
                 kept = Some(unsafe { transmute::<Virtqueues<'_>, Virtqueues<'static>>(queues) });
                 assert_eq!(data.queue.capacity(), 8);
                 Ok(())
             },
             |transport| {
-                // The core has acknowledged it again, and nothing more.
+                // The core has acknowledged the device again, and nothing else.
                 assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 1));
                 Ok(())
             },
@@ -112,7 +112,7 @@ mod cases {
         )
     }
 
-    /// What stops the device.
+    /// Returns a handle to stop the device.
     fn stopper(data: &Data<'_>) -> Result<Stopper> {
         let queues = data.queues.lock();
         Ok(queues.as_ref().ok_or(ENOENT)?.stopper())
@@ -143,7 +143,7 @@ mod cases {
                     let (stopper, seen) = (stopper.clone(), seen.clone());
                     move || {
                         seen.fetch_or(BEGUN, SeqCst);
-                        // Somebody else stops it meanwhile.
+                        // Another thread stops the device in the meantime.
                         while !stopper.device_failed() {
                             fsleep(Delta::from_millis(1));
                         }
@@ -167,7 +167,7 @@ mod cases {
         )
     }
 
-    /// A queue of no device.
+    /// Creates a queue that belongs to no device.
     fn idle(name: fmt::Arguments<'_>) -> Result<Arc<dyn AnyVirtqueue>> {
         Ok(Virtqueue::new(name, Counted::new())?)
     }
@@ -186,7 +186,7 @@ mod cases {
         let claimed = claim(&[&one])?;
         assert_eq!(claim(&[&one]).err(), Some(EBUSY));
         assert_eq!(claim(&[&two, &one]).err(), Some(EBUSY));
-        // What was refused is not kept.
+        // A failed claim does not keep its queues.
         let other = claim(&[&two])?;
         drop((claimed, other));
         assert_eq!(claim(&[&one, &two, &one]).err(), Some(EBUSY));

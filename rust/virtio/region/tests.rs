@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of structures in BARs, with a device of which there is no more than its configuration
-//! space and its BARs. In the tree a transport would be needed, too: they are not there.
+//! Tests of structures in BARs. Their device consists only of a configuration space and BARs. These
+//! tests are not meant for the kernel tree, where they would need a transport.
 
 use kernel::{
     device::Bound,
@@ -11,22 +11,22 @@ use kernel::{
 
 use super::*;
 
-/// What capabilities of vendors begin with.
+/// First byte of vendor-specific capabilities.
 const VENDOR: u8 = bindings::PCI_CAP_ID_VNDR as u8;
 
-/// Where the first capability is.
+/// Offset of the first capability.
 const FIRST: usize = 0x40;
 
-/// What a device says of a structure: its kind, its BAR, where it begins there, and its bytes.
+/// A capability that describes a structure: kind, BAR, offset in the BAR, and length.
 type Said = (u8, u8, u32, u32);
 
-/// A BAR: its number, its address, its bytes and its flags.
+/// A BAR: number, address, length and flags.
 type Bar = (usize, u64, u64, u32);
 
-/// Memory that is of use.
+/// A usable BAR.
 const MEMORY: Bar = (2, 0xf000_0000, 0x4000, bindings::IORESOURCE_MEM);
 
-/// The configuration space of a device with such capabilities.
+/// Returns a configuration space with these capabilities.
 fn config(capabilities: &[Said]) -> [u8; 256] {
     let mut config = [0; 256];
     let mut at = FIRST;
@@ -47,7 +47,7 @@ fn config(capabilities: &[Said]) -> [u8; 256] {
 ///
 /// # Safety
 ///
-/// `bus` must be that of [`with_device`], and `value` writable.
+/// `bus` must be the bus of [`with_device`], and `value` must be writable.
 unsafe extern "C" fn read(
     bus: *mut bindings::pci_bus,
     _devfn: c_uint,
@@ -66,7 +66,7 @@ unsafe extern "C" fn read(
     0
 }
 
-/// Calls `test` with a device that has this configuration space, and these BARs.
+/// Calls `test` with a device that has this configuration space and these BARs.
 fn with_device(
     mut config: [u8; 256],
     bars: &[Bar],
@@ -79,7 +79,7 @@ fn with_device(
     let bus = KBox::<Opaque<bindings::pci_bus>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
     let pdev = KBox::<Opaque<bindings::pci_dev>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
     let vdev = KBox::<Opaque<bindings::virtio_device>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
-    // SAFETY: They are ours, and stay where they are until this returns.
+    // SAFETY: The structures are ours, and do not move until this returns.
     let dev = unsafe {
         (*bus.get()).ops = &raw mut ops;
         (*bus.get()).sysdata = (&raw mut config).cast();
@@ -101,7 +101,7 @@ fn with_device(
 mod cases {
     use super::*;
 
-    /// What the first structure of a kind is found to be: where in its BAR it is, and its bytes.
+    /// Finds the first structure of a kind, and returns its location in the BAR and its length.
     fn found(dev: &Device<Bound>, kind: u8) -> Result<Option<(u64, u64, u64)>> {
         let region = dev.region(kind)?;
         Ok(region.map(|region| (region.bar().start(), region.offset(), region.len())))
@@ -135,7 +135,7 @@ mod cases {
         })
     }
 
-    /// The virtio core takes the first that is in memory or in ports, so that is what counts.
+    /// The virtio core uses the first structure in memory or in ports, so that one counts.
     #[test]
     fn a_bar_that_is_not_there_holds_no_structure() -> Result {
         let said = [(9, 6, 0, 16), (9, 5, 0, 16), (9, 2, 16, 16)];
@@ -169,7 +169,7 @@ mod cases {
 
         for (bar, expected) in [(2, Err(EINVAL)), (1, Ok(Some((0xf000_0000, 0, 16))))] {
             let mut config = config(&[(9, 2, 0, 16), (4, 2, 0, 16), (0, 0, 0, 0)]);
-            // The last is not of a vendor.
+            // The last capability is not vendor-specific.
             let last = FIRST + 2 * size_of::<bindings::virtio_pci_cap>();
             config[last..last + 8].copy_from_slice(&[MSIX, 0, 0, 0, bar, 0x10, 0, 0]);
             with_device(config, &[MEMORY], |dev| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of drivers that begin anew.
+//! Tests of restarts.
 
 use core::sync::atomic::Ordering::SeqCst;
 
@@ -18,10 +18,10 @@ use crate::testing::driver::{
     Bonded, //
 };
 
-/// Status of a device that works.
+/// Status of a working device.
 const WORKS: u8 = 0xf;
 
-/// How often the queues of the device have been deleted, once that is `count`, or after long.
+/// Returns how often the queues were deleted, after waiting for `count` or for a timeout.
 fn deleted(bond: &Bonded<'_, '_>, count: u32) -> u32 {
     for _ in 0..1000 {
         if bond.transport.deleted.load(SeqCst) >= count {
@@ -32,7 +32,7 @@ fn deleted(bond: &Bonded<'_, '_>, count: u32) -> u32 {
     bond.transport.deleted.load(SeqCst)
 }
 
-/// That of the driver's data, which is there soon.
+/// Returns the restarter in the driver's data, after waiting for it.
 fn restarter(bond: &Bonded<'_, '_>) -> Result<Restarter> {
     for _ in 0..1000 {
         if let Some(restarter) = bond.restarter() {
@@ -43,7 +43,7 @@ fn restarter(bond: &Bonded<'_, '_>) -> Result<Restarter> {
     Err(ETIMEDOUT)
 }
 
-/// Time in which an attempt would have been made.
+/// Waits long enough for an attempt to happen.
 fn wait() {
     fsleep(Delta::from_millis(300));
 }
@@ -126,12 +126,12 @@ mod cases {
                 Ok(())
             },
             |transport| {
-                // Unbound as any other.
+                // The device was unbound like any other.
                 assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 1));
                 Ok(())
             },
         );
-        // Of no effect: there is no driver any more.
+        // This has no effect, because there is no driver any more.
         kept.ok_or(ENOENT)?.request();
         result
     }
@@ -158,7 +158,7 @@ mod cases {
         with_bond(
             |bond| {
                 let transport = bond.transport;
-                // It has worked for long.
+                // The device has worked for long enough.
                 fsleep(Delta::from_millis(1200));
                 transport.asks.store(u32::MAX, SeqCst);
                 transport.fails.store(u32::MAX, SeqCst);
@@ -207,7 +207,7 @@ mod cases {
                 bond.reset_prepare()?;
                 assert!(bond.restarter().is_none());
                 assert_eq!((bond.transport.status(), deleted(bond, 1)), (0, 1));
-                // What was wanted before, and what is wanted now, is of no use.
+                // Neither the request before nor this one has an effect.
                 kept.request();
                 wait();
                 assert!(bond.restarter().is_none());
@@ -300,7 +300,7 @@ mod cases {
                 kept.request();
                 wait();
                 assert_eq!(bond.transport.status(), 0);
-                // The driver still has what it needs to tell others so.
+                // The driver still has what it needs to notify its users.
                 assert!(bond.restarter().is_some());
                 Ok(())
             },

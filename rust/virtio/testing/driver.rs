@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A driver for tests, and a device that is bound to it.
+//! A driver for tests, and a device bound to it.
 
 use core::{
     ptr::{
@@ -57,24 +57,24 @@ use crate::{
     Virtqueues, //
 };
 
-/// What a test has a handler do.
+/// An action that a test lets a handler perform.
 pub(crate) type Deed = Arc<dyn Fn() + Send + Sync>;
 
-/// A handler that counts how often it is called.
+/// A handler that counts its calls.
 #[pin_data]
 pub(crate) struct Counted {
-    /// How often.
+    /// Number of calls.
     pub(crate) calls: AtomicU32,
-    /// What is done in all that is deferred.
+    /// Action of each call of `deferred`.
     #[pin]
     pub(crate) deferred: Mutex<Option<Deed>>,
-    /// What is done for all buffers that are cancelled.
+    /// Action for each cancelled buffer.
     #[pin]
     pub(crate) cancelled: Mutex<Option<Deed>>,
 }
 
 impl Counted {
-    /// One that does nothing else.
+    /// Creates a handler without actions.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             calls: AtomicU32::new(0),
@@ -100,7 +100,7 @@ impl Handler for Counted {
         self.calls.fetch_add(1, SeqCst);
     }
 
-    /// Comes back here at once, for the first time.
+    /// Flushes the deferred handler, that is itself, during its first call.
     fn deferred(&self, queue: &Virtqueue<Self>) {
         if self.calls.fetch_add(1, SeqCst) == 0 {
             queue.flush_deferred();
@@ -114,17 +114,17 @@ impl Handler for Counted {
     }
 }
 
-/// A driver.
+/// The driver.
 pub(crate) struct TestDriver;
 
-/// What it keeps for a device.
+/// The driver's data for a device.
 #[pin_data]
 pub(crate) struct Data<'bound> {
-    /// What begins anew with it.
+    /// Restarts the device.
     pub(crate) restarter: Restarter,
     /// A queue of the device.
     pub(crate) queue: Arc<Virtqueue<Counted>>,
-    /// Its queues.
+    /// All queues of the device.
     #[pin]
     pub(crate) queues: Mutex<Option<Virtqueues<'bound>>>,
 }
@@ -146,7 +146,7 @@ impl Driver for TestDriver {
             let mut all: KVec<Arc<dyn AnyVirtqueue>> = KVec::new();
             all.push(queue.clone(), GFP_KERNEL)?;
             let queues = Virtqueues::new(dev, all)?;
-            // SAFETY: The driver is bound to no other device.
+            // SAFETY: The driver is only bound to devices of this transport.
             let transport = unsafe { Transport::of(dev.as_raw()) };
             if !transport.leaves_ready.load(SeqCst) {
                 queues.ready()?;
@@ -174,17 +174,17 @@ impl Driver for TestDriver {
     }
 
     fn config_changed(dev: &Device<Bound>, _this: Pin<&Self::Data<'_>>) {
-        // SAFETY: The driver is bound to no other device.
+        // SAFETY: The driver is only bound to devices of this transport.
         let transport = unsafe { Transport::of(dev.as_raw()) };
         transport.told.fetch_add(1, SeqCst);
     }
 
     fn unbind<'bound>(dev: &'bound Device<Core<'_>>, _this: Pin<&Self::Data<'bound>>) {
         let raw = dev.as_raw();
-        // SAFETY: The driver is bound to no other device, which is valid.
+        // SAFETY: The driver is only bound to devices of this transport, and the device is valid.
         unsafe {
             if Transport::of(raw).changes_at_end.load(SeqCst) {
-                // As when a reset ends at this time.
+                // This happens when a reset ends at this time.
                 (*raw).config_core_enabled = true;
                 (*raw).config_change_pending = true;
             }
@@ -192,11 +192,11 @@ impl Driver for TestDriver {
     }
 }
 
-/// The module of the driver: that of what is in the kernel itself.
+/// The module of the driver. Code that is built into the kernel has no `struct module`.
 struct NoModule(ThisModule);
 
 static MODULE: NoModule = NoModule(
-    // SAFETY: There is none.
+    // SAFETY: A null pointer stands for code that is built in.
     unsafe { ThisModule::from_ptr(ptr::null_mut()) },
 );
 
@@ -208,16 +208,15 @@ pub(crate) fn register() -> Result<Pin<KBox<driver::Registration<Adapter<TestDri
     )
 }
 
-/// Calls `test` with a device that is bound to a driver, from a thread that does not have the
-/// device's lock. On return it is unbound; `after` looks at what happened then.
+/// Calls `test` with a device that is bound to a driver, in a thread that does not hold the device
+/// lock. Then unbinds the device and calls `after` to check the results.
 pub(crate) fn with_device(
     test: impl FnOnce(&Device<Bound>, &Data<'_>, &Transport) -> Result,
     after: impl FnOnce(&Transport) -> Result,
 ) -> Result {
     with_bond(
         |bond| {
-            // SAFETY: Nobody takes the device from the driver, as long as the test does not have
-            // it done.
+            // SAFETY: The driver keeps the device unless the test takes it away.
             let data = unsafe { bond.bond.data().ok_or(ENODEV)?.as_ref() };
             test(bond.dev, data, bond.transport)
         },
@@ -225,7 +224,7 @@ pub(crate) fn with_device(
     )
 }
 
-/// A device that is bound to a driver, as its transport sees both.
+/// A device that is bound to a driver, from the point of view of its transport.
 pub(crate) struct Bonded<'a, 'bound> {
     /// The device.
     pub(crate) dev: &'a Device<Bound>,
@@ -235,25 +234,25 @@ pub(crate) struct Bonded<'a, 'bound> {
 }
 
 impl Bonded<'_, '_> {
-    /// What begins anew with the device. [`None`] if the driver does not have it.
+    /// Returns the restarter of the device; [`None`] while the driver does not have the device.
     pub(crate) fn restarter(&self) -> Option<Restarter> {
-        // The driver's data may go at any time.
+        // The driver's data may go away at any time.
         self.bond.with_data(|data| data.restarter.clone())
     }
 
-    /// The transport is about to reset the device.
+    /// Acts as a transport that is about to reset the device.
     pub(crate) fn reset_prepare(&self) -> Result {
         // SAFETY: The device is bound, and its lock not held.
         to_result(unsafe { bindings::virtio_device_reset_prepare(self.dev.as_raw()) })
     }
 
-    /// The transport has reset the device.
+    /// Acts as a transport that has reset the device.
     pub(crate) fn reset_done(&self) -> Result {
         // SAFETY: As above.
         to_result(unsafe { bindings::virtio_device_reset_done(self.dev.as_raw()) })
     }
 
-    /// The machine is switched off.
+    /// Acts as a machine that is powered off.
     pub(crate) fn shutdown(&self) {
         let _locked = Locked::new(self.dev);
         // SAFETY: The device is bound, and its lock held.
@@ -267,7 +266,7 @@ impl Bonded<'_, '_> {
     }
 }
 
-/// As [`with_device`], for tests that take the device from its driver.
+/// Like [`with_device`], for tests that take the device from its driver.
 pub(crate) fn with_bond(
     test: impl FnOnce(&Bonded<'_, '_>) -> Result,
     after: impl FnOnce(&Transport) -> Result,
@@ -278,8 +277,8 @@ pub(crate) fn with_bond(
     let transport = NonNull::from(KBox::leak(transport));
     let vdev: *mut bindings::virtio_device = transport.cast().as_ptr();
     let generic: &device::Device<Bound> = parent.as_ref().as_ref();
-    // SAFETY: The device is ours, and zeroed; its parent lives longer. What is taken here is given
-    // back below, so that it can be looked at when it is gone for everybody else.
+    // SAFETY: The device is ours and zeroed, and its parent outlives it. The reference taken here
+    // is put below, so the device can still be accessed after it is unregistered.
     let registered = unsafe {
         (*vdev).dev.parent = compat::device_as_raw(generic);
         (*vdev).dev.release = Some(Transport::release);
@@ -292,8 +291,8 @@ pub(crate) fn with_bond(
     // SAFETY: As above.
     let transport = unsafe { transport.as_ref() };
     let result = registered.and_then(|()| {
-        // SAFETY: The driver is bound, and nobody unbinds it but this function. The bond is that of
-        // the driver.
+        // SAFETY: The driver is bound, and only this function unbinds it. The bond is that of the
+        // driver.
         let result = unsafe {
             let dev = &*vdev.cast::<Device<BoundInternal>>();
             let bond = dev.as_ref().drvdata_borrow::<Bond<'_, TestDriver>>();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A transport without a bus: a device that has queues, never uses a buffer, and forgets all when
-//! it is reset.
+//! A transport without a bus. Its device has queues, never uses a buffer, and forgets everything
+//! when it is reset.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -24,22 +24,22 @@ use crate::{
     Feature, //
 };
 
-/// Type of the device: no standard has so many.
+/// Type of the device, which is higher than any in the standard.
 pub(crate) const DEVICE_ID: u32 = 0x7e57;
 
 /// Entries of a queue.
 const ENTRIES: c_uint = 8;
 
-/// What is read of a device that is gone.
+/// Register value of a device that is gone.
 const GONE: u8 = 0xff;
 
-/// Whether this is one of the next so many.
+/// Decrements a counter. Returns whether it was not 0.
 pub(crate) fn is_next(left: &AtomicU32) -> bool {
     left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1))
         .is_ok()
 }
 
-/// The device, and what its transport was asked for.
+/// A device and its transport, with settings for the test and a record of calls.
 ///
 /// # Invariants
 ///
@@ -48,33 +48,34 @@ pub(crate) fn is_next(left: &AtomicU32) -> bool {
 pub(crate) struct Transport {
     vdev: Opaque<bindings::virtio_device>,
     status: AtomicU8,
-    /// How often it will refuse the features that it offers.
+    /// How often the device will reject the features that it offers.
     pub(crate) refuses: AtomicU32,
     /// How many of the next probes fail at their end.
     pub(crate) fails: AtomicU32,
-    /// In how many of the next probes the driver asks for a new beginning.
+    /// In how many of the next probes the driver requests a restart.
     pub(crate) asks: AtomicU32,
-    /// How often it was probed.
+    /// Number of probes.
     pub(crate) probed: AtomicU32,
     /// Whether the driver leaves it to the virtio core to make the device ready.
     pub(crate) leaves_ready: AtomicBool,
     /// In how many of the next probes the device changes its configuration.
     pub(crate) changes: AtomicU32,
-    /// Whether it does so when it is taken from its driver, and the virtio core tells that.
+    /// Whether the configuration changes when the device is taken from its driver, and the virtio
+    /// core reports that.
     pub(crate) changes_at_end: AtomicBool,
-    /// How often the driver was told of such changes.
+    /// Number of configuration changes reported to the driver.
     pub(crate) told: AtomicU32,
-    /// Whether the device goes away when its queues are deleted.
+    /// Whether the device disappears when its queues are deleted.
     pub(crate) goes: AtomicBool,
-    /// Whether it was reset though it had gone.
+    /// Whether the device was reset although it was gone.
     pub(crate) was_reset_in_vain: AtomicBool,
     /// How often queues were deleted.
     pub(crate) deleted: AtomicU32,
-    /// Whether the lock of the device was held then.
+    /// Whether the device lock was held at that time.
     pub(crate) was_locked: AtomicBool,
-    /// Whether it takes its time to reset the device.
+    /// Whether resets are slow.
     pub(crate) is_slow: AtomicBool,
-    /// How often somebody waited for handlers when the device had been reset.
+    /// How often the driver waited for handlers after the device had been reset.
     pub(crate) synchronized: AtomicU32,
 }
 
@@ -91,7 +92,7 @@ impl Transport {
         ..pin_init::zeroed()
     };
 
-    /// A device that is not registered yet.
+    /// Creates a device that is not registered yet.
     pub(crate) fn new() -> Self {
         Self {
             vdev: Opaque::zeroed(),
@@ -115,13 +116,13 @@ impl Transport {
 
     /// # Safety
     ///
-    /// `vdev` must be that of a transport, which does not go away during `'a`.
+    /// `vdev` must be part of a transport that does not go away during `'a`.
     pub(crate) unsafe fn of<'a>(vdev: *mut bindings::virtio_device) -> &'a Self {
         // SAFETY: Guaranteed by the caller, and by the type invariant.
         unsafe { &*vdev.cast() }
     }
 
-    /// The status of the device.
+    /// Returns the status of the device.
     pub(crate) fn status(&self) -> u8 {
         self.status.load(SeqCst)
     }
@@ -157,7 +158,7 @@ impl Transport {
         // SAFETY: Guaranteed by the caller.
         unsafe {
             let this = Self::of(vdev);
-            // That of PCI would wait for ever.
+            // The PCI transport would wait forever.
             this.was_reset_in_vain
                 .fetch_or(this.status() == GONE, SeqCst);
             if this.is_slow.load(SeqCst) {
@@ -259,9 +260,9 @@ impl Transport {
 
     /// # Safety
     ///
-    /// As above, and nobody may use the queues.
+    /// As above, and the queues must not be in use.
     unsafe fn delete_all(vdev: *mut bindings::virtio_device) {
-        // SAFETY: The list is one of queues, each of which takes itself out.
+        // SAFETY: The list consists of queues, each of which removes itself from the list.
         unsafe {
             let list = &raw mut (*vdev).vqs;
             loop {
@@ -275,23 +276,23 @@ impl Transport {
         }
     }
 
-    /// The device fails.
+    /// Makes the device fail.
     pub(crate) fn fail(&self) {
         const NEEDS_RESET: u8 = bindings::VIRTIO_CONFIG_S_NEEDS_RESET as u8;
 
         self.status.fetch_or(NEEDS_RESET, SeqCst);
     }
 
-    /// The device is there again, and in reset: the virtio core warns of one that is not when its
-    /// driver has let it go.
+    /// Makes the device reappear in reset. The virtio core warns if a device is not reset when its
+    /// driver has released it.
     pub(crate) fn come_back(&self) {
         self.status.store(0, SeqCst);
     }
 
-    /// The device interrupts for its first queue, though nobody asked for that.
+    /// Raises an unexpected interrupt for the first queue.
     pub(crate) fn interrupt(&self) {
-        // SAFETY: The list is one of queues, whose callback takes its queue. No queue is deleted
-        // meanwhile: it is the caller who does that.
+        // SAFETY: The list consists of queues, whose callback takes the queue. Only the caller
+        // deletes queues, so none is deleted during this.
         unsafe {
             let list = &raw mut (*self.vdev.get()).vqs;
             let queue = kernel::container_of!((*list).next, bindings::virtqueue, list);
@@ -303,7 +304,7 @@ impl Transport {
 
     /// # Safety
     ///
-    /// `dev` must be in a transport to which there are no references any more.
+    /// `dev` must be in a transport to which there are no more references.
     pub(crate) unsafe extern "C" fn release(dev: *mut bindings::device) {
         // SAFETY: Guaranteed by the caller; `with_device` leaked the box.
         unsafe {

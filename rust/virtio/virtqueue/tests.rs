@@ -13,7 +13,7 @@ use super::{
     Virtqueue, //
 };
 
-/// A handler that has nothing to do.
+/// A handler that does nothing.
 struct Idle;
 
 impl Handler for Idle {

@@ -34,10 +34,10 @@ use crate::{
 mod cases {
     use super::*;
 
-    /// Has its own watchdog dropped at the first look.
+    /// Drops its own watchdog in its first check.
     struct Suicidal(Arc<Kennel>);
 
-    /// Where that is.
+    /// Reference to that watchdog.
     #[pin_data]
     struct Kennel {
         #[pin]
@@ -76,7 +76,7 @@ mod cases {
         Ok(())
     }
 
-    /// Counts how often it looks.
+    /// Counts its checks.
     struct Counting(Arc<AtomicU32>);
 
     impl Watch for Counting {
@@ -108,7 +108,7 @@ mod cases {
         Ok(())
     }
 
-    /// Stops its device when somebody else does.
+    /// Stops its device at the same time as another thread.
     struct Stopping(Stopper, Arc<AtomicU32>);
 
     impl Watch for Stopping {
@@ -122,7 +122,7 @@ mod cases {
         }
     }
 
-    /// Where its watchdog is.
+    /// Reference to its watchdog.
     #[pin_data]
     struct Kept {
         #[pin]
@@ -173,7 +173,7 @@ mod cases {
             |_, data, _| {
                 let queues = data.queues.lock();
                 let queues = queues.as_ref().ok_or(ENOENT)?;
-                // As good as forgotten: it is there for longer than the driver.
+                // As good as leaked: it outlives the driver's data.
                 kept = Some(queues.watch(1, Counting(looks.clone()))?);
                 while looks.load(Ordering::Relaxed) == 0 {
                     fsleep(Delta::from_millis(1));
