@@ -2,12 +2,12 @@
 
 //! The driver's part of the uverbs commands, exchanged by driver and provider.
 //!
-//! The same structures as in `include/uapi/rdma/vrnic-abi.h`; a test compares the two. Unlike the
-//! rest of this crate these are read in the machine's own byte order, as all uverbs commands are.
+//! These are the structures of `include/uapi/rdma/vrnic-abi.h`; a test compares the two. Unlike the
+//! rest of this crate they are in native byte order, as all uverbs commands are.
 //!
-//! `comp_mask` comes first and says which of the members added later are valid; there
-//! are none so far, so it is 0. Reserved members are 0. Requests that break one of the two are
-//! refused. Addresses are those of the calling process.
+//! `comp_mask` comes first and says which of the members added later are valid; it is 0 if a
+//! structure has no such members. Reserved members are 0. Requests that violate either rule are
+//! rejected. Addresses are those of the calling process.
 
 use crate::{ring::RingLayout, work::AddressVector};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -35,7 +35,8 @@ macro_rules! assert_abi {
 pub struct AllocContextRequest {
     /// 0.
     pub comp_mask: u32,
-    /// Doorbell slots of the context: [`notify`](crate::notify) says which numbers are valid.
+    /// Number of doorbell slots of the context, for which [`notify`](crate::notify) lists the valid
+    /// values.
     pub slots: u32,
 }
 assert_abi!(AllocContextRequest, 8, slots @ 4);
@@ -44,18 +45,19 @@ assert_abi!(AllocContextRequest, 8, slots @ 4);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AllocContextResponse {
-    /// Which members are valid that were added later: [`CONTEXT_NULL_KEY`].
+    /// Mask of the valid members that were added later: [`CONTEXT_NULL_KEY`].
     pub comp_mask: u32,
-    /// Bytes of the doorbell page, or 0 if the device has no doorbells: then a queue pair is rung
-    /// by POST_SEND without work requests.
+    /// Length of the doorbell page in bytes, or 0 if the device has no doorbell page; then
+    /// POST_SEND without work requests rings the doorbell of a queue pair.
     pub doorbell_length: u32,
-    /// Offset to give to `mmap` to map the doorbell page.
+    /// `mmap` offset of the doorbell page.
     pub doorbell_offset: u64,
-    /// Offset to give to `mmap` to map the notify area.
+    /// `mmap` offset of the notify area.
     pub notify_offset: u64,
-    /// Bytes of that mapping, whole pages, the [`area_length`](crate::notify::area_length) or more.
+    /// Length of that mapping in bytes, whole pages, at least
+    /// [`area_length`](crate::notify::area_length).
     pub notify_length: u32,
-    /// Most bytes of payload that a send entry may hold.
+    /// Maximum payload of a send entry in bytes.
     pub max_inline_data: u32,
     /// [`NULL_KEY`](crate::memory::NULL_KEY), if the device has it.
     pub null_key: u32,
@@ -65,12 +67,11 @@ pub struct AllocContextResponse {
 assert_abi!(AllocContextResponse, 40, doorbell_length @ 4, doorbell_offset @ 8,
     notify_offset @ 16, notify_length @ 24, max_inline_data @ 28, null_key @ 32);
 
-/// Bit of [`AllocContextResponse::comp_mask`]: there is a
-/// [`null_key`](AllocContextResponse::null_key).
+/// Bit of [`AllocContextResponse::comp_mask`]: [`null_key`](AllocContextResponse::null_key) is
+/// valid.
 pub const CONTEXT_NULL_KEY: u32 = 1;
 
-/// Response of the method of devices that says what the clock shows by which completions are
-/// stamped.
+/// Response of the device's method that reads the clock of completion timestamps.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryClockResponse {
@@ -83,7 +84,7 @@ pub struct QueryClockResponse {
 }
 assert_abi!(QueryClockResponse, 16, time @ 8);
 
-/// Response of the method of buffers in device memory that says where a process may map one.
+/// Response of the method that locates a device memory buffer.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryDmResponse {
@@ -91,16 +92,16 @@ pub struct QueryDmResponse {
     pub comp_mask: u32,
     /// 0.
     pub reserved_20: [u8; 4],
-    /// Offset to give to `mmap` to map the buffer.
+    /// `mmap` offset of the buffer.
     pub map_offset: u64,
-    /// Bytes of that mapping, whole pages, of which the buffer is the beginning.
+    /// Length of that mapping in bytes, whole pages; the buffer is at its start.
     pub map_length: u64,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub length: u64,
 }
 assert_abi!(QueryDmResponse, 32, map_offset @ 8, map_length @ 16, length @ 24);
 
-/// A [`RingLayout`] in the machine's byte order.
+/// A [`RingLayout`] in native byte order.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -139,7 +140,7 @@ impl From<RingLayout> for Ring {
     }
 }
 
-/// Request of CREATE_CQ, and of RESIZE_CQ.
+/// Request of CREATE_CQ and RESIZE_CQ.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateCqRequest {
@@ -147,11 +148,11 @@ pub struct CreateCqRequest {
     pub comp_mask: u32,
     /// 0.
     pub reserved_20: [u8; 4],
-    /// Buffer that holds the ring, a multiple of the page size.
+    /// Address of the buffer with the ring, a multiple of the page size.
     pub buf_addr: u64,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub buf_length: u64,
-    /// The ring; its stride is 64, its entries are at least those asked for.
+    /// The ring, with a stride of 64 and at least as many entries as requested.
     pub ring: Ring,
 }
 assert_abi!(CreateCqRequest, 40, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, ring @ 24);
@@ -175,13 +176,13 @@ pub struct CreateQpRequest {
     pub comp_mask: u32,
     /// 0.
     pub reserved_20: [u8; 4],
-    /// Buffer that holds both rings, a multiple of the page size.
+    /// Address of the buffer with both rings, a multiple of the page size.
     pub buf_addr: u64,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub buf_length: u64,
-    /// Send queue; entries and stride hold at least what was asked for.
+    /// Send queue, with entries and a stride that suffice for the requested sizes.
     pub sq: Ring,
-    /// Receive queue; likewise. Absent if no receives were asked for.
+    /// Receive queue, likewise; absent if no receives were requested.
     pub rq: Ring,
 }
 assert_abi!(CreateQpRequest, 56, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, sq @ 24, rq @ 40);
@@ -197,7 +198,7 @@ pub struct CreateQpResponse {
 }
 assert_abi!(CreateQpResponse, 8, slot @ 4);
 
-/// Request of CREATE_SRQ, and of MODIFY_SRQ if that resizes.
+/// Request of CREATE_SRQ, and of MODIFY_SRQ when it resizes the queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateSrqRequest {
@@ -205,11 +206,12 @@ pub struct CreateSrqRequest {
     pub comp_mask: u32,
     /// 0.
     pub reserved_20: [u8; 4],
-    /// Buffer that holds the ring, a multiple of the page size.
+    /// Address of the buffer with the ring, a multiple of the page size.
     pub buf_addr: u64,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub buf_length: u64,
-    /// The ring; entries and stride hold at least what was asked for.
+    /// The ring, with entries and a stride that suffice for the requested sizes. If it replaces
+    /// another ring, it already contains all receives that have not been taken.
     pub ring: Ring,
 }
 assert_abi!(CreateSrqRequest, 40, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, ring @ 24);
@@ -233,7 +235,7 @@ pub struct CreateAhResponse {
     pub comp_mask: u32,
     /// 0.
     pub reserved_20: [u8; 4],
-    /// Address vector, to be copied as it is into the send entries.
+    /// Address vector, to be copied verbatim into send entries.
     pub address: AddressVector,
 }
 assert_abi!(CreateAhResponse, 40, reserved_20 @ 4, address @ 8);
@@ -248,7 +250,8 @@ mod tests {
 
     const HEADER: &str = include_str!("../../include/uapi/rdma/vrnic-abi.h");
 
-    /// Members of a structure of the header with their offsets, and its size.
+    /// Returns the members of a structure of the header with their offsets, and the structure's
+    /// size.
     fn layout(name: &str) -> (Vec<(String, usize)>, usize) {
         let start = std::format!("\nstruct {name} {{\n");
         let body = HEADER
@@ -281,7 +284,8 @@ mod tests {
         (members, offset)
     }
 
-    /// Compares a structure of the header with ours: every member, its offset, and the size.
+    /// Compares a structure of the header with this crate's: every member, its offset, and the
+    /// size.
     macro_rules! check {
         ($name:literal, $ty:ty: $($field:ident),+) => {
             let ours: Vec<(String, usize)> =

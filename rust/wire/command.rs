@@ -2,19 +2,20 @@
 
 //! Control commands.
 //!
-//! A command is one descriptor chain on the control queue: a [`CommandHeader`] and the request
-//! that its code names, readable by the device; then room for a [`ReplyHeader`] and the reply of
-//! that command, writable by the device. A reply body follows only if the status is
-//! [`Status::Ok`]. The device executes commands in the order in which they were made available
-//! and no command waits for the network or for a peer.
+//! A command is one descriptor chain on the control queue. The part that the device reads consists
+//! of a [`CommandHeader`] and the request for the header's code. The part that the device writes
+//! has room for a [`ReplyHeader`] and the reply of that command. A reply body follows only if the
+//! status is [`Status::Ok`]. The device executes commands in the order in which they were made
+//! available, and no command waits for the network or for a peer.
 //!
-//! Here is what all commands have; the commands themselves are in a module for each kind of object.
+//! This module contains what all commands have in common; there is a submodule with the commands
+//! for each kind of object.
 
 use crate::{U16, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
-    /// What a command does.
+    /// Code of a command.
     pub enum CommandCode: u16 {
         /// [`QueryDevice`].
         QueryDevice = 0x0001,
@@ -124,36 +125,35 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// How a command ended. A command that did not end with `Ok` changed nothing.
+    /// Result of a command. A command that did not end with `Ok` has changed nothing.
     pub enum Status: u32 {
-        /// Done. Errno 0.
+        /// Success. Errno 0.
         Ok = 0,
-        /// The code is unknown, or the device does not have what the command asks for.
-        /// `EOPNOTSUPP`.
+        /// The code is unknown, or the device lacks what the command asks for. `EOPNOTSUPP`.
         Unsupported = 1,
-        /// The request has not exactly the size of its code, a reserved field is not 0, or the
-        /// reply does not fit. `EINVAL`.
+        /// The request does not have exactly the size for its code, a reserved field is not 0, or
+        /// the reply does not fit. `EINVAL`.
         Malformed = 2,
-        /// A field has a value that the standard forbids. `EINVAL`.
+        /// A field has a value that the specification forbids. `EINVAL`.
         InvalidArgument = 3,
         /// No object has that number or key. `ENOENT`.
         NotFound = 4,
-        /// The object is used by another. `EBUSY`.
+        /// The object is in use. `EBUSY`.
         Busy = 5,
-        /// A limit of the device is reached. `ENOMEM`.
+        /// A limit of the device was reached. `ENOMEM`.
         NoResources = 6,
         /// An address is not memory of the guest, or a page list is not well formed. `EFAULT`.
         BadAddress = 7,
-        /// The queue pair cannot go from its state to the one asked for. `EINVAL`.
+        /// The queue pair cannot go from its current state to the requested one. `EINVAL`.
         BadState = 8,
         /// The objects belong to different contexts or protection domains. `EPERM`.
         NotPermitted = 9,
-        /// The device failed and waits for a reset. `EIO`.
+        /// The device has failed and waits for a reset. `EIO`.
         DeviceFailed = 10,
     }
 }
 
-/// Head of every command.
+/// Header of every command.
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandHeader {
@@ -161,30 +161,30 @@ pub struct CommandHeader {
     pub code: U16,
     /// Reserved; 0.
     pub reserved: U16,
-    /// Bytes of the request that follows; exactly the size of the code's request.
+    /// Length in bytes of the request that follows; exactly the size for the code.
     pub length: U32,
 }
 assert_layout!(CommandHeader, 8, code @ 0, length @ 4);
 
-/// Head of every reply.
+/// Header of every reply.
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReplyHeader {
     /// A [`Status`].
     pub status: U32,
-    /// Bytes of the reply that follows; 0 unless the status is `Ok`.
+    /// Length in bytes of the reply that follows; 0 unless the status is `Ok`.
     pub length: U32,
-    /// Device's reason for a refusal, for people; 0 if none.
+    /// Vendor-specific reason for an error, for diagnostics; 0 if there is none.
     pub vendor_error: U32,
     /// Reserved; 0.
     pub reserved: U32,
 }
 assert_layout!(ReplyHeader, 16, status @ 0, length @ 4, vendor_error @ 8);
 
-/// Longest request, header included, in bytes.
+/// Maximum length of a request in bytes, including the header.
 pub const MAX_REQUEST: usize = 512;
 
-/// Longest reply, header included, in bytes.
+/// Maximum length of a reply in bytes, including the header.
 pub const MAX_REPLY: usize = 512;
 
 /// Plain bytes of a fixed layout.
@@ -198,11 +198,11 @@ impl<T> Plain for T where
 {
 }
 
-/// A request together with its code and the reply it gets.
+/// A request, with its code and the type of its reply.
 pub trait Command: Plain {
     /// Code in the header.
     const CODE: CommandCode;
-    /// What the device answers on success.
+    /// Reply on success.
     type Reply: Plain;
 }
 
@@ -223,7 +223,7 @@ macro_rules! command {
     };
 }
 
-/// Request or reply without content.
+/// A request or reply without contents.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Empty {}

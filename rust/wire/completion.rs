@@ -6,47 +6,47 @@ use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
-    /// How a work request ended; numerically the verbs status (IBTA volume 1, 11.6.2).
+    /// Result of a work request; numerically the verbs status (IBTA volume 1, 11.6.2).
     pub enum Status: u8 {
-        /// It was done.
+        /// The request succeeded.
         Success = 0,
         /// The message is longer than the receive buffer or than the maximum.
         LocalLength = 1,
         /// The work queue entry is not valid for this queue pair.
         LocalQueuePairOperation = 2,
-        /// A scatter/gather element names memory that the request may not use.
+        /// A scatter/gather element refers to memory that the request may not use.
         LocalProtection = 4,
-        /// The queue pair went to the error state before the request was done.
+        /// The queue pair went to the error state before the request completed.
         Flushed = 5,
         /// A memory management operation failed.
         MemoryManagement = 6,
-        /// The peer answered with something that was not asked for.
+        /// The peer sent an unexpected response.
         BadResponse = 7,
-        /// The peer's write with immediate hit a protection error in the receive.
+        /// The peer's write with immediate data hit a protection error in the receive.
         LocalAccess = 8,
         /// The peer found the request invalid.
         RemoteInvalidRequest = 9,
-        /// The peer's memory may not be accessed so.
+        /// The request may not access the peer's memory in this way.
         RemoteAccess = 10,
-        /// The peer could not do the operation.
+        /// The peer could not perform the operation.
         RemoteOperation = 11,
-        /// The peer did not answer, retries used up.
+        /// The peer did not respond, and retries are exhausted.
         RetryExceeded = 12,
-        /// The peer had no receive posted, retries used up.
+        /// The peer had no receive posted, and retries are exhausted.
         RnrRetryExceeded = 13,
-        /// The operation was aborted by the peer.
+        /// The peer aborted the operation.
         RemoteAborted = 16,
         /// The device failed.
         Fatal = 19,
         /// The response took too long.
         ResponseTimeout = 20,
-        /// None of the others.
+        /// Any other error.
         General = 21,
     }
 }
 
 impl Status {
-    /// Its name in the verbs.
+    /// Returns the name of the status in the verbs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Success => "IBV_WC_SUCCESS",
@@ -71,37 +71,37 @@ impl Status {
 }
 
 wire_enum! {
-    /// What a completion tells of; numerically the verbs work completion opcode.
+    /// Operation that completed; numerically the verbs work completion opcode.
     pub enum Opcode: u8 {
-        /// A send (with or without immediate or invalidate) of this side.
+        /// A local send (with or without immediate data or invalidation).
         Send = 0,
-        /// An RDMA write of this side.
+        /// A local RDMA write.
         Write = 1,
-        /// An RDMA read of this side.
+        /// A local RDMA read.
         Read = 2,
-        /// A compare and swap of this side.
+        /// A local compare and swap.
         CompareSwap = 3,
-        /// A fetch and add of this side.
+        /// A local fetch and add.
         FetchAdd = 4,
-        /// A bind of a memory window of this side.
+        /// A local bind of a memory window.
         BindWindow = 5,
-        /// A local invalidation of this side.
+        /// A local invalidation.
         LocalInvalidate = 6,
-        /// A flush of this side.
+        /// A local flush.
         Flush = 8,
-        /// An atomic write of this side.
+        /// A local atomic write.
         AtomicWrite = 9,
-        /// A fast registration of this side.
+        /// A local fast registration.
         RegisterRegion = 32,
         /// A receive.
         Receive = 128,
-        /// A receive consumed by the peer's RDMA write with immediate.
+        /// A receive that the peer's RDMA write with immediate data consumed.
         ReceiveWriteWithImmediate = 129,
     }
 }
 
 impl Opcode {
-    /// What people call it.
+    /// Returns the name of the opcode for display.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "SEND",
@@ -122,11 +122,11 @@ impl Opcode {
 
 /// Bits of [`Cqe::flags`].
 pub mod flags {
-    /// The 40 bytes in front of the payload hold a route header.
+    /// The 40 bytes that precede the payload contain a route header.
     pub const GRH: u8 = 1 << 0;
-    /// [`Cqe::immediate`](super::Cqe::immediate) holds immediate data.
+    /// [`Cqe::immediate`](super::Cqe::immediate) contains immediate data.
     pub const IMMEDIATE: u8 = 1 << 1;
-    /// [`Cqe::immediate`](super::Cqe::immediate) holds the key that was invalidated.
+    /// [`Cqe::immediate`](super::Cqe::immediate) contains the key that was invalidated.
     pub const INVALIDATED: u8 = 1 << 2;
     /// [`Cqe::source_mac`](super::Cqe::source_mac) is valid.
     pub const SOURCE_MAC: u8 = 1 << 3;
@@ -136,21 +136,21 @@ pub mod flags {
     pub const IPV4: u8 = 1 << 5;
     /// The peer asked for a solicited event.
     pub const SOLICITED: u8 = 1 << 6;
-    /// [`Cqe::source_mac`](super::Cqe::source_mac) holds a [`LidSource`](super::LidSource).
+    /// [`Cqe::source_mac`](super::Cqe::source_mac) contains a [`LidSource`](super::LidSource).
     pub const SOURCE_LID: u8 = 1 << 7;
 }
 
 /// A completion queue entry.
 ///
-/// The device writes [`phase`](Cqe::phase) last, with release order; the entry is valid once the
-/// phase is that of its index ([`ring::phase`](crate::ring::phase)). If `status` is not success
-/// only `wr_id`, `qpn`, `status`, `vendor_error` and `phase` have a meaning.
+/// The device writes [`phase`](Cqe::phase) last, with release order. The entry is valid once the
+/// phase is that of its index ([`ring::phase`](crate::ring::phase)). If `status` is not success,
+/// only `wr_id`, `qpn`, `status`, `vendor_error` and `phase` are meaningful.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Cqe {
-    /// Name of the work request.
+    /// ID of the work request.
     pub wr_id: U64,
-    /// Queue pair it was posted to.
+    /// Number of the queue pair.
     pub qpn: U32,
     /// An [`Opcode`].
     pub opcode: u8,
@@ -158,21 +158,21 @@ pub struct Cqe {
     pub status: u8,
     /// [`flags`].
     pub flags: u8,
-    /// Service level the message came with.
+    /// Service level of the message.
     pub service_level: u8,
-    /// Bytes received, read or swapped, route header included.
+    /// Number of bytes received, read or swapped, including the route header.
     pub byte_length: U32,
     /// Immediate data or invalidated key.
     pub immediate: U32,
-    /// Datagrams: queue pair that sent the message.
+    /// Datagrams: number of the sending queue pair.
     pub source_qpn: U32,
     /// GSI: P_Key index of the message.
     pub pkey_index: U16,
     /// VLAN of the message.
     pub vlan: U16,
-    /// Device's reason for an error, for people; 0 if none.
+    /// Vendor-specific reason for an error, for diagnostics; 0 if there is none.
     pub vendor_error: U32,
-    /// MAC address the message came from, or, with `SOURCE_LID`, a [`LidSource`].
+    /// Source MAC address of the message, or, with `SOURCE_LID`, a [`LidSource`].
     pub source_mac: [u8; 6],
     /// Reserved; 0.
     pub reserved: [u8; 6],
@@ -180,14 +180,14 @@ pub struct Cqe {
     pub timestamp: U64,
     /// Reserved; 0.
     pub reserved_tail: [u8; 7],
-    /// Pass through the ring; see above.
+    /// Phase of the entry; see above.
     pub phase: u8,
 }
 assert_layout!(Cqe, 64, wr_id @ 0, qpn @ 8, opcode @ 12, status @ 13, flags @ 14,
     service_level @ 15, byte_length @ 16, immediate @ 20, source_qpn @ 24, pkey_index @ 28,
     vlan @ 30, vendor_error @ 32, source_mac @ 36, timestamp @ 48, phase @ 63);
 
-/// Where a message came from on an InfiniBand subnet: what [`Cqe::source_mac`] holds there.
+/// Origin of a message on an InfiniBand subnet, the contents of [`Cqe::source_mac`] there.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -195,8 +195,8 @@ assert_layout!(Cqe, 64, wr_id @ 0, qpn @ 8, opcode @ 12, status @ 13, flags @ 14
 pub struct LidSource {
     /// LID of the sender.
     pub slid: U16,
-    /// Lower bits of the LID that the message was sent to, as many as the port's LMC says; 0 if it
-    /// was that of a multicast group.
+    /// Low bits of the destination LID, as many as the port's LMC; 0 if it was the LID of a
+    /// multicast group.
     pub path_bits: u8,
     /// Reserved; 0.
     pub reserved: [u8; 3],
@@ -204,13 +204,13 @@ pub struct LidSource {
 assert_layout!(LidSource, 6, slid @ 0, path_bits @ 2);
 
 impl LidSource {
-    /// As it stands in [`Cqe::source_mac`].
+    /// Returns the contents of [`Cqe::source_mac`].
     pub const fn to_bytes(self) -> [u8; 6] {
         let [low, high] = self.slid.to_bytes();
         [low, high, self.path_bits, 0, 0, 0]
     }
 
-    /// Reads what stands in [`Cqe::source_mac`].
+    /// Parses the contents of [`Cqe::source_mac`].
     pub const fn from_bytes(bytes: [u8; 6]) -> Self {
         let [low, high, path_bits, ..] = bytes;
         Self {

@@ -19,12 +19,13 @@ pub const PCI_DEVICE_ID: u16 = 0x1040 + VIRTIO_ID_RDMA;
 /// Provisional: the value has to be assigned by the virtio technical committee.
 pub const PCI_CAP_DOORBELL_CFG: u8 = 10;
 
-/// Bytes of one doorbell page.
+/// Size of a doorbell page in bytes.
 pub const DOORBELL_PAGE_SIZE: u32 = 4096;
 
 /// Feature bit: the device has a doorbell region.
 ///
-/// Without it the driver rings with [`command::RingDoorbell`](crate::command::RingDoorbell).
+/// Without it the driver rings doorbells with
+/// [`command::RingDoorbell`](crate::command::RingDoorbell).
 pub const F_DOORBELL: u32 = 0;
 
 /// Feature bit: the device has the base memory management extensions of IBTA: fast registration,
@@ -34,7 +35,7 @@ pub const F_MEMORY_EXTENSIONS: u32 = 1;
 /// Feature bit: the device has memory windows of type 1 and of type 2B.
 pub const F_MEMORY_WINDOWS: u32 = 2;
 
-/// Feature bit: the device changes memory regions in place.
+/// Feature bit: the device can change memory regions in place.
 pub const F_REREGISTRATION: u32 = 3;
 
 /// Feature bit: the device has shared receive queues.
@@ -44,46 +45,47 @@ pub const F_SHARED_RECEIVE_QUEUES: u32 = 4;
 /// global visibility, and atomic writes.
 pub const F_MEMORY_PLACEMENT: u32 = 5;
 
-/// Feature bit: the device moves completion queues to other rings, and holds back their events.
+/// Feature bit: the device can move completion queues to other rings, and moderate their events.
 pub const F_COMPLETION_QUEUE_CHANGES: u32 = 6;
 
 /// Feature bit: the device has multicast groups.
 pub const F_MULTICAST: u32 = 7;
 
-/// Feature bit: the device has memory regions whose pages it asks for when it needs them.
+/// Feature bit: the device supports on-demand paging, that is, memory regions for which it asks for
+/// pages when it needs them.
 pub const F_ON_DEMAND_PAGING: u32 = 8;
 
-/// Feature bit: the driver sets the administrative state of the port.
+/// Feature bit: the driver can set the administrative state of the port.
 pub const F_PORT_STATE: u32 = 9;
 
-/// Feature bit: elements may name memory that is all zeros and keeps nothing, by
-/// [`NULL_KEY`](crate::memory::NULL_KEY).
+/// Feature bit: the device has a [`NULL_KEY`](crate::memory::NULL_KEY), by which elements refer to
+/// memory that reads as zeros and drops writes.
 pub const F_NULL_KEY: u32 = 10;
 
-/// Feature bit: the device counts for chosen queue pairs by themselves.
+/// Feature bit: the device has counter sets for selected queue pairs.
 pub const F_COUNTER_SETS: u32 = 11;
 
 /// Feature bit: the device has unreliable connections.
 pub const F_UNRELIABLE_CONNECTIONS: u32 = 12;
 
-/// Feature bit: the device has extended reliable connections. It offers it with
-/// [`F_SHARED_RECEIVE_QUEUES`] only.
+/// Feature bit: the device has extended reliable connections. Offered only together with
+/// [`F_SHARED_RECEIVE_QUEUES`].
 pub const F_XRC: u32 = 13;
 
-/// Feature bit: the device says what its clock shows.
+/// Feature bit: the driver can read the device's clock.
 pub const F_CLOCK: u32 = 14;
 
-/// Feature bit: completion queues may ignore that they overrun.
+/// Feature bit: completion queues may ignore overruns.
 pub const F_IGNORED_OVERRUN: u32 = 15;
 
-/// Feature bit: the driver says which process a context is for.
+/// Feature bit: the driver can tell the device which process a context is for.
 pub const F_CONTEXT_NAMES: u32 = 16;
 
-/// Feature bit: regions on demand can be made of other regions. Needs [`F_ON_DEMAND_PAGING`].
+/// Feature bit: on-demand regions can be made of other regions. Requires [`F_ON_DEMAND_PAGING`].
 pub const F_NESTED_PAGING: u32 = 17;
 
-/// Feature bit: the link layer of the port is InfiniBand, not Ethernet. A device that offers it
-/// does not work without it.
+/// Feature bit: the link layer of the port is InfiniBand, not Ethernet. A device that offers this
+/// feature does not work without it.
 pub const F_INFINIBAND: u32 = 18;
 
 /// Virtqueue that carries control commands.
@@ -99,15 +101,16 @@ pub const FIRST_COMPLETION_QUEUE: u16 = 2;
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {
-    /// MAC address of the network device that this RNIC shares its port with.
+    /// MAC address of the network device with which this RNIC shares its port.
     pub mac: [u8; 6],
-    /// Completion vectors, and so completion event virtqueues; at least 1.
+    /// Number of completion vectors, and thus of completion event virtqueues; at least 1.
     pub completion_vectors: U16,
-    /// GUID of the node (EUI-64) as a number: its most significant byte comes first in text.
+    /// GUID of the node (EUI-64) as a number; its textual form starts with the most significant
+    /// byte.
     pub node_guid: U64,
-    /// Doorbell pages in the doorbell region; 0 without [`F_DOORBELL`].
+    /// Number of doorbell pages in the doorbell region; 0 without [`F_DOORBELL`].
     pub doorbell_pages: U32,
-    /// Ports of the device; 1.
+    /// Number of ports of the device; 1.
     pub ports: U32,
     /// Reserved; 0.
     pub reserved: [u8; 8],

@@ -2,10 +2,10 @@
 
 //! Counters of a port.
 
-/// Defines the counters: their places in the reply and their names for people.
+/// Defines the counters, their indices in the reply and their names.
 macro_rules! counters {
     ($($(#[$meta:meta])* $variant:ident => $name:literal,)*) => {
-        /// A counter, by its place in [`Counters`](crate::command::Counters).
+        /// A counter. Its value is its index in [`Counters`](crate::command::Counters).
         #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
         #[repr(usize)]
         pub enum Counter {
@@ -13,13 +13,13 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// All counters, in the order of their places.
+            /// All counters, in the order of their indices.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Names of all counters in the order of their places, as `rdma statistic` shows them.
+            /// Names of all counters in the order of their indices, as shown by `rdma statistic`.
             pub const NAMES: &'static [&'static core::ffi::CStr] = &[$($name,)*];
 
-            /// Name of the counter.
+            /// Returns the name of the counter.
             pub const fn name(self) -> &'static core::ffi::CStr {
                 Self::NAMES[self as usize]
             }
@@ -38,13 +38,13 @@ counters! {
     ReceivePackets => c"rx_pkts",
     /// Payload bytes received.
     ReceiveBytes => c"rx_bytes",
-    /// Send requests done, signalled or not.
+    /// Send requests executed, signaled or not.
     SendRequests => c"send_requests",
-    /// RDMA write requests and atomic writes done.
+    /// RDMA write requests and atomic writes executed.
     WriteRequests => c"rdma_write_requests",
-    /// RDMA read requests done.
+    /// RDMA read requests executed.
     ReadRequests => c"rdma_read_requests",
-    /// Atomic requests done.
+    /// Atomic requests executed.
     AtomicRequests => c"rdma_atomic_requests",
     /// Receive requests consumed.
     ReceiveRequests => c"recv_requests",
@@ -60,11 +60,11 @@ counters! {
     AsyncEvents => c"async_events",
     /// Local ACK timeouts.
     Timeouts => c"local_ack_timeout_err",
-    /// Packets sent again.
+    /// Packets retransmitted.
     Retransmits => c"retransmitted_pkts",
-    /// Requests given up after all retries.
+    /// Requests that failed after all retries.
     RetryExceeded => c"retry_exceeded_err",
-    /// Requests given up after all RNR retries.
+    /// Requests that failed after all RNR retries.
     RnrRetryExceeded => c"rnr_retry_exceeded_err",
     /// RNR NAKs sent.
     RnrNaksSent => c"rnr_nak_sent",
@@ -74,11 +74,11 @@ counters! {
     SequenceNaksSent => c"out_of_sequence",
     /// Sequence error NAKs received.
     SequenceNaksReceived => c"packet_seq_err",
-    /// Requests that came twice.
+    /// Requests received more than once.
     DuplicateRequests => c"duplicate_request",
-    /// Remote access errors found by this side as responder.
+    /// Remote access errors detected as responder.
     RemoteAccessErrors => c"resp_remote_access_errors",
-    /// Invalid requests found by this side as responder.
+    /// Invalid requests detected as responder.
     RemoteInvalidRequests => c"resp_remote_invalid_requests",
     /// Local protection errors of work requests.
     LocalProtectionErrors => c"local_protection_errors",
@@ -86,27 +86,27 @@ counters! {
     Dropped => c"rx_dropped",
     /// Doorbell writes received.
     Doorbells => c"doorbells",
-    /// Doorbell writes and pending bits that named no slot of their context.
+    /// Doorbell writes and pending bits for a slot that does not exist in the context.
     InvalidDoorbells => c"invalid_doorbells",
     /// Control commands executed.
     Commands => c"commands",
-    /// Control commands refused.
+    /// Control commands rejected.
     CommandErrors => c"command_errors",
-    /// Local operations done: invalidations, fast registrations and binds.
+    /// Local operations executed: invalidations, fast registrations and binds.
     LocalRequests => c"local_requests",
-    /// Packets dropped because their invariant CRC was wrong.
+    /// Packets dropped for a wrong invariant CRC.
     IcrcErrors => c"rx_icrc_encapsulated",
-    /// Packets dropped because their headers made no sense, or were for none of the GIDs.
+    /// Packets dropped for invalid headers, or because they were for none of the GIDs.
     MalformedPackets => c"rx_malformed",
-    /// Packets received that a switch had marked because of congestion.
+    /// Packets received that a switch had marked for congestion.
     MarkedPackets => c"np_ecn_marked_roce_packets",
     /// Congestion notifications sent.
     NotificationsSent => c"np_cnp_sent",
     /// Congestion notifications received and obeyed.
     NotificationsHandled => c"rp_cnp_handled",
-    /// Flush requests done.
+    /// Flush requests executed.
     FlushRequests => c"flush_requests",
-    /// Page faults that the driver was asked to serve.
+    /// Page faults passed to the driver.
     PageFaults => c"page_faults",
     /// Pages that the driver took back.
     PageInvalidations => c"page_invalidations",

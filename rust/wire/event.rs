@@ -8,51 +8,53 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 wire_enum! {
     /// Kind of an asynchronous event; numerically the verbs event type (IBTA volume 1, 11.6.3).
     pub enum EventType: u16 {
-        /// A completion queue overran or its memory failed; names the CQ.
+        /// A completion queue overran or its memory failed; with the number of the CQ.
         CqError = 0,
-        /// A queue pair failed; names the QP.
+        /// A queue pair failed; with the number of the QP.
         QpFatal = 1,
-        /// The peer sent an invalid request; names the QP.
+        /// The peer sent an invalid request; with the number of the QP.
         QpRequestError = 2,
-        /// The peer violated an access right; names the QP.
+        /// The peer violated an access right; with the number of the QP.
         QpAccessError = 3,
-        /// The first message came before the queue pair was ready to send; names the QP.
+        /// A packet arrived before the queue pair was ready to send; with the number of the QP.
         CommunicationEstablished = 4,
-        /// The send queue drained; names the QP.
+        /// The send queue drained; with the number of the QP.
         SendQueueDrained = 5,
-        /// The connection went over to its alternate path; names the QP.
+        /// The connection migrated to its alternate path; with the number of the QP.
         PathMigrated = 6,
-        /// The connection could not go over to its alternate path; names the QP.
+        /// The connection failed to migrate to its alternate path; with the number of the QP.
         PathMigrationError = 7,
-        /// The device failed and must be reset; names nothing.
+        /// The device failed and must be reset; without a number.
         DeviceFatal = 8,
-        /// The port became active; names the port.
+        /// The port became active; with the number of the port.
         PortActive = 9,
-        /// The port went down; names the port.
+        /// The port went down; with the number of the port.
         PortError = 10,
-        /// The LID changed; names the port.
+        /// The LID changed; with the number of the port.
         LidChange = 11,
-        /// The P_Key table changed; names the port.
+        /// The P_Key table changed; with the number of the port.
         PkeyChange = 12,
-        /// The subnet manager changed; names the port.
+        /// The subnet manager changed; with the number of the port.
         SmChange = 13,
-        /// A shared receive queue failed; names the SRQ.
+        /// A shared receive queue failed; with the number of the SRQ.
         SrqError = 14,
-        /// A shared receive queue has fewer receives than its limit; names the SRQ.
+        /// A shared receive queue has fewer receives than its limit; with the number of the SRQ.
         SrqLimitReached = 15,
-        /// The last receive of a queue pair in error that uses a shared queue; names the QP.
+        /// A queue pair in the error state took its last receive from its shared receive queue;
+        /// with the number of the QP.
         LastWqeReached = 16,
-        /// The subnet manager forgot what clients had registered; names the port.
+        /// The subnet manager lost the registrations of its clients; with the number of the port.
         ClientReregister = 17,
-        /// A GID changed; names the port.
+        /// A GID changed; with the number of the port.
         GidChange = 18,
-        /// The device needs pages of a memory region; names its key. Not an event of the verbs.
+        /// The device needs pages of a memory region; with the key of the region. Not an event of
+        /// the verbs.
         PageFault = 256,
     }
 }
 
 impl EventType {
-    /// Its name in the verbs.
+    /// Returns the name of the event in the verbs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CqError => "IBV_EVENT_CQ_ERR",
@@ -89,9 +91,9 @@ pub struct AsyncEvent {
     pub event_type: U16,
     /// Reserved; 0.
     pub reserved: U16,
-    /// Number of the object that the event type names; 0 if it names nothing.
+    /// Number of the object that the event is for; 0 if there is none.
     pub number: U32,
-    /// Device's reason, for people; 0 if none.
+    /// Vendor-specific reason, for diagnostics; 0 if there is none.
     pub vendor_error: U32,
     /// Reserved; 0.
     pub reserved_tail: U32,
@@ -104,7 +106,7 @@ assert_layout!(AsyncEvent, 16, event_type @ 0, number @ 4, vendor_error @ 8);
 )]
 #[repr(C)]
 pub struct CompletionEvent {
-    /// Completion queue that was armed.
+    /// Number of the completion queue that was armed.
     pub cqn: U32,
     /// Reserved; 0.
     pub reserved: U32,

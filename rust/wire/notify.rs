@@ -2,61 +2,62 @@
 
 //! Doorbells and the notify area, by which a context tells the device which rings have work.
 //!
-//! Each context shares one *notify area* with the device: a bit per doorbell slot in the `pending`
-//! words, a bit per `pending` word in the `summary` words, a flags word that the device writes, and
-//! one that the driver writes.
-//! To ring, the driver side sets the two bits, executes a full fence, reads the flags word, and
-//! writes the slot number to its doorbell page unless the word has [`flags::POLLING`]. To sleep,
-//! the device clears `POLLING`, executes a full fence, and looks at the summary words once more.
-//! Whichever of the two fences comes first in the total order, the other side sees what was
-//! stored before it, so no request is lost.
+//! Each context shares one *notify area* with the device. It contains a bit per doorbell slot in
+//! the `pending` words, a bit per `pending` word in the `summary` words, a flags word that the
+//! device writes, and another one that the driver writes.
+//!
+//! To ring the doorbell, the driver side sets the two bits, executes a full fence and reads the
+//! flags word. Unless the word has [`flags::POLLING`], it writes the slot number to its doorbell
+//! page. To sleep, the device clears `POLLING`, executes a full fence, and checks the summary words
+//! once more. Whichever of the two fences comes first in the total order, the other side sees what
+//! was stored before that fence, so no request is lost.
 
 /// Byte offset of the flags word (le32, written by the device).
 pub const FLAGS_OFFSET: usize = 0;
 
-/// Byte offset of the first summary word (le64). Bit `b` of summary word `w` says that pending
-/// word `64 * w + b` is not zero.
+/// Byte offset of the first summary word (le64). Bit `b` of summary word `w` is set if pending word
+/// `64 * w + b` is not zero.
 pub const SUMMARY_OFFSET: usize = 64;
 
-/// Summary words.
+/// Number of summary words.
 pub const SUMMARY_WORDS: usize = 16;
 
 /// Byte offset of the driver's flags word (le32, written by the driver, read by posters).
 pub const DRIVER_FLAGS_OFFSET: usize = 192;
 
-/// Byte offset of the first pending word (le64). Bit `b` of pending word `w` says that slot
+/// Byte offset of the first pending word (le64). Bit `b` of pending word `w` is set if slot
 /// `64 * w + b` has work.
 pub const PENDING_OFFSET: usize = 256;
 
-/// Fewest slots of a context.
+/// Minimum number of slots of a context.
 pub const MIN_SLOTS: u32 = 64;
 
-/// Most slots of a context.
+/// Maximum number of slots of a context.
 pub const MAX_SLOTS: u32 = 65536;
 
 /// Bits of the flags word.
 pub mod flags {
-    /// The device looks at the summary words by itself: the doorbell write may be skipped.
+    /// The device polls the summary words, so the doorbell write may be skipped.
     pub const POLLING: u32 = 1 << 0;
 }
 
 /// Bits of the driver's flags word.
 pub mod driver_flags {
-    /// The device has failed or is gone: nothing will be completed any more.
+    /// The device has failed or is gone: nothing will complete any more.
     pub const FAILED: u32 = 1 << 0;
 }
 
-/// Bytes of a notify area with `slots` slots.
+/// Returns the length in bytes of a notify area with `slots` slots.
 pub const fn area_length(slots: u32) -> usize {
     PENDING_OFFSET + slots as usize / 8
 }
 
-/// Whether a context may have `slots` slots: a power of two within the limits.
+/// Returns whether a context can have `slots` slots: a power of two within the limits.
 pub const fn is_valid_slot_count(slots: u32) -> bool {
     slots.is_power_of_two() && slots >= MIN_SLOTS && slots <= MAX_SLOTS
 }
 
-/// Where the two bits of a slot are.
+/// Location of the two bits of a slot.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SlotBits {
     /// Byte offset of the pending word in the notify area.
@@ -70,7 +71,7 @@ pub struct SlotBits {
 }
 
 impl SlotBits {
-    /// The bits of `slot`, which is less than the number of slots of its context.
+    /// Returns the bits of `slot`, which must be less than the number of slots of its context.
     pub const fn new(slot: u32) -> Self {
         let pending = slot / 64;
         Self {

@@ -36,14 +36,14 @@ wire_enum! {
 }
 
 impl Mtu {
-    /// Bytes of payload.
+    /// Returns the payload in bytes.
     pub const fn bytes(self) -> u32 {
         128 << self as u32
     }
 }
 
 wire_enum! {
-    /// What kind of frames a GID stands for.
+    /// Packet format of a GID.
     pub enum GidType: u8 {
         /// RoCE v1: Ethernet type 0x8915.
         RoceV1 = 0,
@@ -53,7 +53,7 @@ wire_enum! {
 }
 
 impl GidType {
-    /// Its name in sysfs.
+    /// Returns the name of the type in sysfs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RoceV1 => "IB/RoCE v1",
@@ -62,13 +62,13 @@ impl GidType {
     }
 }
 
-/// `vlan` of a GID that stands for untagged frames.
+/// `vlan` of a GID with untagged frames.
 pub const NO_VLAN: u16 = 0xffff;
 
-/// First 12 bytes of a GID that stands for an IPv4 address.
+/// First 12 bytes of the GID of an IPv4 address.
 pub const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-/// Whether a GID names a multicast group, of IPv6 or of IPv4.
+/// Returns whether a GID is that of a multicast group, of IPv6 or IPv4.
 pub fn is_multicast(gid: &[u8; 16]) -> bool {
     gid[0] == 0xff || gid.starts_with(&IPV4_MAPPED) && gid[12] & 0xf0 == 0xe0
 }
@@ -81,7 +81,7 @@ pub fn is_multicast(gid: &[u8; 16]) -> bool {
 pub struct GidEntry {
     /// The GID, most significant byte first.
     pub gid: [u8; 16],
-    /// MAC address that frames from this GID carry.
+    /// Source MAC address of frames from this GID.
     pub mac: [u8; 6],
     /// VLAN of the frames or [`NO_VLAN`].
     pub vlan: U16,
@@ -100,25 +100,25 @@ assert_layout!(GidEntry, 32, gid @ 0, mac @ 16, vlan @ 22, gid_type @ 24);
 pub struct PortAttributes {
     /// A [`PortState`].
     pub state: u8,
-    /// Largest [`Mtu`].
+    /// Maximum [`Mtu`].
     pub max_mtu: u8,
     /// [`Mtu`] in use.
     pub active_mtu: u8,
-    /// Lanes; verbs encoding (1: 1X, 2: 4X, 4: 8X, 8: 12X, 16: 2X).
+    /// Number of lanes; verbs encoding (1: 1X, 2: 4X, 4: 8X, 8: 12X, 16: 2X).
     pub active_width: u8,
-    /// Speed of a lane; verbs encoding.
+    /// Speed of each lane; verbs encoding.
     pub active_speed: U16,
-    /// P_Keys; at least 1.
+    /// Length of the P_Key table; at least 1.
     pub pkey_table_length: U16,
-    /// GIDs.
+    /// Length of the GID table.
     pub gid_table_length: U32,
-    /// Longest message in bytes.
+    /// Maximum message length in bytes.
     pub max_message_size: U32,
-    /// Datagrams dropped for a bad P_Key.
+    /// Number of datagrams dropped for a bad P_Key.
     pub bad_pkey_count: U32,
-    /// Datagrams dropped for a bad Q_Key.
+    /// Number of datagrams dropped for a bad Q_Key.
     pub qkey_violation_count: U32,
-    /// A [`PortState`]: what the driver set.
+    /// The [`PortState`] that the driver has set.
     pub administrative_state: u8,
     /// Reserved; 0.
     pub reserved: [u8; 7],
@@ -127,31 +127,31 @@ assert_layout!(PortAttributes, 32, state @ 0, active_speed @ 4, pkey_table_lengt
     gid_table_length @ 8, max_message_size @ 12, bad_pkey_count @ 16, qkey_violation_count @ 20,
     administrative_state @ 24);
 
-/// First LID of multicast groups; those up to 0xfffe are (IBTA volume 1, 4.1.3).
+/// First LID of multicast groups, whose range ends with 0xfffe (IBTA volume 1, 4.1.3).
 pub const MULTICAST_LID: u16 = 0xc000;
 
-/// The LID that stands for none in packets along directed routes.
+/// The permissive LID, which directed-route packets use instead of a LID.
 pub const PERMISSIVE_LID: u16 = 0xffff;
 
 /// P_Key of the default partition, with full membership.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Bit of a P_Key: full membership in its partition.
+/// Bit of a P_Key for full membership in the partition.
 pub const FULL_MEMBERSHIP: u16 = 0x8000;
 
-/// Bits of a capability mask that the driver's users may set.
+/// Bits of the capability mask that users of the driver can set.
 pub mod capability {
-    /// A subnet manager runs behind the port.
+    /// A subnet manager uses the port.
     pub const SUBNET_MANAGER: u32 = 1 << 1;
-    /// A connection manager runs there.
+    /// A connection manager uses the port.
     pub const COMMUNICATION_MANAGEMENT: u32 = 1 << 16;
     /// SNMP tunneling.
     pub const SNMP_TUNNELING: u32 = 1 << 17;
     /// Device management.
     pub const DEVICE_MANAGEMENT: u32 = 1 << 19;
-    /// A vendor's class of management.
+    /// A vendor-specific management class.
     pub const VENDOR_CLASS: u32 = 1 << 20;
-    /// Every bit with a meaning here.
+    /// All bits with a meaning here.
     pub const ALL: u32 = SUBNET_MANAGER
         | COMMUNICATION_MANAGEMENT
         | SNMP_TUNNELING
@@ -159,18 +159,18 @@ pub mod capability {
         | VENDOR_CLASS;
 }
 
-/// Whether a LID is that of a multicast group.
+/// Returns whether a LID is that of a multicast group.
 pub const fn is_multicast_lid(lid: u16) -> bool {
     lid >= MULTICAST_LID && lid != PERMISSIVE_LID
 }
 
-/// What the subnet manager made of an InfiniBand port (IBTA volume 1, 14.2.5.6).
+/// Settings that the subnet manager assigned to an InfiniBand port (IBTA volume 1, 14.2.5.6).
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct SubnetPort {
-    /// Upper half of the port's GIDs, as a number: its most significant byte comes first.
+    /// Upper half of the port's GIDs as a number, of which the most significant byte comes first.
     pub gid_prefix: U64,
     /// Capability mask of PortInfo, as a number.
     pub capability_mask: U32,
@@ -178,19 +178,19 @@ pub struct SubnetPort {
     pub lid: U16,
     /// LID of the subnet manager.
     pub sm_lid: U16,
-    /// LID mask count: the port has 2 to the power of this LIDs, from the base LID on.
+    /// LID mask count: the port has 2 to this power LIDs, starting from the base LID.
     pub lmc: u8,
-    /// Service level to the subnet manager.
+    /// Service level for packets to the subnet manager.
     pub sm_service_level: u8,
     /// Physical state of PortInfo: 2 is polling, 3 disabled, 4 training, 5 link up.
     pub physical_state: u8,
-    /// Data lanes that the port has, in the encoding of PortInfo (1: 1, 2: 2, 3: 4, 4: 8, 5: 15).
+    /// Supported data lanes, in the encoding of PortInfo (1: 1, 2: 2, 3: 4, 4: 8, 5: 15).
     pub max_lanes: u8,
     /// Data lanes in use, in the same encoding.
     pub lanes: u8,
-    /// Subnet timeout: 4.096 µs times 2 to this.
+    /// Subnet timeout: 4.096 µs times 2 to this power.
     pub subnet_timeout: u8,
-    /// What the subnet manager says that it did: InitTypeReply of PortInfo.
+    /// Initialisation that the subnet manager reports as done: InitTypeReply of PortInfo.
     pub init_type_reply: u8,
     /// Reserved; 0.
     pub reserved: [u8; 9],

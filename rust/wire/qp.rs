@@ -157,7 +157,7 @@ pub struct QpAttributes {
     pub max_dest_rd_atomic: u8,
     /// RNR timer that this side asks its peer to wait, 5 bits (IBTA table 45).
     pub min_rnr_timer: u8,
-    /// Local ACK timeout: 4.096 µs times 2 to this, 5 bits; 0 is for ever.
+    /// Local ACK timeout: 4.096 µs times 2 to this, 5 bits; 0 is forever.
     pub timeout: u8,
     /// Retries after a timeout or a sequence error, 3 bits.
     pub retry_count: u8,

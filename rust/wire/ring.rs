@@ -2,26 +2,26 @@
 
 //! Rings: send, receive and completion queues in guest memory.
 //!
-//! A ring is a [`RingHeader`] and an array of entries, both inside one buffer that was given to
-//! the device as a page list. Indices run freely through all 32-bit values; entry `i` stands in
-//! slot `i & (entries - 1)`.
+//! A ring is a [`RingHeader`] and an array of entries. Both are in one buffer that the device got
+//! as a page list. Indices run freely through all 32-bit values; entry `i` is in slot
+//! `i & (entries - 1)`.
 
 use crate::U32;
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Most entries of a ring.
+/// Maximum number of entries of a ring.
 pub const MAX_ENTRIES: u32 = 1 << 20;
 
-/// Smallest distance of two entries in bytes.
+/// Minimum distance of two entries in bytes.
 pub const MIN_STRIDE: u32 = 16;
 
-/// Largest distance of two entries in bytes.
+/// Maximum distance of two entries in bytes.
 pub const MAX_STRIDE: u32 = 1024;
 
 /// Alignment of a ring header in its buffer, in bytes.
 pub const HEADER_ALIGN: u32 = 128;
 
-/// Head of a ring: one cache line written by the driver side, one by the device.
+/// Header of a ring: one cache line written by the driver side, one by the device.
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RingHeader {
@@ -42,7 +42,7 @@ pub struct RingHeader {
 }
 assert_layout!(RingHeader, 128, driver_index @ 0, arm @ 4, device_index @ 64, device_flags @ 68);
 
-/// Byte offsets of the header's words, for those who access them one by one.
+/// Byte offsets of the words of a header, for accessing them one by one.
 pub mod offset {
     /// [`RingHeader::driver_index`](super::RingHeader::driver_index).
     pub const DRIVER_INDEX: usize = 0;
@@ -56,14 +56,15 @@ pub mod offset {
 
 /// Bits of [`RingHeader::device_flags`].
 pub mod flags {
-    /// Receive queues: the poster must ring the doorbell after it posted. Set while posted
-    /// receives need the device's attention at once: the queue pair is in the error state.
+    /// Receive queues: the poster must ring the doorbell after it has posted. Set while posted
+    /// receives need the device's attention at once, because the queue pair is in the error state.
     pub const NEED_DOORBELL: u32 = 1 << 0;
-    /// Completion queues: a completion found no free entry and was lost; the queue is dead.
+    /// Completion queues: a completion was lost for lack of a free entry, and the queue is
+    /// unusable.
     pub const OVERRUN: u32 = 1 << 1;
 }
 
-/// Where a ring stands in its buffer, and its shape.
+/// Layout of a ring in its buffer.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -73,34 +74,34 @@ pub struct RingLayout {
     pub header_offset: U32,
     /// Byte offset of entry 0; a multiple of `stride`.
     pub entries_offset: U32,
-    /// Number of entries: a power of two, at most [`MAX_ENTRIES`]; 0 for a ring that is absent.
+    /// Number of entries: a power of two, at most [`MAX_ENTRIES`]; 0 if the ring is absent.
     pub entries: U32,
-    /// Bytes from one entry to the next: a power of two, [`MIN_STRIDE`] to [`MAX_STRIDE`]. Since
-    /// the buffer's offset in its first page is 0 for rings, no entry crosses a page.
+    /// Distance of two entries in bytes: a power of two, [`MIN_STRIDE`] to [`MAX_STRIDE`]. Rings
+    /// start at offset 0 of the first page of their buffer, so no entry crosses a page boundary.
     pub stride: U32,
 }
 assert_layout!(RingLayout, 16, header_offset @ 0, entries_offset @ 4, entries @ 8, stride @ 12);
 
 impl RingLayout {
-    /// Layout of a ring that does not exist.
+    /// Returns the layout of an absent ring.
     pub fn absent() -> Self {
         Self::default()
     }
 
-    /// Whether the ring exists.
+    /// Returns whether the ring is present.
     pub fn is_present(&self) -> bool {
         self.entries.get() != 0
     }
 
-    /// Byte offset in the buffer of the first byte after the entries.
+    /// Returns the byte offset in the buffer of the end of the entries.
     pub fn end(&self) -> u64 {
         u64::from(self.entries_offset.get())
             + u64::from(self.entries.get()) * u64::from(self.stride.get())
     }
 
-    /// Whether the ring is well formed and lies within a buffer of `length` bytes.
+    /// Returns whether the layout is valid for a buffer of `length` bytes.
     ///
-    /// An absent ring is well formed only if every field is 0.
+    /// An absent ring is valid only if every field is 0.
     pub fn is_valid(&self, length: u64) -> bool {
         let header = self.header_offset.get();
         let first = self.entries_offset.get();
@@ -122,29 +123,29 @@ impl RingLayout {
             && (header_end <= u64::from(first) || u64::from(header) >= self.end())
     }
 
-    /// Byte offset in the buffer of the entry with free-running index `index`.
+    /// Returns the byte offset in the buffer of the entry with free-running index `index`.
     pub fn entry_offset(&self, index: u32) -> u64 {
         let slot = index & self.entries.get().wrapping_sub(1);
         u64::from(self.entries_offset.get()) + u64::from(slot) * u64::from(self.stride.get())
     }
 }
 
-/// Entries between the consumer and the producer, or `None` if there cannot be that many.
+/// Returns the number of entries between consumer and producer, or `None` if that is impossible.
 pub fn used(producer: u32, consumer: u32, entries: u32) -> Option<u32> {
     let used = producer.wrapping_sub(consumer);
     (used <= entries).then_some(used)
 }
 
-/// The phase that the entry with free-running index `index` carries once it is valid.
+/// Returns the phase of a valid entry with free-running index `index`.
 ///
-/// 1 on the first pass through the ring, 0 on the second, and so on.
+/// It is 1 on the first pass through the ring, 0 on the second, and so on.
 pub fn phase(index: u32, entries: u32) -> u8 {
     u8::from(index & entries == 0)
 }
 
-/// The word by which a completion queue is armed for one event.
+/// The word that arms a completion queue for one event.
 ///
-/// Bits 31 to 2 count the requests, bits 1 and 0 say what is asked for. The device raises one
+/// Bits 31 to 2 count the requests, and bits 1 and 0 are the kind of request. The device raises one
 /// event per count.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arm(u32);
@@ -153,17 +154,18 @@ impl Arm {
     const NEXT: u32 = 1 << 0;
     const SOLICITED: u32 = 1 << 1;
 
-    /// Interprets the word as it stands in the header.
+    /// Interprets the word from the header.
     pub const fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
 
-    /// The word as it stands in the header.
+    /// Returns the word for the header.
     pub const fn raw(self) -> u32 {
         self.0
     }
 
-    /// The word that asks once more: for any completion, or for a solicited one (or an error).
+    /// Returns the word for a new request: for any completion, or for one that is solicited or
+    /// failed.
     #[must_use]
     pub const fn again(self, solicited_only: bool) -> Self {
         let what = if solicited_only {
@@ -174,18 +176,18 @@ impl Arm {
         Self(((self.0 & !3).wrapping_add(4)) | what)
     }
 
-    /// The same request, which now asks for any completion too.
+    /// Returns the word for the same request, extended to any completion.
     #[must_use]
     pub const fn widen(self) -> Self {
         Self(self.0 | Self::NEXT)
     }
 
-    /// Number of the request.
+    /// Returns the number of the request.
     pub const fn sequence(self) -> u32 {
         self.0 >> 2
     }
 
-    /// Whether a completion, solicited (or in error) or not, is what was asked for.
+    /// Returns whether the request is for a completion that is solicited (or failed), or not.
     pub const fn wants(self, solicited: bool) -> bool {
         self.0 & Self::NEXT != 0 || (solicited && self.0 & Self::SOLICITED != 0)
     }

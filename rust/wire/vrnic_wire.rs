@@ -3,20 +3,20 @@
 //! Wire formats of the virtio RDMA device.
 //!
 //! Everything that two of the kernel driver, the device and the user-space provider exchange is
-//! written down once, here: configuration space, control commands, events, rings, work queue
-//! entries, completion queue entries and doorbells. The standard that these layouts implement is
+//! defined once, here: configuration space, control commands, events, rings, work queue entries,
+//! completion queue entries and doorbells. These layouts implement the specification in
 //! `Documentation/virtio-rdma.rst`.
 //!
 //! All integers are little-endian and every structure is free of padding, so a layout is the same
 //! on both sides of the wire and safe to copy out of hostile memory: copy the bytes once, then
-//! validate and use the copy. A raw value that has not been validated is a plain integer; a
-//! validated one is an enum, obtained with `TryFrom`.
+//! validate and use the copy. Raw values that have not been validated are plain integers. Validated
+//! values are enums, which `TryFrom` converts to.
 
 #![cfg_attr(not(CONFIG_RUST), no_std)]
-// `P_Key`, `Q_Key` and `RoCE` are words of the field, not code.
+// `P_Key`, `Q_Key` and `RoCE` are RDMA terms, not code.
 #![allow(clippy::doc_markdown)]
 
-/// Defines a wire enumeration: the enum, its raw values and the checked conversion from them.
+/// Defines a wire enumeration: the enum, its raw values and a checked conversion from them.
 macro_rules! wire_enum {
     (
         $(#[$meta:meta])*
@@ -35,7 +35,7 @@ macro_rules! wire_enum {
             /// All values, in the order of the standard.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The value as it stands on the wire.
+            /// Returns the wire value.
             pub const fn raw(self) -> $raw {
                 self as $raw
             }
@@ -54,7 +54,7 @@ macro_rules! wire_enum {
     };
 }
 
-/// A raw value that the standard gives no meaning.
+/// A raw value without a meaning in the specification.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct UnknownValue;
 

@@ -2,16 +2,16 @@
 
 //! Work queue entries.
 //!
-//! A send entry is a [`SendHeader`], then the operation's 40 bytes ([`RdmaTarget`],
+//! A send entry consists of a [`SendHeader`], the operation's 40 bytes ([`RdmaTarget`],
 //! [`AtomicTarget`], [`FlushTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`],
-//! else zero), then either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive entry
-//! is a [`ReceiveHeader`] and its [`Sge`]s. The ring's stride bounds both.
+//! otherwise zero), and either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive
+//! entry consists of a [`ReceiveHeader`] and its [`Sge`]s. The ring's stride limits both.
 
 use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
-    /// What a send work request does.
+    /// Operation of a send work request.
     pub enum SendOpcode: u8 {
         /// RDMA write.
         Write = 0,
@@ -27,23 +27,23 @@ wire_enum! {
         CompareSwap = 5,
         /// Atomic fetch and add on 8 bytes.
         FetchAdd = 6,
-        /// Makes a key of this side unusable.
+        /// Invalidates a local key.
         LocalInvalidate = 7,
-        /// Gives a memory window a part of a region.
+        /// Binds a memory window to a part of a region.
         BindWindow = 8,
         /// Send that invalidates a key of the peer.
         SendWithInvalidate = 9,
-        /// Returns when the peer placed what was written before (IBTA annex A19).
+        /// Flush, which completes when the peer has placed all earlier writes (IBTA annex A19).
         Flush = 14,
-        /// Write of 8 bytes at once (IBTA annex A19).
+        /// Atomic write of 8 bytes (IBTA annex A19).
         AtomicWrite = 15,
-        /// Gives a region for fast registration its memory; for the driver's own queue pairs.
+        /// Fast registration of a region; for the driver's own queue pairs.
         RegisterRegion = 32,
     }
 }
 
 impl SendOpcode {
-    /// What people call it.
+    /// Returns the name of the opcode for display.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Write => "RDMA WRITE",
@@ -62,7 +62,7 @@ impl SendOpcode {
         }
     }
 
-    /// Whether requests with this opcode name local memory by elements.
+    /// Returns whether requests with this opcode have scatter/gather elements.
     pub const fn has_elements(self) -> bool {
         !matches!(
             self,
@@ -77,16 +77,16 @@ impl SendOpcode {
 
 /// Bits of [`SendHeader::flags`].
 pub mod send_flags {
-    /// Raise a completion also on success.
+    /// Generate a completion also on success.
     pub const SIGNALED: u8 = 1 << 0;
-    /// Ask for a solicited event at the peer.
+    /// Request a solicited event at the peer.
     pub const SOLICITED: u8 = 1 << 1;
-    /// Begin only after all earlier reads, atomics, flushes and atomic writes of this queue
+    /// Start only after all earlier reads, atomics, flushes and atomic writes of this queue have
     /// completed.
     pub const FENCE: u8 = 1 << 2;
-    /// The payload stands in the entry itself.
+    /// The payload is in the entry itself.
     pub const INLINE: u8 = 1 << 3;
-    /// Every bit with a meaning.
+    /// All bits with a meaning.
     pub const ALL: u8 = SIGNALED | SOLICITED | FENCE | INLINE;
 }
 
@@ -98,14 +98,14 @@ pub struct SendHeader {
     pub opcode: u8,
     /// [`send_flags`].
     pub flags: u8,
-    /// Scatter/gather elements that follow; 0 with `INLINE`.
+    /// Number of scatter/gather elements that follow; 0 with `INLINE`.
     pub num_sge: U16,
-    /// Bytes of inline payload that follow; 0 without `INLINE`.
+    /// Number of bytes of inline payload that follow; 0 without `INLINE`.
     pub inline_length: U32,
-    /// The poster's name for the request; comes back in the completion.
+    /// The poster's ID of the request, which is returned in the completion.
     pub wr_id: U64,
-    /// Immediate data as a number (most significant byte first on the network), or the key to
-    /// invalidate, here or at the peer.
+    /// Immediate data as a number (most significant byte first on the network), or the local or
+    /// remote key to invalidate.
     pub immediate: U32,
     /// P_Key index of a GSI send; otherwise 0.
     pub pkey_index: U16,
@@ -115,18 +115,18 @@ pub struct SendHeader {
 assert_layout!(SendHeader, 24, opcode @ 0, flags @ 1, num_sge @ 2, inline_length @ 4, wr_id @ 8,
     immediate @ 16, pkey_index @ 20);
 
-/// Byte offset of the operation's part in a send entry.
+/// Byte offset of the operation's part of a send entry.
 pub const TARGET_OFFSET: usize = 24;
 
-/// Bytes of the operation's part.
+/// Length of the operation's part in bytes.
 pub const TARGET_LENGTH: usize = 40;
 
 /// Byte offset of the scatter/gather elements or of the inline payload in a send entry.
 pub const SEND_DATA_OFFSET: usize = 64;
 
 /// Byte offset of the number of the peer's shared receive queue in a send entry of an extended
-/// reliable connection, whatever the operation: 24 bits, the upper 8 are ignored. No target of such
-/// an entry has anything else there.
+/// reliable connection, for every operation: 24 bits, the upper 8 are ignored. No target of such an
+/// entry uses this offset for anything else.
 pub const XRC_SRQN_OFFSET: usize = 60;
 
 /// Remote memory of an RDMA read or write.
@@ -152,32 +152,34 @@ pub struct AtomicTarget {
     pub rkey: U32,
     /// Reserved; 0.
     pub reserved: U32,
-    /// Value to compare with (compare and swap) or to add (fetch and add); ignored by atomic write.
+    /// Value to compare with (compare and swap) or to add (fetch and add); ignored by atomic
+    /// writes.
     pub compare_add: U64,
-    /// Value to store, by compare and swap if the comparison holds; ignored by fetch and add.
+    /// Value to store; compare and swap stores it if the comparison succeeds, fetch and add ignores
+    /// it.
     pub swap: U64,
     /// Reserved; 0.
     pub reserved_tail: U64,
 }
 assert_layout!(AtomicTarget, TARGET_LENGTH, address @ 0, rkey @ 8, compare_add @ 16, swap @ 24);
 
-/// How far a flush places what was written; bits of [`FlushTarget::placement`], numerically those
-/// of the verbs and of the network.
+/// Placement that a flush requests: bits of [`FlushTarget::placement`], numerically those of the
+/// verbs and of the network.
 pub mod placement {
-    /// All of the peer's machine sees it.
+    /// The data is visible to the peer's whole machine.
     pub const GLOBAL: u8 = 1 << 0;
-    /// It survives a loss of power.
+    /// The data survives a loss of power.
     pub const PERSISTENT: u8 = 1 << 1;
-    /// Every bit with a meaning.
+    /// All bits with a meaning.
     pub const ALL: u8 = GLOBAL | PERSISTENT;
 }
 
 wire_enum! {
-    /// How much of a region a flush is about; numerically that of the verbs and of the network.
+    /// Part of a region that a flush covers; numerically that of the verbs and of the network.
     pub enum Selectivity: u8 {
-        /// The bytes that the flush names.
+        /// The given range of bytes.
         Range = 0,
-        /// All of the region; address and length of the flush mean nothing.
+        /// The whole region; address and length of the flush are meaningless.
         Region = 1,
     }
 }
@@ -190,7 +192,7 @@ pub struct FlushTarget {
     pub address: U64,
     /// Key of the peer's region.
     pub rkey: U32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: U32,
     /// [`placement`], at least one bit.
     pub placement: u8,
@@ -202,21 +204,20 @@ pub struct FlushTarget {
 assert_layout!(FlushTarget, TARGET_LENGTH, address @ 0, rkey @ 8, length @ 12, placement @ 16,
     selectivity @ 17);
 
-/// What a region for fast registration becomes. The addresses of its pages stand in the table of
-/// the region.
+/// Parameters of a fast registration. The page addresses are in the table of the region.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegisterTarget {
-    /// Address by which work requests name the first byte; it is as far from the beginning of a
-    /// page as the memory. If addresses count from 0, only where in its page the memory begins.
+    /// Address by which work requests refer to the first byte, with the same offset in a page as
+    /// the memory. In a zero-based region only the offset in the page.
     pub iova: U64,
-    /// Bytes; at least 1.
+    /// Length in bytes; at least 1.
     pub length: U64,
-    /// The key that the region has from now on: that of the region, with any lowest byte.
+    /// New key of the region: that of the region, with any lowest byte.
     pub key: U32,
     /// [`access`](crate::memory::access) rights.
     pub access: U32,
-    /// Pages, from the beginning of the table on.
+    /// Number of pages, from the start of the table.
     pub page_count: U32,
     /// Binary logarithm of the page size.
     pub page_shift: u8,
@@ -226,15 +227,15 @@ pub struct RegisterTarget {
 assert_layout!(RegisterTarget, TARGET_LENGTH, iova @ 0, length @ 8, key @ 16, access @ 20,
     page_count @ 24, page_shift @ 28);
 
-/// What a memory window becomes.
+/// Parameters of a bind of a memory window.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BindTarget {
     /// Address of the first byte in the region.
     pub address: U64,
-    /// Bytes; with 0 a window of type 1 is unbound.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub length: U64,
-    /// The key that the window has from now on: that of the window, with any lowest byte.
+    /// New key of the window: that of the window, with any lowest byte.
     pub window: U32,
     /// Key of the region.
     pub region: U32,
@@ -246,7 +247,7 @@ pub struct BindTarget {
 assert_layout!(BindTarget, TARGET_LENGTH, address @ 0, length @ 8, window @ 16, region @ 20,
     access @ 24);
 
-/// Where datagrams go, or the path of a connection.
+/// Destination of datagrams, or the path of a connection.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -274,13 +275,14 @@ assert_layout!(AddressVector, 32, dgid @ 0, dmac @ 16, sgid_index @ 22, hop_limi
 
 /// Bits of [`LidAddress::flags`].
 pub mod lid_flags {
-    /// Packets have a global route header: the other members of the address vector count.
+    /// Packets have a global route header, for which the other members of the address vector are
+    /// used.
     pub const GRH: u8 = 1 << 0;
-    /// Every bit with a meaning.
+    /// All bits with a meaning.
     pub const ALL: u8 = GRH;
 }
 
-/// Where packets go on an InfiniBand subnet: what [`AddressVector::dmac`] holds there.
+/// Destination on an InfiniBand subnet, the contents of [`AddressVector::dmac`] there.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -288,9 +290,9 @@ pub mod lid_flags {
 pub struct LidAddress {
     /// LID of the destination, of a router, or of a multicast group.
     pub dlid: U16,
-    /// Lower bits of the LID to send from, as many as the port's LMC says.
+    /// Low bits of the source LID, as many as the port's LMC.
     pub path_bits: u8,
-    /// Static rate, in the encoding of the verbs; 0 is that of the port.
+    /// Static rate, in the encoding of the verbs; 0 for the rate of the port.
     pub static_rate: u8,
     /// [`lid_flags`].
     pub flags: u8,
@@ -300,7 +302,7 @@ pub struct LidAddress {
 assert_layout!(LidAddress, 6, dlid @ 0, path_bits @ 2, static_rate @ 3, flags @ 4);
 
 impl LidAddress {
-    /// As it stands in [`AddressVector::dmac`].
+    /// Returns the contents of [`AddressVector::dmac`].
     pub const fn to_bytes(self) -> [u8; 6] {
         let [low, high] = self.dlid.to_bytes();
         [
@@ -313,7 +315,7 @@ impl LidAddress {
         ]
     }
 
-    /// Reads what stands in [`AddressVector::dmac`].
+    /// Parses the contents of [`AddressVector::dmac`].
     pub const fn from_bytes(bytes: [u8; 6]) -> Self {
         let [low, high, path_bits, static_rate, flags, reserved] = bytes;
         Self {
@@ -330,16 +332,16 @@ impl LidAddress {
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DatagramTarget {
-    /// Where the destination is.
+    /// Path to the destination.
     pub address: AddressVector,
     /// Queue pair at the destination, 24 bits.
     pub remote_qpn: U32,
-    /// Q_Key; if its most significant bit is set the sender's own Q_Key is used.
+    /// Q_Key; if its most significant bit is set, the sender's own Q_Key is used instead.
     pub qkey: U32,
 }
 assert_layout!(DatagramTarget, TARGET_LENGTH, address @ 0, remote_qpn @ 32, qkey @ 36);
 
-/// Scatter/gather element: a piece of a memory region.
+/// Scatter/gather element: a range of a memory region.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -347,7 +349,7 @@ assert_layout!(DatagramTarget, TARGET_LENGTH, address @ 0, remote_qpn @ 32, qkey
 pub struct Sge {
     /// Virtual address.
     pub address: U64,
-    /// Bytes; 0 names nothing, then address and key are not looked at.
+    /// Length in bytes; with 0, address and key are ignored.
     pub length: U32,
     /// Key of the region.
     pub lkey: U32,
@@ -358,9 +360,9 @@ assert_layout!(Sge, 16, address @ 0, length @ 8, lkey @ 12);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReceiveHeader {
-    /// The poster's name for the request; comes back in the completion.
+    /// The poster's ID of the request, which is returned in the completion.
     pub wr_id: U64,
-    /// Scatter/gather elements that follow.
+    /// Number of scatter/gather elements that follow.
     pub num_sge: U16,
     /// Reserved; 0.
     pub reserved: [u8; 6],
@@ -370,11 +372,12 @@ assert_layout!(ReceiveHeader, 16, wr_id @ 0, num_sge @ 8);
 /// Byte offset of the scatter/gather elements in a receive entry.
 pub const RECEIVE_DATA_OFFSET: usize = 16;
 
-/// Bytes that the device puts in front of the payload of a received datagram: the global route
-/// header, or its IPv4 equivalent in the last 20 bytes.
+/// Number of bytes that precede the payload of a received datagram: the global route header, or an
+/// IPv4 header in the last 20 bytes.
 pub const GRH_LENGTH: usize = 40;
 
-/// Stride of a queue whose entries have so many bytes; one that no ring has if they are too long.
+/// Returns the stride of a queue with entries of this length; an invalid stride if they are too
+/// long.
 const fn stride(header: u32, data: u32) -> u32 {
     match header.saturating_add(data).checked_next_power_of_two() {
         Some(stride) => stride,
@@ -382,7 +385,8 @@ const fn stride(header: u32, data: u32) -> u32 {
     }
 }
 
-/// Stride of a send queue whose entries hold `max_sge` elements and `max_inline` inline bytes.
+/// Returns the stride of a send queue whose entries hold `max_sge` elements and `max_inline` inline
+/// bytes.
 pub const fn send_stride(max_sge: u32, max_inline: u32) -> u32 {
     const HEADER: u32 = 64;
     const { assert!(HEADER as usize == SEND_DATA_OFFSET) };
@@ -396,7 +400,7 @@ pub const fn send_stride(max_sge: u32, max_inline: u32) -> u32 {
     stride(HEADER, data)
 }
 
-/// Stride of a receive queue whose entries hold `max_sge` elements.
+/// Returns the stride of a receive queue whose entries hold `max_sge` elements.
 pub const fn receive_stride(max_sge: u32) -> u32 {
     const HEADER: u32 = 16;
     const { assert!(HEADER as usize == RECEIVE_DATA_OFFSET) };

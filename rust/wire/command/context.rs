@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about contexts.
+//! Commands for contexts.
 
 use super::Empty;
 use crate::{memory::PageList, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
-    /// Who owns a context.
+    /// Owner of a context.
     pub enum ContextKind: u8 {
-        /// A process: it may not use regions over all memory, nor the GSI queue pair.
+        /// A process, which may use neither regions over all memory nor the GSI queue pair.
         User = 0,
         /// The driver itself.
         Kernel = 1,
@@ -24,9 +24,10 @@ pub struct CreateContext {
     pub kind: u8,
     /// Reserved; 0.
     pub reserved: [u8; 3],
-    /// Doorbell slots; see [`notify::is_valid_slot_count`](crate::notify::is_valid_slot_count).
+    /// Number of doorbell slots; see
+    /// [`notify::is_valid_slot_count`](crate::notify::is_valid_slot_count).
     pub slots: U32,
-    /// The notify area, [`notify::area_length`](crate::notify::area_length) bytes, offset 0.
+    /// The notify area, of [`notify::area_length`](crate::notify::area_length) bytes, at offset 0.
     pub area: PageList,
 }
 command!(CreateContext => ContextCreated, CreateContext, 40);
@@ -54,7 +55,7 @@ pub struct DestroyContext {
 }
 command!(DestroyContext => Empty, DestroyContext, 8);
 
-/// Rings the doorbell of a context, as a write to its doorbell page would.
+/// Rings the doorbell of a context, like a write to its doorbell page.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RingDoorbell {
@@ -65,15 +66,15 @@ pub struct RingDoorbell {
 }
 command!(RingDoorbell => Empty, RingDoorbell, 8);
 
-/// Says which process a context is for.
+/// Tells the device which process a context is for.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NameContext {
     /// Number of the context.
     pub context: U32,
-    /// Number of the process, as the administrator of the guest sees it.
+    /// Process ID, as seen by the administrator of the guest.
     pub pid: U32,
-    /// What it is called, padded with zeros.
+    /// Name of the process, padded with zeros.
     pub name: [u8; 16],
 }
 command!(NameContext => Empty, NameContext, 24);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about counters.
+//! Commands for counters.
 
 use super::Empty;
 use crate::{U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Asks for the counters of the port.
+/// Queries the counters of the port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryCounters {
@@ -17,19 +17,19 @@ pub struct QueryCounters {
 }
 command!(QueryCounters => Counters, QueryCounters, 8);
 
-/// Room for counters in a reply.
+/// Maximum number of counters in a reply.
 pub const MAX_COUNTERS: usize = 48;
 
-/// Counters of the port, each at the place of its [`Counter`](crate::counter::Counter).
+/// Counters of the port, each at the index of its [`Counter`](crate::counter::Counter).
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Counters {
-    /// Values; those that no counter has are 0.
+    /// Values; 0 at indices without a counter.
     pub values: [U64; MAX_COUNTERS],
 }
 assert_layout!(Counters, MAX_COUNTERS * 8);
 
-/// Creates a counter set, whose values are 0.
+/// Creates a counter set with all values 0.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateCounterSet {
@@ -57,12 +57,12 @@ assert_layout!(CounterSetCreated, 8, counter_set @ 0);
 pub struct BindCounterSet {
     /// Number of the queue pair.
     pub qpn: U32,
-    /// Number of the counter set; 0: none.
+    /// Number of the counter set; 0 for none.
     pub counter_set: U32,
 }
 command!(BindCounterSet => Empty, BindCounterSet, 8);
 
-/// Asks for the values of a counter set.
+/// Queries the values of a counter set.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryCounterSet {
@@ -73,7 +73,7 @@ pub struct QueryCounterSet {
 }
 command!(QueryCounterSet => Counters, QueryCounterSet, 8);
 
-/// Destroys a counter set; `Busy` while queue pairs have it.
+/// Destroys a counter set; `Busy` while queue pairs are bound to it.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroyCounterSet {

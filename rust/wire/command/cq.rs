@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about completion queues.
+//! Commands for completion queues.
 
 use super::Empty;
 use crate::{memory::PageList, ring::RingLayout, U16, U32};
@@ -8,7 +8,7 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`CreateCq::flags`].
 pub mod cq_flags {
-    /// Completions are written whether there is room for them or not.
+    /// Completions are written even if there is no room for them.
     pub const IGNORE_OVERRUN: u16 = 1 << 0;
 }
 
@@ -16,13 +16,13 @@ pub mod cq_flags {
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateCq {
-    /// Context that owns it.
+    /// Context that owns the queue.
     pub context: U32,
     /// Completion vector, less than `completion_vectors`.
     pub vector: U16,
     /// [`cq_flags`].
     pub flags: U16,
-    /// The ring; stride [`CQE_STRIDE`](crate::completion::CQE_STRIDE).
+    /// The ring, with stride [`CQE_STRIDE`](crate::completion::CQE_STRIDE).
     pub ring: RingLayout,
     /// Buffer of the ring, zeroed by the driver; offset 0.
     pub pages: PageList,
@@ -40,7 +40,8 @@ pub struct CqCreated {
 }
 assert_layout!(CqCreated, 8, cqn @ 0);
 
-/// Destroys a completion queue; `Busy` while queue pairs use it. No event of it follows the reply.
+/// Destroys a completion queue; `Busy` while queue pairs use it. No event of the queue follows the
+/// reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroyCq {
@@ -51,8 +52,8 @@ pub struct DestroyCq {
 }
 command!(DestroyCq => Empty, DestroyCq, 8);
 
-/// Moves a completion queue to another ring, in which no entry is valid. What was written before
-/// stands in the old one, and counts as entries of the new one.
+/// Moves a completion queue to another ring, in which no entry is valid. Completions that were
+/// written earlier remain in the old ring, and count as used entries of the new one.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ResizeCq {
@@ -67,15 +68,15 @@ pub struct ResizeCq {
 }
 command!(ResizeCq => Empty, ResizeCq, 56);
 
-/// Says how events of a completion queue are held back.
+/// Sets the moderation of a completion queue's events.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ModifyCq {
     /// Number of the completion queue.
     pub cqn: U32,
-    /// Completions that an event waits for; with 0 or 1 none is held back.
+    /// Number of completions to wait for before an event; 0 and 1 disable moderation.
     pub count: U16,
-    /// Microseconds that an event waits at most; with 0 none is held back.
+    /// Maximum delay of an event in microseconds; 0 disables moderation.
     pub period: U16,
 }
 command!(ModifyCq => Empty, ModifyCq, 8);

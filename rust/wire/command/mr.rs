@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about memory regions.
+//! Commands for memory regions.
 
 use super::Empty;
 use crate::{memory::PageList, U32, U64};
@@ -11,11 +11,11 @@ pub mod mr_flags {
     /// The region is all memory that the device can address: addresses are bus addresses, `iova`
     /// and `pages` are 0. Only for protection domains of a kernel context.
     pub const ALL_MEMORY: u32 = 1 << 0;
-    /// The region has no pages before [`MapPages`](crate::command::MapPages) gives it some;
-    /// `first_chunk` of `pages` is 0.
+    /// The region supports on-demand paging. It has no pages before
+    /// [`MapPages`](crate::command::MapPages); `first_chunk` of `pages` is 0.
     pub const ON_DEMAND: u32 = 1 << 1;
-    /// The pages of a region [on demand](ON_DEMAND) are other such regions, which
-    /// [`AttachRegion`](crate::command::AttachRegion) gives it.
+    /// The pages of an [on-demand](ON_DEMAND) region are other such regions, which
+    /// [`AttachRegion`](crate::command::AttachRegion) attaches.
     pub const NESTED: u32 = 1 << 2;
 }
 
@@ -31,9 +31,9 @@ pub struct RegisterMr {
     pub flags: U32,
     /// Reserved; 0.
     pub reserved: U32,
-    /// Address by which work requests name the first byte.
+    /// Address by which work requests refer to the first byte.
     pub iova: U64,
-    /// Memory of the region; its length is that of the region.
+    /// Memory of the region; its length is the length of the region.
     pub pages: PageList,
 }
 command!(RegisterMr => MrRegistered, RegisterMr, 56);
@@ -42,7 +42,7 @@ command!(RegisterMr => MrRegistered, RegisterMr, 56);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MrRegistered {
-    /// Key of the region, for local and for remote use; chosen at random, never 0.
+    /// Key of the region for local and remote use; chosen at random, never 0.
     pub key: U32,
     /// Reserved; 0.
     pub reserved: U32,
@@ -50,8 +50,7 @@ pub struct MrRegistered {
 assert_layout!(MrRegistered, 8, key @ 0);
 
 /// Deregisters a memory region; `Busy` while memory windows are bound to it. Work in progress that
-/// names the key fails. The lowest byte of the key of a region for fast registration is not looked
-/// at.
+/// uses the key fails. For a region for fast registration, the lowest byte of the key is ignored.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeregisterMr {
@@ -62,15 +61,15 @@ pub struct DeregisterMr {
 }
 command!(DeregisterMr => Empty, DeregisterMr, 8);
 
-/// Allocates a memory region for fast registration, which has no memory until a work request
-/// [`RegisterRegion`](crate::work::SendOpcode::RegisterRegion) gives it some. Only for protection
+/// Allocates a memory region for fast registration. It has no memory until a work request
+/// [`RegisterRegion`](crate::work::SendOpcode::RegisterRegion) registers it. Only for protection
 /// domains of a kernel context.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AllocateMr {
     /// Protection domain of the region.
     pub pd: U32,
-    /// Pages that a registration may have.
+    /// Maximum number of pages of a registration.
     pub max_pages: U32,
     /// The table: room for the bus addresses of `max_pages` pages, each a [`U64`]; offset 0.
     pub table: PageList,
@@ -79,15 +78,15 @@ command!(AllocateMr => MrRegistered, AllocateMr, 40);
 
 /// Bits of [`ReregisterMr::flags`].
 pub mod reregister_flags {
-    /// The region gets other memory, and another key.
+    /// The memory and the key of the region change.
     pub const TRANSLATION: u32 = 1 << 0;
-    /// The region moves to another protection domain.
+    /// The protection domain of the region changes.
     pub const PD: u32 = 1 << 1;
-    /// The region gets other rights.
+    /// The access rights of the region change.
     pub const ACCESS: u32 = 1 << 2;
 }
 
-/// Changes a memory region that [`RegisterMr`] made; `Busy` while memory windows are bound to it.
+/// Changes a memory region created by [`RegisterMr`]; `Busy` while memory windows are bound to it.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReregisterMr {
@@ -95,15 +94,15 @@ pub struct ReregisterMr {
     pub pd: U32,
     /// Key of the region.
     pub key: U32,
-    /// [`reregister_flags`]: which of the following count.
+    /// [`reregister_flags`]: which of the following members are used.
     pub flags: U32,
-    /// Protection domain to move to.
+    /// New protection domain.
     pub new_pd: U32,
     /// [`access`](crate::memory::access) rights.
     pub access: U32,
     /// Reserved; 0.
     pub reserved: U32,
-    /// Address by which work requests name the first byte.
+    /// Address by which work requests refer to the first byte.
     pub iova: U64,
     /// Memory of the region.
     pub pages: PageList,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about multicast groups.
+//! Commands for multicast groups.
 
 use super::Empty;
 use crate::{U16, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Attaches a queue pair of type UD to a multicast group; `Busy` if it is attached already.
+/// Attaches a queue pair of type UD to a multicast group; `Busy` if it is already attached.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AttachMulticast {
@@ -16,7 +16,7 @@ pub struct AttachMulticast {
     pub lid: U16,
     /// Reserved; 0.
     pub reserved: U16,
-    /// GID of the group, for which [`is_multicast`](crate::port::is_multicast) holds.
+    /// GID of the group, which must satisfy [`is_multicast`](crate::port::is_multicast).
     pub gid: [u8; 16],
 }
 command!(AttachMulticast => Empty, AttachMulticast, 24);

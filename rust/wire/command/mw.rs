@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about memory windows.
+//! Commands for memory windows.
 
 use super::Empty;
 use crate::U32;
@@ -9,14 +9,14 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 wire_enum! {
     /// Type of a memory window (IBTA volume 1, 10.6.7.2).
     pub enum MwType: u32 {
-        /// Bound for its protection domain, again and again.
+        /// Can be rebound at any time, by queue pairs of its protection domain.
         Type1 = 1,
-        /// Type 2B: bound for the queue pair that does it, until it is invalidated.
+        /// Type 2B: stays bound to the queue pair that bound it until it is invalidated.
         Type2 = 2,
     }
 }
 
-/// Allocates a memory window, which is not bound.
+/// Allocates an unbound memory window.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AllocateMw {
@@ -31,14 +31,14 @@ command!(AllocateMw => MwAllocated, AllocateMw, 8);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MwAllocated {
-    /// Key of the window, of no use before it is bound.
+    /// Key of the window, which cannot be used before the window is bound.
     pub key: U32,
     /// Reserved; 0.
     pub reserved: U32,
 }
 assert_layout!(MwAllocated, 8, key @ 0);
 
-/// Deallocates a memory window, bound or not. The lowest byte of the key is not looked at.
+/// Deallocates a memory window, bound or not. The lowest byte of the key is ignored.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeallocateMw {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about memory regions on demand.
+//! Commands for on-demand memory regions.
 
 use super::Empty;
 use crate::{U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Asks what pages of a region [on demand](super::mr_flags::ON_DEMAND) the device waits for. They
-/// will not be told again unless they are needed once more after the answer.
+/// Fetches the pages of an [on-demand](super::mr_flags::ON_DEMAND) region for which the device
+/// waits. The device does not report them again unless they are needed once more after the answer.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TakePageFault {
@@ -30,9 +30,9 @@ pub mod fault_flags {
 )]
 #[repr(C)]
 pub struct PageFault {
-    /// The first page.
+    /// First page.
     pub first_page: U32,
-    /// Pages, some of which may be there; 0 if the device waits for none.
+    /// Number of pages, some of which may already be present; 0 if the device waits for none.
     pub page_count: U32,
     /// [`fault_flags`].
     pub flags: U32,
@@ -41,8 +41,8 @@ pub struct PageFault {
 }
 assert_layout!(PageFault, 16, first_page @ 0, page_count @ 4, flags @ 8);
 
-/// Gives pages to a region [on demand](super::mr_flags::ON_DEMAND), or other rights to pages that
-/// it has.
+/// Maps pages of an [on-demand](super::mr_flags::ON_DEMAND) region, or changes the rights of mapped
+/// pages.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MapPages {
@@ -50,17 +50,17 @@ pub struct MapPages {
     pub pd: U32,
     /// Key of the region.
     pub key: U32,
-    /// The first page.
+    /// First page.
     pub first_page: U32,
-    /// Pages, 1 to [`TABLE_PAGES`](crate::memory::TABLE_PAGES).
+    /// Number of pages, 1 to [`TABLE_PAGES`](crate::memory::TABLE_PAGES).
     pub page_count: U32,
-    /// Bus address of a table with an entry, a [`U64`], for each page; a multiple of 4096. An entry
-    /// is a bus address and [`page_flags`](crate::memory::page_flags).
+    /// Bus address, a multiple of 4096, of a table with an entry, a [`U64`], for each page. An
+    /// entry consists of a bus address and [`page_flags`](crate::memory::page_flags).
     pub table: U64,
 }
 command!(MapPages => Empty, MapPages, 24);
 
-/// Takes pages from a region [on demand](super::mr_flags::ON_DEMAND); the device accesses none of
+/// Unmaps pages of an [on-demand](super::mr_flags::ON_DEMAND) region. The device accesses none of
 /// them after the reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -69,14 +69,14 @@ pub struct UnmapPages {
     pub pd: U32,
     /// Key of the region.
     pub key: U32,
-    /// The first page.
+    /// First page.
     pub first_page: U32,
-    /// Pages, at least 1.
+    /// Number of pages, at least 1.
     pub page_count: U32,
 }
 command!(UnmapPages => Empty, UnmapPages, 16);
 
-/// Says that there are no such pages: work that waits for one of them fails.
+/// Tells the device that pages do not exist: work that waits for one of them fails.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RefusePages {
@@ -84,16 +84,16 @@ pub struct RefusePages {
     pub pd: U32,
     /// Key of the region.
     pub key: U32,
-    /// The first page.
+    /// First page.
     pub first_page: U32,
-    /// Pages, at least 1.
+    /// Number of pages, at least 1.
     pub page_count: U32,
 }
 command!(RefusePages => Empty, RefusePages, 16);
 
-/// Makes a region [on demand](super::mr_flags::ON_DEMAND) a page of a
-/// [nested](super::mr_flags::NESTED) one, until it is deregistered, or the page is taken from the
-/// nested region.
+/// Makes an [on-demand](super::mr_flags::ON_DEMAND) region a page of a
+/// [nested](super::mr_flags::NESTED) region, until it is deregistered, or the page of the nested
+/// region is unmapped.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AttachRegion {
@@ -101,9 +101,10 @@ pub struct AttachRegion {
     pub pd: U32,
     /// Key of the nested region.
     pub key: U32,
-    /// The page.
+    /// Page of the nested region.
     pub page: U32,
-    /// Key of the region that it is, which is as long as a page, and begins with a page.
+    /// Key of the attached region, which must have the length of a page and start at a page
+    /// boundary.
     pub region: U32,
 }
 command!(AttachRegion => Empty, AttachRegion, 16);

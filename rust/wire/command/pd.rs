@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about protection domains.
+//! Commands for protection domains.
 
 use super::Empty;
 use crate::U32;
@@ -10,7 +10,7 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreatePd {
-    /// Context that owns it.
+    /// Context that owns the domain.
     pub context: U32,
     /// Reserved; 0.
     pub reserved: U32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about the port and its GID table.
+//! Commands for the port and its GID table.
 
 use super::Empty;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Asks for the attributes of a port.
+/// Queries the attributes of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryPort {
@@ -20,7 +20,7 @@ pub struct QueryPort {
 }
 command!(QueryPort => PortAttributes, QueryPort, 8);
 
-/// Fills an entry of the GID table, whether it was in use or not.
+/// Sets an entry of the GID table, whether it was in use or not.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SetGid {
@@ -33,7 +33,7 @@ pub struct SetGid {
 }
 command!(SetGid => Empty, SetGid, 40);
 
-/// Empties an entry of the GID table.
+/// Clears an entry of the GID table.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ClearGid {
@@ -44,7 +44,7 @@ pub struct ClearGid {
 }
 command!(ClearGid => Empty, ClearGid, 8);
 
-/// Sets the largest path MTU of a port.
+/// Sets the maximum path MTU of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SetMtu {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about queue pairs.
+//! Commands for queue pairs.
 
 use super::Empty;
 use crate::{memory::PageList, qp::QpAttributes, ring::RingLayout, U16, U32};
@@ -8,9 +8,9 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`CreateQp::flags`].
 pub mod qp_flags {
-    /// Every send raises a completion.
+    /// Every send generates a completion.
     pub const SIGNAL_ALL: u8 = 1 << 0;
-    /// Receives are those of a shared receive queue.
+    /// Receives come from a shared receive queue.
     pub const SHARED_RECEIVE_QUEUE: u8 = 1 << 1;
 }
 
@@ -18,8 +18,9 @@ pub mod qp_flags {
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateQp {
-    /// Context that owns it; its rings are rung through that context. 0, as `pd`, `send_cqn`,
-    /// `recv_cqn` and both rings, of an [`XrcTarget`](crate::qp::QpType::XrcTarget).
+    /// Context that owns the queue pair and through which its doorbells are rung. For an
+    /// [`XrcTarget`](crate::qp::QpType::XrcTarget) it is 0, like `pd`, `send_cqn`, `recv_cqn` and
+    /// both rings.
     pub context: U32,
     /// Protection domain.
     pub pd: U32,
@@ -27,26 +28,26 @@ pub struct CreateQp {
     pub qp_type: u8,
     /// [`qp_flags`].
     pub flags: u8,
-    /// Scatter/gather elements of a send entry.
+    /// Maximum scatter/gather elements of a send entry.
     pub max_send_sge: U16,
-    /// Scatter/gather elements of a receive entry.
+    /// Maximum scatter/gather elements of a receive entry.
     pub max_recv_sge: U16,
-    /// Inline bytes of a send entry.
+    /// Maximum inline bytes of a send entry.
     pub max_inline: U16,
     /// Completion queue of the sends.
     pub send_cqn: U32,
-    /// Completion queue of the receives; 0 of an
+    /// Completion queue of the receives; 0 for an
     /// [`XrcInitiator`](crate::qp::QpType::XrcInitiator).
     pub recv_cqn: U32,
-    /// The send queue; absent if nothing will be sent.
+    /// The send queue; absent if there will be no sends.
     pub send_ring: RingLayout,
-    /// The receive queue; absent if nothing will be received.
+    /// The receive queue; absent if there will be no receives.
     pub recv_ring: RingLayout,
     /// Buffer of both rings, zeroed by the driver; offset 0.
     pub pages: PageList,
-    /// The shared receive queue, with [`qp_flags::SHARED_RECEIVE_QUEUE`]; else 0.
+    /// The shared receive queue, with [`qp_flags::SHARED_RECEIVE_QUEUE`]; otherwise 0.
     pub srqn: U32,
-    /// The XRC domain of an [`XrcTarget`](crate::qp::QpType::XrcTarget); else 0.
+    /// The XRC domain of an [`XrcTarget`](crate::qp::QpType::XrcTarget); otherwise 0.
     pub xrcdn: U32,
 }
 command!(CreateQp => QpCreated, CreateQp, 96);
@@ -62,7 +63,7 @@ pub struct QpCreated {
 }
 assert_layout!(QpCreated, 8, qpn @ 0, slot @ 4);
 
-/// Changes attributes of a queue pair, its state first of all.
+/// Changes attributes of a queue pair, in particular its state.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ModifyQp {
@@ -75,7 +76,7 @@ pub struct ModifyQp {
 }
 command!(ModifyQp => Empty, ModifyQp, 104);
 
-/// Asks for the attributes of a queue pair.
+/// Queries the attributes of a queue pair.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryQp {
@@ -86,7 +87,7 @@ pub struct QueryQp {
 }
 command!(QueryQp => QpAttributes, QueryQp, 8);
 
-/// Destroys a queue pair. No event and no completion of it follows the reply.
+/// Destroys a queue pair. No event and no completion of the queue pair follows the reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroyQp {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about shared receive queues.
+//! Commands for shared receive queues.
 
 use super::Empty;
 use crate::{memory::PageList, ring::RingLayout, U32};
@@ -10,13 +10,13 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateSrq {
-    /// Context that owns it.
+    /// Context that owns the queue.
     pub context: U32,
     /// Protection domain of its elements.
     pub pd: U32,
-    /// Scatter/gather elements of an entry.
+    /// Maximum scatter/gather elements of an entry.
     pub max_sge: U32,
-    /// Raise an event when fewer receives are left; 0 for none.
+    /// Number of receives below which an event is raised; 0 for no event.
     pub limit: U32,
     /// The ring.
     pub ring: RingLayout,
@@ -42,12 +42,12 @@ assert_layout!(SrqCreated, 8, srqn @ 0);
 pub struct ModifySrq {
     /// Number of the shared receive queue.
     pub srqn: U32,
-    /// Raise an event when fewer receives are left; 0 for none.
+    /// Number of receives below which an event is raised; 0 for no event.
     pub limit: U32,
 }
 command!(ModifySrq => Empty, ModifySrq, 8);
 
-/// Moves a shared receive queue to another ring, in which its entries stand already.
+/// Moves a shared receive queue to another ring, which already contains the queue's entries.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ResizeSrq {
@@ -62,7 +62,7 @@ pub struct ResizeSrq {
 }
 command!(ResizeSrq => Empty, ResizeSrq, 56);
 
-/// Asks for the attributes of a shared receive queue.
+/// Queries the attributes of a shared receive queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QuerySrq {
@@ -77,19 +77,19 @@ command!(QuerySrq => SrqAttributes, QuerySrq, 8);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SrqAttributes {
-    /// The limit; 0 if it was reached since it was set.
+    /// The limit; 0 if it has been reached since it was set.
     pub limit: U32,
-    /// Entries of the ring.
+    /// Number of entries of the ring.
     pub entries: U32,
-    /// Scatter/gather elements of an entry.
+    /// Maximum scatter/gather elements of an entry.
     pub max_sge: U32,
     /// Reserved; 0.
     pub reserved: U32,
 }
 assert_layout!(SrqAttributes, 16, limit @ 0, entries @ 4, max_sge @ 8);
 
-/// Destroys a shared receive queue; `Busy` while queue pairs use it. No event of it follows the
-/// reply.
+/// Destroys a shared receive queue; `Busy` while queue pairs use it. No event of the queue follows
+/// the reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroySrq {

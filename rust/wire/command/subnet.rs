@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about a port on an InfiniBand subnet.
+//! Commands for a port on an InfiniBand subnet.
 
 use super::Empty;
 use crate::{port::SubnetPort, U16, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Asks for what the subnet manager made of a port.
+/// Queries the settings that the subnet manager assigned to a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QuerySubnetPort {
@@ -17,10 +17,10 @@ pub struct QuerySubnetPort {
 }
 command!(QuerySubnetPort => SubnetPort, QuerySubnetPort, 8);
 
-/// P_Keys of a reply.
+/// Number of P_Keys in a reply.
 pub const PKEY_BLOCK: usize = 32;
 
-/// Asks for a part of the P_Key table of a port.
+/// Queries a part of the P_Key table of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryPkeys {
@@ -35,15 +35,15 @@ command!(QueryPkeys => Pkeys, QueryPkeys, 8);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Pkeys {
-    /// P_Keys; 0 is an empty entry, and what is behind the table.
+    /// P_Keys; 0 for empty entries and beyond the end of the table.
     pub pkeys: [U16; PKEY_BLOCK],
 }
 assert_layout!(Pkeys, 64, pkeys @ 0);
 
-/// GIDs of a reply.
+/// Number of GIDs in a reply.
 pub const GID_BLOCK: usize = 8;
 
-/// Asks for a part of the GID table of a port.
+/// Queries a part of the GID table of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryGids {
@@ -58,16 +58,16 @@ command!(QueryGids => Gids, QueryGids, 8);
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Gids {
-    /// GIDs of 16 bytes each; 0 is an empty entry, and what is behind the table.
+    /// GIDs of 16 bytes each; 0 for empty entries and beyond the end of the table.
     pub gids: [u8; 16 * GID_BLOCK],
 }
 assert_layout!(Gids, 128, gids @ 0);
 
 /// Bits of [`ModifyPort::flags`].
 pub mod modify_port_flags {
-    /// Sets the count of Q_Key violations to 0.
+    /// Resets the counter of Q_Key violations to 0.
     pub const RESET_QKEY_VIOLATIONS: u32 = 1 << 0;
-    /// Every bit with a meaning.
+    /// All bits with a meaning.
     pub const ALL: u32 = RESET_QKEY_VIOLATIONS;
 }
 
@@ -81,36 +81,36 @@ pub struct ModifyPort {
     pub flags: U32,
     /// Bits of the capability mask to set.
     pub set_capabilities: U32,
-    /// Bits of the capability mask to clear; none that is to be set.
+    /// Bits of the capability mask to clear; must not overlap the bits to set.
     pub clear_capabilities: U32,
 }
 command!(ModifyPort => Empty, ModifyPort, 16);
 
-/// Bytes of a management datagram.
+/// Length of a management datagram in bytes.
 pub const MAD_LENGTH: usize = 256;
 
 /// Bits of [`ProcessMad::flags`].
 pub mod mad_flags {
-    /// The agent does not check the M_Key: the driver's own user asks.
+    /// The agent does not check the M_Key, because a local user of the driver sent the datagram.
     pub const IGNORE_M_KEY: u32 = 1 << 0;
-    /// Every bit with a meaning.
+    /// All bits with a meaning.
     pub const ALL: u32 = IGNORE_M_KEY;
 }
 
 wire_enum! {
     /// What an agent of the device did with a management datagram.
     pub enum MadResult: u32 {
-        /// Nothing: it is not for an agent of the device.
+        /// Nothing: the datagram is not for an agent of the device.
         Passed = 0,
-        /// It answered; the reply has the answer.
+        /// The agent responded; the reply contains the response.
         Answered = 1,
-        /// It took the datagram, which has no answer.
+        /// The agent consumed the datagram, and there is no response.
         Consumed = 2,
     }
 }
 
-/// Gives the device's own agents a management datagram that does not come from the network, or that
-/// came by QP0 or QP1.
+/// Passes a management datagram to the device's own agents. It either does not come from the
+/// network, or it arrived at QP0 or QP1.
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ProcessMad {
@@ -118,7 +118,7 @@ pub struct ProcessMad {
     pub port: U32,
     /// [`mad_flags`].
     pub flags: U32,
-    /// LID of whoever asks.
+    /// LID of the sender.
     pub slid: U16,
     /// Service level of the datagram.
     pub service_level: u8,
@@ -129,7 +129,7 @@ pub struct ProcessMad {
 }
 command!(ProcessMad => MadProcessed, ProcessMad, 272);
 
-/// What became of a management datagram.
+/// Result of processing a management datagram.
 #[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MadProcessed {
@@ -137,7 +137,7 @@ pub struct MadProcessed {
     pub result: U32,
     /// Reserved; 0.
     pub reserved: U32,
-    /// The answer, or 0.
+    /// The response, or 0.
     pub mad: [u8; MAD_LENGTH],
 }
 assert_layout!(MadProcessed, 264, result @ 0, mad @ 8);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Commands about extended reliable connections.
+//! Commands for extended reliable connections.
 
 use super::{CreateSrq, Empty, SrqCreated};
 use crate::U32;
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Creates an XRC domain. It belongs to no context.
+/// Creates an XRC domain, which does not belong to a context.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateXrcd {
@@ -41,11 +41,11 @@ command!(DestroyXrcd => Empty, DestroyXrcd, 8);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateXrcSrq {
-    /// What every shared receive queue has.
+    /// Parameters of every shared receive queue.
     pub srq: CreateSrq,
-    /// XRC domain that it is for.
+    /// XRC domain of the queue.
     pub xrcdn: U32,
-    /// Completion queue of its receives.
+    /// Completion queue for the receives.
     pub cqn: U32,
 }
 command!(CreateXrcSrq => SrqCreated, CreateXrcSrq, 72);

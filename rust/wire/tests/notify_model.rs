@@ -2,18 +2,18 @@
 
 //! Checks the doorbell protocol of `Documentation/virtio-rdma.rst` in all interleavings.
 //!
-//! Posters and a device run the steps P1 to P5, D1, D2 and S1 to S3 of the standard, one step at a
-//! time, in every order there is. Stores that the standard does not order wait in a buffer and
-//! reach memory at any later time, the setting of a summary bit included, which is more freedom
-//! than processors have. Nothing may be left undone when the device sleeps for good. Protocols that
-//! lack a step of the standard have to fail, which shows that the check can.
+//! Posters and a device execute the steps P1 to P5, D1, D2 and S1 to S3 of the specification, one
+//! step at a time, in every possible order. Stores that the specification does not order stay in a
+//! buffer and reach memory at any later time, including the setting of a summary bit; this is more
+//! freedom than processors have. No work may be left undone when the device sleeps for good.
+//! Protocols that lack a step of the specification must fail, which shows that the check works.
 
 use std::collections::{HashSet, VecDeque};
 
-/// Slots of two pending words, of two bits each.
+/// Number of slots, in two pending words of two bits each.
 const SLOTS: usize = 4;
 
-/// What is left out of the protocol, or allowed in it.
+/// A deviation from the protocol.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Change {
     /// The poster stops if P1 found its bit set.
@@ -30,7 +30,7 @@ enum Change {
     NoSecondLook,
     /// The device takes pending words first, then the summary.
     SummaryLast,
-    /// The device sleeps on after a doorbell write.
+    /// The device stays asleep after a doorbell write.
     Deaf,
 }
 
@@ -39,7 +39,7 @@ use Change::{
     SummaryLast,
 };
 
-/// A protocol: that of the standard with these changes.
+/// A variant of the protocol, with these deviations.
 type Variant<'a> = &'a [Change];
 
 /// A store on its way to memory.
@@ -50,7 +50,7 @@ enum Store {
     Polling(bool),
 }
 
-/// Memory that both sides share.
+/// Memory shared by both sides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Memory {
     producer: [u8; SLOTS],
@@ -72,7 +72,7 @@ impl Memory {
     }
 }
 
-/// A poster: where it is, and what of it is not in memory yet.
+/// A poster: its next step, and its stores that are not in memory yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Poster {
     slot: usize,
@@ -81,7 +81,7 @@ struct Poster {
     buffer: VecDeque<Store>,
 }
 
-/// Where the device is.
+/// Next step of the device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 enum Step {
     TakeSummary,
@@ -97,19 +97,19 @@ enum Step {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Device {
     step: Step,
-    /// Summary bits that were taken and not followed.
+    /// Summary bits that were taken but not handled yet.
     found: u8,
     consumed: [u8; SLOTS],
-    /// A doorbell write came.
+    /// Whether a doorbell write has arrived.
     rung: bool,
     buffer: VecDeque<Store>,
 }
 
-/// Everything.
+/// State of the whole system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     memory: Memory,
-    /// Requests posted, by slot, whether the device can see them or not.
+    /// Number of requests posted to each slot, whether visible to the device or not.
     posted: [u8; SLOTS],
     posters: Vec<Poster>,
     device: Device,
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// All that can happen next.
+    /// Returns all possible next states.
     fn successors(&self, variant: Variant<'_>) -> Vec<Self> {
         let mut next = Vec::new();
         for index in 0..self.posters.len() {
@@ -190,7 +190,7 @@ impl World {
                 self.memory.pending[word] |= bit;
                 done = variant.contains(&StopAtPending) && old & bit != 0;
             }
-            // P2. Only if its result is needed does it have to happen now.
+            // P2. It has to happen now only if its result is needed.
             2 if variant.contains(&StopAtSummary) => {
                 drain(&mut poster.buffer, &mut self.memory);
                 let old = self.memory.summary;
@@ -245,7 +245,7 @@ impl World {
                     device.consumed[slot] = memory.producer[slot];
                 }
             }
-            // It may go on polling, or sleep.
+            // The device may continue to poll, or sleep.
             Step::Consider => {
                 let mut again = self.clone();
                 again.device.rung = false;
@@ -284,14 +284,14 @@ impl World {
         vec![world]
     }
 
-    /// Whether work was left undone in the end.
+    /// Returns whether work was left undone.
     fn is_lost(&self) -> bool {
         self.posted != self.device.consumed
     }
 }
 
-/// Goes through everything that can happen. Gives the number of states, or one in which nothing
-/// happens any more although there is work.
+/// Explores all possible states. Returns their number, or a final state in which there is work
+/// left.
 fn explore(slots: &[usize], requests: u8, variant: Variant<'_>) -> Result<usize, Box<World>> {
     let start = World::new(slots, requests);
     let mut seen = HashSet::from([start.clone()]);
@@ -311,7 +311,7 @@ fn explore(slots: &[usize], requests: u8, variant: Variant<'_>) -> Result<usize,
     Ok(seen.len())
 }
 
-/// One poster, and two of the same slot, of one pending word, and of two.
+/// One poster; two of the same slot, of one pending word, and of two pending words.
 const POSTERS: [&[usize]; 4] = [&[0], &[0, 0], &[0, 1], &[0, 2]];
 
 fn assert_holds(variant: Variant<'_>) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
 
-//! Holds `Documentation/virtio-rdma.rst` and this crate together.
+//! Checks that `Documentation/virtio-rdma.rst` and this crate agree.
 //!
-//! Every structure and every constant that the standard defines is compared with the crate, every
-//! one that the crate defines must be in the standard, and the clauses of the standard must be
-//! numbered without gaps and stand apart from the text that explains.
+//! Every structure and every constant of the specification is compared with the crate, and every
+//! one in the crate must be in the specification. The clauses of the specification must be numbered
+//! without gaps and be separate from the explanatory text.
 
 use std::{
     any::type_name_of_val,
@@ -23,7 +23,7 @@ use vrnic_wire::{
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
 
-/// The sources of the crate that the standard is about; `abi.rs` is between driver and provider.
+/// Sources of the crate that the specification covers; `abi.rs` is between driver and provider.
 const SOURCES: [&str; 25] = [
     include_str!("../command.rs"),
     include_str!("../command/context.rs"),
@@ -52,7 +52,7 @@ const SOURCES: [&str; 25] = [
     include_str!("../work.rs"),
 ];
 
-/// `CamelCase` as `camel_case`; a digit does not begin a word.
+/// Converts `CamelCase` to `camel_case`; a digit does not start a word.
 fn snake(name: &str) -> String {
     let mut text = String::new();
     for c in name.chars() {
@@ -64,17 +64,17 @@ fn snake(name: &str) -> String {
     text
 }
 
-/// A member of a structure: its name, its type as the standard writes it, its offset.
+/// A member of a structure: its name, its type in the notation of the specification, its offset.
 type Member = (String, String, usize);
 
-/// Members and size of a structure. The last member may have an open end.
+/// Members and size of a structure. The last member may be open-ended.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
     members: Vec<Member>,
     size: usize,
 }
 
-/// Bytes of a type that the standard names, arrays included.
+/// Returns the size in bytes of a type in the specification, including arrays.
 fn size_in_standard(ty: &str, structures: &BTreeMap<String, Layout>) -> usize {
     if let Some((element, count)) = ty.split_once('[') {
         let count = count.trim_end_matches(']');
@@ -100,7 +100,8 @@ fn size_in_standard(ty: &str, structures: &BTreeMap<String, Layout>) -> usize {
     }
 }
 
-/// All structures of the standard. One may be used above its definition, hence the rounds.
+/// Returns all structures of the specification. Some are used before they are defined, hence the
+/// loop.
 fn structures() -> BTreeMap<String, Layout> {
     let mut open = Vec::new();
     for text in STANDARD.split("\n  struct ").skip(1) {
@@ -151,7 +152,7 @@ fn structures() -> BTreeMap<String, Layout> {
     done
 }
 
-/// A type of this crate as the standard writes it.
+/// Converts a type of this crate to the notation of the specification.
 fn type_in_standard(rust: &str) -> String {
     let rust = rust.trim();
     if let Some(array) = rust.strip_prefix('[') {
@@ -168,7 +169,7 @@ fn type_in_standard(rust: &str) -> String {
     }
 }
 
-/// Layouts of this crate by the names that the standard gives them.
+/// Creates the layouts of this crate, by their names in the specification.
 macro_rules! layouts {
     ($($module:ident::$ty:ident { $($member:ident),* $(,)? })*) => {{
         let mut layouts = BTreeMap::new();
@@ -189,8 +190,8 @@ macro_rules! layouts {
     }};
 }
 
-/// Structures of this crate. `Empty`, `QueryDevice` and `QueryClock` have no members: the standard
-/// says that there is nothing.
+/// Returns the structures of this crate. `Empty`, `QueryDevice` and `QueryClock` have no members,
+/// for which the specification has no structures.
 fn layouts() -> BTreeMap<String, Layout> {
     let mut layouts = layouts! {
         config::Config { mac, completion_vectors, node_guid, doorbell_pages, ports, reserved }
@@ -317,7 +318,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         event::CompletionEvent { cqn, reserved }
     };
 
-    // The notify area has no fixed size, so the crate has offsets where the standard has members.
+    // The notify area has no fixed size, so the crate has offsets instead of members.
     let member = |name: &str, ty: String, offset| (name.into(), ty, offset);
     layouts.insert(
         "virtio_rdma_notify_area".into(),
@@ -368,7 +369,7 @@ fn every_structure_of_the_crate_is_compared() {
     }
 }
 
-/// The constants of the standard.
+/// Returns the constants of the specification.
 fn defines() -> BTreeMap<String, u64> {
     let mut defines = BTreeMap::new();
     for line in STANDARD.lines() {
@@ -405,8 +406,8 @@ fn add_enum<T: Copy + Debug>(
     }
 }
 
-/// The constants of this crate by the names that the standard gives them, and the names of those
-/// that were taken one by one, as the sources have them.
+/// Returns the constants of this crate by their names in the specification, and the source names of
+/// those that were listed individually.
 fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
     let mut constants = BTreeMap::new();
     let mut names = BTreeSet::new();
@@ -529,7 +530,7 @@ fn constants_agree() {
 
 #[test]
 fn every_constant_of_the_crate_is_compared() {
-    // Sums and names for what the standard has as members.
+    // Sums, and names of things that are members in the specification.
     const DERIVED: [&str; 13] = [
         "ALL",
         "NAMES",
@@ -553,7 +554,7 @@ fn every_constant_of_the_crate_is_compared() {
                 assert!(names.contains(name) || DERIVED.contains(&name), "{name}");
             }
         }
-        // Enumerations have a table of their values, which `constants` goes through.
+        // Enumerations have a table of their values, which `constants` uses.
         for text in source.split("pub enum ").skip(1) {
             let name = text.split([':', ' ']).next().unwrap();
             let used = include_str!("standard.rs").contains(&format!("::{name}"));
@@ -579,7 +580,7 @@ fn offsets_of_header_words_agree() {
     );
 }
 
-/// Rows of the list table that follows a heading or a text, cell by cell.
+/// Returns the rows of the list table that follows a heading or a text, cell by cell.
 fn table_after(text: &str) -> Vec<Vec<String>> {
     let (_, rest) = STANDARD
         .split_once(text)
@@ -722,7 +723,7 @@ fn every_status_and_event_is_explained() {
     );
 }
 
-/// The clauses, by family, in the order of the text; and the text without them.
+/// Returns the clauses by family, in the order of the text, and the text without them.
 fn clauses() -> (BTreeMap<String, Vec<(usize, String)>>, String) {
     let mut families: BTreeMap<String, Vec<(usize, String)>> = BTreeMap::new();
     let mut rest = String::new();
@@ -779,7 +780,7 @@ fn clauses_are_numbered_and_stand_apart() {
             );
         }
     }
-    // The words occur once more, where the conventions define them.
+    // The words occur once more in the conventions, which define them.
     for word in ["MUST", "SHOULD", "MAY", "SHALL", "REQUIRED"] {
         let count = rest
             .split(|c: char| !c.is_alphabetic())
