@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Header of what the kernel's own bindings lack. Sorted alphabetically.
+ * Headers that the kernel's own bindings do not cover. Sorted alphabetically.
  */
 
 #include <linux/hmm.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the abstractions need of the `kernel` crate and that crate keeps to itself.
+//! Items of the `kernel` crate that the abstractions need but that are private to it.
 //!
-//! In the tree each of these is a `pub(crate)` item of the same name; here it is rebuilt on public
-//! items. Nothing else in the abstractions depends on being out of the tree.
+//! In the kernel tree each of these is a `pub(crate)` item of the same name; here it is rebuilt
+//! from public items. Nothing else in the abstractions depends on being out of tree.
 
 use kernel::{
     bindings,
@@ -21,7 +21,7 @@ use kernel::{
     }, //
 };
 
-/// `device::Device::as_raw`: the `struct device` of a device.
+/// `device::Device::as_raw`: returns the `struct device` of a device.
 pub fn device_as_raw<Ctx: DeviceContext>(dev: &Device<Ctx>) -> *mut bindings::device {
     // CAST: `Device` is a transparent wrapper of `Opaque<bindings::device>`, which permits mutation
     // through a shared reference.
@@ -44,22 +44,22 @@ pub unsafe fn drvdata_obtain<T>(dev: &Device<CoreInternal<'_>>) -> Option<Pin<KB
     if ptr.is_null() {
         return None;
     }
-    // SAFETY: A pointer which is not NULL was stored by `set_drvdata`, which gets it from
-    // `into_foreign` of a `Pin<KBox<T>>`; it has been removed above, so nobody else takes it.
+    // SAFETY: A pointer that is not NULL was stored by `set_drvdata`, which got it from
+    // `into_foreign` of a `Pin<KBox<T>>`. It has been removed above, so nothing else can take it.
     Some(unsafe { Pin::<KBox<T>>::from_foreign(ptr.cast()) })
 }
 
-/// `io::resource::Resource::from_raw`: a resource of C.
+/// `io::resource::Resource::from_raw`: borrows a C resource.
 ///
 /// # Safety
 ///
-/// It must be valid during `'a`.
+/// The resource must be valid during `'a`.
 pub unsafe fn resource_from_raw<'a>(resource: *mut bindings::resource) -> &'a Resource {
     // SAFETY: Guaranteed by the caller; `Resource` is a transparent wrapper of the C structure.
     unsafe { &*resource.cast() }
 }
 
-/// `alloc::Flags::as_raw`: allocation flags as C functions want them.
+/// `alloc::Flags::as_raw`: returns allocation flags for C functions.
 pub fn gfp_as_raw(flags: kernel::alloc::Flags) -> bindings::gfp_t {
     const {
         assert!(size_of::<kernel::alloc::Flags>() == size_of::<bindings::gfp_t>());
@@ -68,10 +68,10 @@ pub fn gfp_as_raw(flags: kernel::alloc::Flags) -> bindings::gfp_t {
     unsafe { core::mem::transmute(flags) }
 }
 
-/// The member of a union.
+/// Returns the member of a union.
 ///
-/// In the tree bindgen makes unions of Rust. Here it knows too little of the kernel's types, and
-/// makes structures that are as good.
+/// In the kernel tree bindgen generates Rust unions. Here it does not know enough about the
+/// kernel's types, and generates equivalent structures.
 ///
 /// # Safety
 ///
@@ -81,7 +81,7 @@ pub unsafe fn member<T>(field: &crate::__BindgenUnionField<T>) -> &T {
     unsafe { field.as_ref() }
 }
 
-/// As [`member`], to change it.
+/// Like [`member`], but mutable.
 ///
 /// # Safety
 ///
@@ -91,7 +91,7 @@ pub unsafe fn member_mut<T>(field: &mut crate::__BindgenUnionField<T>) -> &mut T
     unsafe { field.as_mut() }
 }
 
-/// `sync::Completion`, with the timeout that it lacks.
+/// `sync::Completion` with a timeout, which the kernel's type lacks.
 ///
 /// C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 #[pin_data]
@@ -117,27 +117,27 @@ impl Completion {
         })
     }
 
-    /// Signals all tasks that wait, and all that ever will. May be called in any context.
+    /// Signals all current and future waiters. May be called in any context.
     pub fn complete_all(&self) {
         // SAFETY: `inner` was initialised by `new`.
         unsafe { bindings::complete_all(self.inner.get()) };
     }
 
-    /// Signals one task that waits, or the next that will. May be called in any context.
+    /// Signals one current or future waiter. May be called in any context.
     pub fn complete(&self) {
         // SAFETY: `inner` was initialised by `new`.
         unsafe { bindings::complete(self.inner.get()) };
     }
 
-    /// Waits, uninterruptibly, until [`complete_all`](Self::complete_all) has been called, or
-    /// [`complete`](Self::complete) for this task.
+    /// Waits uninterruptibly for [`complete_all`](Self::complete_all), or for a
+    /// [`complete`](Self::complete) of its own.
     pub fn wait_for_completion(&self) {
         // SAFETY: `inner` was initialised by `new`.
         unsafe { bindings::wait_for_completion(self.inner.get()) };
     }
 
-    /// As [`wait_for_completion`](Self::wait_for_completion), but at most that long; whether it has
-    /// been completed.
+    /// Like [`wait_for_completion`](Self::wait_for_completion), with a timeout. Returns whether the
+    /// wait succeeded.
     pub fn wait_for_completion_timeout(&self, timeout: Jiffies) -> bool {
         // SAFETY: `inner` was initialised by `new`.
         unsafe { bindings::wait_for_completion_timeout(self.inner.get(), timeout) != 0 }

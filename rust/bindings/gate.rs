@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Whether something is still there that others hold on to for longer.
+//! Protection against late use of a resource that others may keep for too long.
 
 use kernel::{
     prelude::*,
@@ -15,13 +15,13 @@ use kernel::{
     }, //
 };
 
-/// Open until it is closed for good, which waits for all who are inside.
+/// A gate that is open until it is closed for good. Closing waits for all threads that are inside.
 ///
-/// What is mapped for a device may only be unmapped while the device is bound. Safe code can keep
-/// it for longer, in a static, say: so whoever unmaps enters the gate of the binding, and leaves
-/// alone, for ever, what he comes too late for.
+/// Memory that is mapped for a device may be unmapped only while the device is bound. Safe code can
+/// keep it for longer, for example in a static. So a thread that unmaps memory enters the gate of
+/// the binding. If the gate is closed, it leaks the memory instead.
 ///
-/// Unlike [`kernel::revocable::Revocable`], who is inside may sleep.
+/// Unlike with [`kernel::revocable::Revocable`], threads inside may sleep.
 #[pin_data]
 pub struct Gate {
     #[pin]
@@ -30,9 +30,10 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// An open gate.
+    /// Creates an open gate.
     pub fn new() -> impl PinInit<Self, Error> {
-        // One for all crates, as is the lock class: lockdep knows names by address.
+        // One name for all crates, because they share a lock class, which lockdep identifies by the
+        // name's address.
         static INSIDE: &CStr = c"Gate::inside";
 
         try_pin_init!(Self {
@@ -41,17 +42,18 @@ impl Gate {
         })
     }
 
-    /// Enters: the gate is not closed before the result is dropped. [`None`] if it has been.
+    /// Enters the gate, which cannot be closed before the result is dropped. [`None`] if it is
+    /// closed.
     pub fn enter(&self) -> Option<srcu::Guard<'_>> {
         let inside = self.inside.read_lock();
         self.open.load(Relaxed).then_some(inside)
     }
 
-    /// Closes the gate. On return nobody is inside, nor will be. Sleeps.
+    /// Closes the gate. On return no thread is inside, and none can enter. Sleeps.
     pub fn close(&self) {
         self.open.store(false, Relaxed);
-        // Whoever began to enter before this has been seen by it; whoever begins later sees that
-        // the gate is closed.
+        // This waits for threads that entered before the store; later ones see that the gate is
+        // closed.
         self.inside.synchronize();
     }
 }

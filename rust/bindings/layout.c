@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Sizes and offsets as the C compiler of the kernel lays them out. bindgen asks
- * libclang instead, with flags of our choosing; lib.rs asserts that both agree.
+ * Sizes and offsets according to the kernel's C compiler. bindgen uses libclang
+ * instead, with flags of our choosing; lib.rs asserts that both agree.
  */
 
 #include <linux/kbuild.h>

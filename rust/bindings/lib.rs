@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the kernel's own `bindings` crate lacks for RDMA and virtio.
+//! Bindings for RDMA and virtio that the kernel's own `bindings` crate lacks.
 //!
-//! The abstractions (`rust/rdma`, `rust/virtio`) are written as if they stood in `rust/kernel/` and
-//! name C items through one module, `bindings`. In the tree that module is the kernel's; out of the
-//! tree it is this crate, which adds a bindgen run of our own and takes every other type from the
-//! kernel, so that a `struct device` here is a `struct device` there.
+//! The abstractions (`rust/rdma`, `rust/virtio`) are written as if they were in `rust/kernel/` and
+//! refer to C items through one module, `bindings`. In the kernel tree that module is the kernel's.
+//! Out of tree it is this crate, which adds a bindgen run of its own and takes all other types from
+//! the kernel, so that a `struct device` is the same type on both sides.
 //!
-//! Nothing else may use this crate: drivers stay on the abstractions.
+//! Nothing else may use this crate; drivers use only the abstractions.
 
 use kernel::prelude::static_assert;
 
 pub mod compat;
 pub mod gate;
 
-/// Sizes and offsets as the C compiler of the kernel lays them out (`layout.c`).
+/// Sizes and offsets according to the kernel's C compiler (`layout.c`).
 #[allow(dead_code, missing_docs, unreachable_pub)]
 mod layout {
     include!(concat!(
@@ -54,7 +54,7 @@ mod bindings_raw {
     // SAFETY: `__BindgenBitfieldUnit<Storage>` is a newtype around `Storage`.
     unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
 
-    // SAFETY: The member of a union has no bytes here: those are in another field.
+    // SAFETY: The member of a union has no bytes here; they are in another field.
     unsafe impl<T> Zeroable for __BindgenUnionField<T> {}
 
     include!(concat!(
@@ -84,7 +84,7 @@ macro_rules! assert_sizes {
     };
 }
 
-/// Asserts that bindgen and the C compiler agree on where each member is.
+/// Asserts that bindgen and the C compiler agree on the offset of each member.
 macro_rules! assert_offsets {
     ($($ty:ident . $($member:ident).+ == $offset:ident,)*) => {
         $(static_assert!(

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * In the tree this is an operation of struct virtio_config_ops, which the series
- * adds to the virtio core (tools/series/commits/06-virtio-structures). An
- * unmodified kernel lacks it, so here its only implementation is called at once.
+ * In the kernel tree this is an operation of struct virtio_config_ops, which the
+ * series adds to the virtio core (tools/series/commits/06-virtio-structures). An
+ * unmodified kernel lacks it, so here its only implementation is called directly.
  *
- * There, the configuration is as long as the transport has mapped it. Here, that
- * is not to be learned, so it is as long as the device says now. If it said less
- * when the transport asked, get() of the transport is a BUG, as for any driver of
- * a device whose configuration is too short.
+ * There, the length of the configuration is what the transport has mapped. Here,
+ * that is not accessible, so it is what the device reports now. If the device
+ * reported less when the transport mapped it, get() of the transport is a BUG, as
+ * for any driver of a device whose configuration is too short.
  */
 
 #ifndef _VIRTIO_STRUCTURE_H
@@ -23,7 +23,7 @@ struct virtio_structure {
 	u64 len;
 };
 
-/* Who writes to the table can have the device interrupt whom he likes. */
+/* Write access to the table would allow arbitrary interrupts by the device. */
 static inline bool virtio_has_msix_table(struct pci_dev *dev, u8 bar)
 {
 	int pos = pci_find_capability(dev, PCI_CAP_ID_MSIX);
@@ -42,7 +42,7 @@ static inline int virtio_get_structure(struct virtio_device *vdev,
 	struct device *parent = vdev->dev.parent;
 	struct pci_dev *dev;
 	u32 offset, len;
-	/* So many fit; more are a ring. */
+	/* The configuration space has no room for more, so more form a loop. */
 	int left = (PCI_CFG_SPACE_SIZE - PCI_STD_HEADER_SIZEOF) / PCI_CAP_SIZEOF;
 	int pos;
 
@@ -57,7 +57,7 @@ static inline int virtio_get_structure(struct virtio_device *vdev,
 							 cfg_type), &cfg_type);
 		pci_read_config_byte(dev, pos + offsetof(struct virtio_pci_cap,
 							 bar), &bar);
-		/* For the virtio core others are not there, either. */
+		/* The virtio core ignores other BARs, too. */
 		if (cfg_type != type || bar >= PCI_STD_NUM_BARS ||
 		    !pci_resource_len(dev, bar))
 			continue;

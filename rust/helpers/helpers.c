@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * C functions that bindgen cannot translate (inlines and macros), made callable
- * from Rust under their own name. One file per subsystem, as in rust/helpers of
- * the kernel tree. Sorted alphabetically.
+ * Wrappers for C functions that bindgen cannot translate (inlines and macros),
+ * which Rust calls under their own name. One file per subsystem, as in
+ * rust/helpers of the kernel tree. Sorted alphabetically.
  */
 
 #include <linux/compiler_types.h>

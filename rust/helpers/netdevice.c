@@ -17,7 +17,7 @@ __rust_helper void rust_helper_dev_put(struct net_device *dev)
 	dev_put(dev);
 }
 
-/* Whether @dev is an Ethernet device (no VLAN on one); its permanent address. */
+/* Returns whether @dev is an Ethernet device but no VLAN, and if so its address. */
 __rust_helper bool
 rust_helper_netdev_ethernet_perm_addr(const struct net_device *dev, u8 *addr)
 {
@@ -59,7 +59,7 @@ static void test_setup(struct net_device *dev)
 	dev->netdev_ops = &test_ops;
 }
 
-/* An Ethernet device with permanent address @addr, that loses all it is given. */
+/* Adds an Ethernet device with permanent address @addr that drops all packets. */
 __rust_helper struct net_device *rust_helper_test_netdev_add(const u8 *addr)
 {
 	struct net_device *dev = alloc_netdev(0, "rdmatest%d", NET_NAME_ENUM, test_setup);

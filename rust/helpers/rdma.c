@@ -8,7 +8,7 @@
 #include <rdma/iter.h>
 #include <rdma/uverbs_ioctl.h>
 
-/* The user context of a verb call, or NULL if there is none. */
+/* Returns the user context of a verb call, or NULL if there is none. */
 __rust_helper struct ib_ucontext *
 rust_helper_ib_udata_ucontext(struct ib_udata *udata)
 {
@@ -49,7 +49,7 @@ __rust_helper size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
 	return ib_umem_num_dma_blocks(umem, pgsz);
 }
 
-/* The DMA address of a page that is there, mapped for the device if it is not yet. */
+/* Returns the DMA address of a present page, and maps it for DMA if necessary. */
 __rust_helper dma_addr_t rust_helper_ib_umem_odp_map_page(struct ib_umem_odp *umem_odp,
 							  size_t index)
 {

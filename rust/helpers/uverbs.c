@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What ib_uverbs has of a process that opened a device, as far as memory that it
- * maps needs that. Tests call it: ib_uverbs itself makes these for system calls
- * alone.
+ * The state of ib_uverbs for a process that has a device open, as far as mapping
+ * memory needs it. It is for tests, because ib_uverbs itself creates this state
+ * only in system calls.
  */
 
 #ifdef CONFIG_INFINIBAND_VRNIC_KUNIT_TEST
@@ -22,7 +22,7 @@ struct test_uverbs {
 	struct ib_uverbs_file file;
 };
 
-/* Gives back what rdma_user_mmap_io() keeps of a mapping. Pages need nothing. */
+/* Frees the state of rdma_user_mmap_io() for a mapping. Pages have no such state. */
 static void test_vma_close(struct vm_area_struct *vma)
 {
 	struct rdma_umap_priv *priv = vma->vm_private_data;
@@ -38,7 +38,7 @@ static const struct vm_operations_struct test_vm_ops = {
 	.close = test_vma_close,
 };
 
-/* While this is held, as it is in all verbs, the device is not taken away. */
+/* All verbs hold this. It prevents disassociation of the device. */
 __rust_helper int rust_helper_test_uverbs_lock(struct file *file)
 {
 	struct ib_uverbs_file *ufile = file->private_data;
@@ -83,8 +83,9 @@ static const struct file_operations test_fops = {
 };
 
 /*
- * The file by which a process has @context open, or NULL. @context, which is
- * about to be constructed, outlives mappings of device memory, not the file.
+ * Returns the file for a process that has @context open, or NULL. @context is
+ * about to be constructed. It outlives mappings of device memory, but not the
+ * file.
  */
 __rust_helper struct file *
 rust_helper_test_uverbs_open(struct ib_ucontext *context)
@@ -115,7 +116,7 @@ err_free:
 	return NULL;
 }
 
-/* Gives a call an attribute of @len bytes at @addr of its process. */
+/* Adds an attribute with @len bytes at @addr of the calling process to a call. */
 __rust_helper void
 rust_helper_test_uverbs_set_attr(struct uverbs_attr_bundle *attrs, unsigned int id,
 				 u64 addr, u16 len)
@@ -127,7 +128,7 @@ rust_helper_test_uverbs_set_attr(struct uverbs_attr_bundle *attrs, unsigned int 
 	__set_bit(bkey, attrs->attr_present);
 }
 
-/* Gives a call an attribute that names the object of @uobject. */
+/* Adds an attribute with the object of @uobject to a call. */
 __rust_helper void
 rust_helper_test_uverbs_set_object(struct uverbs_attr_bundle *attrs, unsigned int id,
 				   struct ib_uobject *uobject)
@@ -139,8 +140,8 @@ rust_helper_test_uverbs_set_object(struct uverbs_attr_bundle *attrs, unsigned in
 }
 
 /*
- * The physical address that this process has mapped, uncached, at @address. 0 if
- * there is none.
+ * Returns the physical address that this process has mapped at @address, or 0 if
+ * there is no mapping or it is not uncached.
  */
 __rust_helper phys_addr_t rust_helper_test_uncached(unsigned long address)
 {
@@ -158,7 +159,7 @@ __rust_helper phys_addr_t rust_helper_test_uncached(unsigned long address)
 	return found;
 }
 
-/* Pages of this process that devices have pinned. */
+/* Returns the number of pages of this process that are pinned for devices. */
 __rust_helper u64 rust_helper_test_pinned(void)
 {
 	return atomic64_read(&current->mm->pinned_vm);

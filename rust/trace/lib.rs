@@ -2,8 +2,8 @@
 
 //! Tracepoints of the driver (`include/trace/events/vrnic.h`), as functions that are safe to call.
 //!
-//! Tracing costs a branch where nobody traces, for a command two. In a kernel without tracepoints
-//! these are nothing.
+//! A tracepoint that is disabled costs a branch, or two for a command. In a kernel without
+//! tracepoints the functions are empty.
 
 use kernel::{
     device::Device,
@@ -17,7 +17,7 @@ use kernel::{
 use vrnic_bindings as bindings;
 use vrnic_bindings::compat;
 
-/// `kernel::tracepoint::declare_trace`, which names the bindings of the kernel.
+/// Like `kernel::tracepoint::declare_trace`, which refers to the kernel's own bindings.
 macro_rules! declare_trace {
     ($($(#[$attr:meta])* unsafe fn $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {$(
         $(#[$attr])*
@@ -25,7 +25,7 @@ macro_rules! declare_trace {
         unsafe fn $name($($arg: $type),*) {
             #[cfg(CONFIG_TRACEPOINTS)]
             {
-                // SAFETY: It is the static key of a tracepoint.
+                // SAFETY: This is the static key of a tracepoint.
                 let should_trace = unsafe {
                     ::kernel::macros::paste! {
                         ::kernel::jump_label::static_branch_unlikely!(
@@ -53,7 +53,7 @@ macro_rules! declare_trace {
 declare_trace! {
     /// # Safety
     ///
-    /// `dev` must be a valid device, here and below.
+    /// `dev` must be a valid device, here and in the following functions.
     unsafe fn vrnic_command(dev: *mut bindings::device, code: u16, error: c_int, ns: u64);
 
     /// # Safety
@@ -72,12 +72,12 @@ declare_trace! {
     unsafe fn vrnic_doorbell(dev: *mut bindings::device, slot: u32, wakes: bool);
 }
 
-/// When a command begins: now, if somebody traces commands. The clock is read for nobody else.
+/// Returns the time at which a command begins. The clock is read only if commands are traced.
 #[inline]
 pub fn command_begins() -> Option<Instant<Monotonic>> {
     #[cfg(CONFIG_TRACEPOINTS)]
     {
-        // SAFETY: It is the static key of a tracepoint.
+        // SAFETY: This is the static key of a tracepoint.
         let is_traced = unsafe {
             ::kernel::jump_label::static_branch_unlikely!(
                 bindings::__tracepoint_vrnic_command,
@@ -93,8 +93,8 @@ pub fn command_begins() -> Option<Instant<Monotonic>> {
     }
 }
 
-/// A command came back, with the error that its caller gets; `begin` is when it
-/// [began](command_begins).
+/// Traces the end of a command, with the error that its caller gets. `begin` is the result of
+/// [`command_begins`].
 #[inline]
 pub fn command(dev: &Device, code: u16, error: Option<Error>, begin: Option<Instant<Monotonic>>) {
     let Some(begin) = begin else {
@@ -107,21 +107,21 @@ pub fn command(dev: &Device, code: u16, error: Option<Error>, begin: Option<Inst
     unsafe { vrnic_command(compat::device_as_raw(dev), code, error, ns) }
 }
 
-/// An asynchronous event came.
+/// Traces an asynchronous event.
 #[inline]
 pub fn event(dev: &Device, event_type: u16, number: u32) {
     // SAFETY: The device is valid.
     unsafe { vrnic_event(compat::device_as_raw(dev), event_type, number) }
 }
 
-/// An event of completion queue `cqn` came.
+/// Traces a completion event of completion queue `cqn`.
 #[inline]
 pub fn completion_event(dev: &Device, vector: u32, cqn: u32) {
     // SAFETY: The device is valid.
     unsafe { vrnic_completion_event(compat::device_as_raw(dev), vector, cqn) }
 }
 
-/// The kernel has posted work in a slot; `wakes` says whether the device has to be woken for that.
+/// Traces a doorbell of the kernel for a slot. `wakes` says whether the device has to be woken.
 #[inline]
 pub fn doorbell(dev: &Device, slot: u32, wakes: bool) {
     // SAFETY: The device is valid.
