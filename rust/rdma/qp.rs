@@ -78,35 +78,36 @@ c_enum! {
         UnreliableConnection = bindings::ib_qp_type_IB_QPT_UC,
         /// Unreliable datagram.
         UnreliableDatagram = bindings::ib_qp_type_IB_QPT_UD,
-        /// Extended reliable connection: the end that sends. Only processes have such queue pairs.
+        /// Extended reliable connection, initiator side. Only processes have such queue pairs.
         XrcInitiator = bindings::ib_qp_type_IB_QPT_XRC_INI,
-        /// Extended reliable connection: the end that receives, which is made by
-        /// [`XrcDomain::create_target`](crate::XrcDomain::create_target).
+        /// Extended reliable connection, target side, which
+        /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) creates.
         XrcTarget = bindings::ib_qp_type_IB_QPT_XRC_TGT,
     }
 }
 
 impl Type {
-    /// Whether each send names its destination.
+    /// Returns whether each send carries its destination.
     pub const fn is_datagram(self) -> bool {
         matches!(self, Self::Smi | Self::Gsi | Self::UnreliableDatagram)
     }
 }
 
-/// The types of queue pairs that a driver defines itself (`IB_QPT_DRIVER`), beside those of the
-/// verbs ([`Type`]). `R` is the driver's part of the request that makes a queue pair
-/// ([`QueuePair::Request`]), which says what type is meant.
+/// Queue pair types that a driver defines itself (`IB_QPT_DRIVER`), in addition to those of the
+/// verbs ([`Type`]). `R` is the driver's part of the request that creates a queue pair
+/// ([`QueuePair::Request`]), which contains the type.
 ///
 /// Only processes have such queue pairs. They post to them without the kernel.
 pub trait DriverType<R>: Copy + Send + Sync + Sized + 'static {
-    /// Whether there are any: as [`NoDriverType`] says, there are not.
+    /// Whether the driver has such types; `false` only for [`NoDriverType`].
     const IS_SUPPORTED: bool = true;
 
-    /// The type that a process asks for; by convention `EOPNOTSUPP` if there is no such type.
+    /// Returns the type that a process asks for; by convention `EOPNOTSUPP` if there is no such
+    /// type.
     fn from_request(request: &R) -> Result<Self>;
 }
 
-/// A driver has no types of queue pairs of its own.
+/// For drivers without queue pair types of their own.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum NoDriverType {}
 
@@ -118,7 +119,7 @@ impl<R> DriverType<R> for NoDriverType {
     }
 }
 
-/// What type a queue pair is of. `D` are the driver's own types.
+/// Type of a queue pair. `D` are the driver's own types.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Service<D> {
     /// One of the verbs' types.
@@ -128,7 +129,7 @@ pub enum Service<D> {
 }
 
 impl Service<NoDriverType> {
-    /// The type, of which there are no others.
+    /// Returns the type, which is one of the verbs.
     pub const fn ty(self) -> Type {
         match self {
             Self::Standard(ty) => ty,
@@ -140,21 +141,21 @@ impl Service<NoDriverType> {
 /// Sizes of a queue pair (`struct ib_qp_cap`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct QpCap {
-    /// Sends that may be outstanding.
+    /// Maximum number of outstanding sends.
     pub max_send_wr: u32,
-    /// Receives that may be outstanding.
+    /// Maximum number of outstanding receives.
     pub max_recv_wr: u32,
-    /// Scatter/gather elements of a send.
+    /// Maximum scatter/gather elements of a send.
     pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
+    /// Maximum scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// Bytes of inline data of a send.
+    /// Maximum inline data of a send in bytes.
     pub max_inline_data: u32,
 }
 
 impl QpCap {
-    /// Whether a queue pair of these sizes has what `asked` wants, receives only if it `receives`
-    /// by a queue of its own.
+    /// Returns whether these sizes satisfy `asked`. Receives count only if the queue pair
+    /// `receives` through a queue of its own.
     fn holds(&self, asked: &Self, receives: bool) -> bool {
         self.max_send_wr >= asked.max_send_wr
             && self.max_send_sge >= asked.max_send_sge
@@ -162,7 +163,7 @@ impl QpCap {
                 || self.max_recv_wr >= asked.max_recv_wr && self.max_recv_sge >= asked.max_recv_sge)
     }
 
-    /// Takes over the sizes of C.
+    /// Converts the sizes from C.
     fn from_raw(raw: &bindings::ib_qp_cap) -> Self {
         Self {
             max_send_wr: raw.max_send_wr,
@@ -173,7 +174,7 @@ impl QpCap {
         }
     }
 
-    /// Writes the sizes; what else is in the C structure stays.
+    /// Writes the sizes; other members of the C structure stay unchanged.
     pub(crate) fn write(&self, raw: &mut bindings::ib_qp_cap) {
         raw.max_send_wr = self.max_send_wr;
         raw.max_recv_wr = self.max_recv_wr;
@@ -186,51 +187,51 @@ impl QpCap {
 /// A multicast group.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct MulticastGroup {
-    /// Its GID.
+    /// GID of the group.
     pub gid: Gid,
-    /// Its LID; of meaning on ports of InfiniBand only.
+    /// LID of the group; meaningful only on InfiniBand ports.
     pub lid: u16,
 }
 
-/// What a queue pair is (`struct ib_qp_attr` and `struct ib_qp_init_attr`).
+/// Description of a queue pair (`struct ib_qp_attr` and `struct ib_qp_init_attr`).
 pub struct Description<P> {
-    /// What can be changed.
+    /// Attributes that can be changed.
     pub attributes: QpAttr<P>,
-    /// Its sizes.
+    /// Sizes of the queue pair.
     pub capabilities: QpCap,
-    /// Whether every send raises a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
 }
 
-/// What the user of a new queue pair asks for (`struct ib_qp_init_attr`).
+/// Attributes that the user of a new queue pair asks for (`struct ib_qp_init_attr`).
 ///
-/// Creation flags are refused before the driver is asked.
+/// Creation flags are rejected before the driver is called.
 pub struct QpInitAttr<'a, T: Operations> {
-    /// What type it is to be of: one that the driver has.
+    /// Type of the queue pair, one that the driver has.
     pub service: Service<<T::QueuePair as QueuePair>::DriverType>,
-    /// Fewest that the queue pair must hold.
+    /// Minimum sizes of the queue pair.
     pub capabilities: QpCap,
-    /// Whether every send raises a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
-    /// Completion queue of sends.
+    /// Completion queue for the sends.
     pub send_cq: &'a Cq<T::CompletionQueue>,
-    /// Completion queue of receives. Only a queue pair of type [`XrcInitiator`](Type::XrcInitiator)
-    /// has none.
+    /// Completion queue for the receives. Only a queue pair of type
+    /// [`XrcInitiator`](Type::XrcInitiator) has none.
     pub recv_cq: Option<&'a Cq<T::CompletionQueue>>,
-    /// Where receives come from, if the queue pair has no receive queue of its own.
+    /// Shared receive queue, if the queue pair has no receive queue of its own.
     pub srq: Option<&'a Srq<T::SharedReceiveQueue>>,
 }
 
 /// A new queue pair.
 pub struct NewQp<I, R> {
-    /// Constructs the queue pair.
+    /// Initialiser of the queue pair.
     pub init: I,
-    /// Answer to the provider.
+    /// Response to the provider.
     pub response: R,
-    /// Number of the queue pair, 24 bits. One that has more is destroyed again, and refused
-    /// (`EIO`).
+    /// Number of the queue pair, 24 bits. A queue pair with a larger number is destroyed again, and
+    /// its creation fails with `EIO`.
     pub number: u32,
-    /// What it holds, at least what was asked for.
+    /// Actual sizes, at least as large as requested.
     pub capabilities: QpCap,
 }
 
@@ -243,12 +244,12 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     type Request: Request;
     /// The driver's part of the response.
     type Response: Response;
-    /// The types that are the driver's own; [`NoDriverType`] if there are none.
+    /// The driver's own queue pair types; [`NoDriverType`] if there are none.
     type DriverType: DriverType<Self::Request>;
 
-    /// The types of the verbs that the driver has, except [`XrcTarget`](Type::XrcTarget), which
-    /// comes with [`XrcDomain`](crate::XrcDomain). Others are refused (`EOPNOTSUPP`) before the
-    /// driver is asked.
+    /// The verbs' types that the driver supports, except [`XrcTarget`](Type::XrcTarget), which
+    /// comes with [`XrcDomain`](crate::XrcDomain). Others are rejected with `EOPNOTSUPP` before the
+    /// driver is called.
     const TYPES: &'static [Type];
 
     /// Creates a queue pair in the reset state.
@@ -259,7 +260,7 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<NewQp<impl PinInit<Self>, Self::Response>>;
 
-    /// Changes the attributes that `mask` names.
+    /// Changes the attributes in `mask`.
     fn modify(
         qp: &Qp<Self>,
         call: &Call<'_, Self::Driver>,
@@ -267,7 +268,7 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         attributes: &QpAttr<<Self::Driver as Operations>::Path>,
     ) -> Result;
 
-    /// Returns the attributes as they are.
+    /// Returns the current attributes.
     fn query(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -275,17 +276,17 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Makes the hardware forget the queue pair; then it is dropped.
+    /// Removes the queue pair from the hardware; then it is dropped.
     ///
-    /// This cannot fail: hardware that refuses is to be stopped.
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
     fn destroy(qp: &Qp<Self>, call: &Call<'_, Self::Driver>);
 
     /// Attaches a queue pair, of type [`UnreliableDatagram`](Type::UnreliableDatagram), to a
-    /// multicast group whose GID the core has checked. Where the network needs to know, whoever
-    /// joins the group tells it.
+    /// multicast group whose GID the core has checked. If the network needs to know, the user that
+    /// joins the group announces it.
     ///
-    /// Must fail if the queue pair is attached already: the core counts what succeeds, and detaches
-    /// as often.
+    /// Must fail if the queue pair is already attached: the core counts successful calls, and
+    /// detaches as often.
     fn attach_multicast(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -303,11 +304,11 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Posts sends in the order in which `requests` yields them. May not sleep.
+    /// Posts sends in the order in which `requests` yields them. Must not sleep.
     ///
-    /// What a request is posted with is its [`post`](crate::wr::SendRequest::post). Requests that
-    /// were not posted are refused: on an error the user is told so, and `Ok` becomes `EIO`. A
-    /// process gets here too (verb POST_SEND), also without any request.
+    /// A request is posted by [`post`](crate::wr::SendRequest::post). Requests that were not posted
+    /// are rejected: the user gets the error that this returns, or `EIO` for `Ok`. Processes can
+    /// call this as well (verb POST_SEND), even without any request.
     fn post_send(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -316,10 +317,10 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Posts receives in the order in which `requests` yields them. May not sleep.
+    /// Posts receives in the order in which `requests` yields them. Must not sleep.
     ///
-    /// What is posted is said as for [sends](Self::post_send). A process gets here too (verb
-    /// POST_RECV), also without any request.
+    /// The driver reports what it posted in the same way as for [sends](Self::post_send). Processes
+    /// can call this as well (verb POST_RECV), even without any request.
     fn post_recv(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -328,8 +329,7 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Adds what only the driver knows to the description of a queue pair
-    /// (`rdma resource show -dd`).
+    /// Adds driver-specific details to the dump of a queue pair (`rdma resource show -dd`).
     fn fill_details(_qp: &Qp<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -341,25 +341,26 @@ core_object! {
 }
 
 impl<T: QueuePair> Qp<T> {
-    /// Number of the queue pair, 24 bits.
+    /// Returns the number of the queue pair, 24 bits.
     pub fn number(&self) -> u32 {
         self.place.number()
     }
 
-    /// Completion queue of sends, unless the queue pair has none.
+    /// Returns the completion queue for the sends, unless the queue pair has none.
     pub fn send_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
-        // SAFETY: Set when the queue pair was created, which keeps the queue.
+        // SAFETY: Set when the queue pair was created, which holds a reference to the completion
+        // queue.
         unsafe { cq_from_raw((*self.as_raw()).send_cq) }
     }
 
-    /// Completion queue of receives, unless the queue pair has none.
+    /// Returns the completion queue for the receives, unless the queue pair has none.
     pub fn recv_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
         // SAFETY: As above.
         unsafe { cq_from_raw((*self.as_raw()).recv_cq) }
     }
 }
 
-/// Borrows a completion queue, unless there is none.
+/// Borrows a completion queue, unless the pointer is null.
 ///
 /// # Safety
 ///
@@ -369,17 +370,17 @@ unsafe fn cq_from_raw<'a, T: CompletionQueue>(ptr: *mut bindings::ib_cq) -> Opti
     (!ptr.is_null()).then(|| unsafe { Cq::from_raw(ptr) })
 }
 
-/// Whether a queue pair may have that number.
+/// Checks whether a queue pair can have that number.
 pub(crate) fn check_number(number: u32) -> Result {
-    // The core puts other things in the upper bits.
+    // The core uses the upper bits for other purposes.
     match number >> 24 {
         0 => Ok(()),
         _ => Err(EIO),
     }
 }
 
-/// The type of the verbs that a new queue pair is to be of, or `None` for one of the driver's own.
-/// `EOPNOTSUPP` if the driver has no such type.
+/// Returns the verbs' type for a new queue pair, or `None` for one of the driver's own types.
+/// `EOPNOTSUPP` if the driver does not have the type.
 fn standard_type<T: Operations>(
     raw: bindings::ib_qp_type,
     is_of_user: bool,
@@ -407,16 +408,17 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     attr: *mut bindings::ib_qp_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue pair; the call is not over before we return.
+    // SAFETY: The core set the device of the queue pair; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts. Those who have
-    //   udata are processes.
-    // - The attributes are valid during the call. The core refers to the completion queues and the
-    //   domain, which are of the same device.
-    // - The core allocated room for the queue pair, which is constructed once and reachable by
-    //   nobody but the dispatcher before the call returns.
+    // - Verbs run only while the device is registered; its users have contexts, and only processes
+    //   have udata.
+    // - The attributes are valid during the call. The core holds references to the completion
+    //   queues and the domain, which are of the same device.
+    // - The core allocated room for the queue pair, which is constructed once. Only the dispatcher
+    //   can reach it before the call returns.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let attr = &mut *attr;
@@ -462,7 +464,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let in_use = InUse::of_queue_pair(udata.is_some(), completes);
             let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
 
-            // Those of management have one from the beginning.
+            // Management queue pairs have a port from the start.
             place.set_port(attr.port_num);
             Qp::construct(qp, place, new.init);
             (*qp).qp_num = new.number;
@@ -498,7 +500,8 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     mask: c_int,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue pair; the call is not over before we return.
+    // SAFETY: The core set the device of the queue pair; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
 
     // SAFETY: Verbs run only while the device is registered; the arguments are valid.
@@ -562,13 +565,14 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `qp` must be a constructed queue pair of a device of `T` that nobody uses any more, and `udata`
+/// `qp` must be a constructed queue pair of a device of `T` that is no longer in use, and `udata`
 /// the udata of the call.
 pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue pair; the call is not over before we return.
+    // SAFETY: The core set the device of the queue pair; the call does not end before this function
+    // returns.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
 
     // SAFETY: Verbs run only while the device is registered; the queue pair is constructed, and the
@@ -584,7 +588,7 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `qp` must be a constructed queue pair of a device of `T` that nobody uses any more.
+/// `qp` must be a constructed queue pair of a device of `T` that is no longer in use.
 pub(crate) unsafe fn end<T: Operations>(qp: *mut bindings::ib_qp, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller; its completion queues outlive it.
     unsafe {
@@ -622,7 +626,7 @@ pub(crate) unsafe extern "C" fn detach_mcast_callback<T: Operations>(
     unsafe { with_group::<T>(qp, gid, lid, T::QueuePair::detach_multicast) }
 }
 
-/// Calls the driver for a queue pair and a multicast group.
+/// Calls `act` for a queue pair and a multicast group.
 ///
 /// # Safety
 ///

@@ -11,13 +11,14 @@ pub const SMI_QPN: u32 = 0;
 /// Queue pair number of the general service interface.
 pub const GSI_QPN: u32 = 1;
 
-/// Largest queue pair number, and mask of the 24 bits it has.
+/// Largest queue pair number, and mask of its 24 bits.
 pub const MAX_QPN: u32 = 0xff_ffff;
 
-/// Queue pair that datagrams to a multicast GID are for: all that are attached to the group.
+/// Queue pair number in datagrams to a multicast GID, which are for all queue pairs attached to the
+/// group.
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// Largest packet sequence number, and mask of the 24 bits it has.
+/// Largest packet sequence number, and mask of its 24 bits.
 pub const MAX_PSN: u32 = 0xff_ffff;
 
 wire_enum! {
@@ -33,10 +34,10 @@ wire_enum! {
         UnreliableConnection = 3,
         /// Unreliable datagram.
         UnreliableDatagram = 4,
-        /// Extended reliable connection: the end that sends.
+        /// Extended reliable connection, initiator side.
         XrcInitiator = 9,
-        /// Extended reliable connection: the end that receives, for the shared receive queues of
-        /// an XRC domain.
+        /// Extended reliable connection, target side, for the shared receive queues of an XRC
+        /// domain.
         XrcTarget = 10,
     }
 }
@@ -62,7 +63,7 @@ wire_enum! {
 }
 
 impl QpState {
-    /// Its name in the verbs.
+    /// Returns the name of the state in the verbs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reset => "RESET",
@@ -76,7 +77,7 @@ impl QpState {
     }
 }
 
-/// Bits of [`QpAttributes::mask`]: which attributes are meant; numerically the verbs mask.
+/// Bits of [`QpAttributes::mask`], one for each attribute; numerically the verbs mask.
 pub mod attribute {
     /// [`state`](super::QpAttributes::state).
     pub const STATE: u32 = 1 << 0;
@@ -122,46 +123,46 @@ pub mod attribute {
     pub const DEST_QPN: u32 = 1 << 20;
 }
 
-/// Attributes of a queue pair, to set or as they are.
+/// Attributes of a queue pair, either to set or as queried.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QpAttributes {
-    /// [`attribute`] bits of what is set; 0 in replies.
+    /// [`attribute`] bits of the attributes to set; 0 in replies.
     pub mask: U32,
-    /// A [`QpState`]: the state to go to.
+    /// A [`QpState`]: the current state, or the state to go to.
     pub state: u8,
-    /// A [`QpState`]: the state that the driver believes the queue pair to be in.
+    /// A [`QpState`]: the state in which the driver believes the queue pair to be.
     pub current_state: u8,
     /// A [`Mtu`](crate::port::Mtu).
     pub path_mtu: u8,
-    /// 1 to raise an event when the send queue drained.
+    /// 1 to raise an event when the send queue has drained.
     pub sqd_async_notify: u8,
     /// Q_Key of datagrams.
     pub qkey: U32,
-    /// First PSN to be received, 24 bits.
+    /// First PSN to receive, 24 bits.
     pub rq_psn: U32,
-    /// First PSN to be sent, 24 bits.
+    /// First PSN to send, 24 bits.
     pub sq_psn: U32,
-    /// Queue pair at the other end, 24 bits.
+    /// Number of the peer's queue pair, 24 bits.
     pub dest_qpn: U32,
-    /// Rights of the peer: of [`access::QUEUE_PAIR`](crate::memory::access::QUEUE_PAIR) and
-    /// [`access::PLACEMENT`](crate::memory::access::PLACEMENT).
+    /// Access rights of the peer, from [`access::QUEUE_PAIR`](crate::memory::access::QUEUE_PAIR)
+    /// and [`access::PLACEMENT`](crate::memory::access::PLACEMENT).
     pub access: U32,
     /// P_Key index.
     pub pkey_index: U16,
     /// Port, 1.
     pub port: u8,
-    /// Reads and atomics that this side may have outstanding.
+    /// Maximum outstanding RDMA reads and atomics as initiator.
     pub max_rd_atomic: u8,
-    /// Reads and atomics that the peer may have outstanding.
+    /// Maximum outstanding RDMA reads and atomics as responder.
     pub max_dest_rd_atomic: u8,
-    /// RNR timer that this side asks its peer to wait, 5 bits (IBTA table 45).
+    /// RNR timer that this side requests from its peer, 5 bits (IBTA table 45).
     pub min_rnr_timer: u8,
-    /// Local ACK timeout: 4.096 µs times 2 to this, 5 bits; 0 is forever.
+    /// Local ACK timeout: 4.096 µs times 2 to this power, 5 bits; 0 means no timeout.
     pub timeout: u8,
     /// Retries after a timeout or a sequence error, 3 bits.
     pub retry_count: u8,
-    /// Retries after an RNR NAK, 3 bits; 7 is without end.
+    /// Retries after an RNR NAK, 3 bits; 7 means no limit.
     pub rnr_retry: u8,
     /// In replies: 1 while the send queue drains.
     pub sq_draining: u8,

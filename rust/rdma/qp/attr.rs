@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What can be changed about a queue pair, and when.
+//! Attributes of queue pairs, and the rules for changing them.
 
 use kernel::{
     bits::bit_u32,
@@ -40,7 +40,7 @@ c_enum! {
 }
 
 impl_flags!(
-    /// Which attributes of a queue pair are meant (`enum ib_qp_attr_mask`).
+    /// A set of queue pair attributes (`enum ib_qp_attr_mask`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
     pub struct AttributeMask(u32);
 
@@ -95,7 +95,7 @@ impl_flags!(
 );
 
 impl AttributeMask {
-    /// Takes over a mask of C; a bit that has no name here is refused with `EOPNOTSUPP`.
+    /// Converts a C mask; bits without a name here are rejected with `EOPNOTSUPP`.
     pub(crate) fn from_raw(raw: c_int) -> Result<Self> {
         const KNOWN: u32 = ((1 << 21) - 1) | Attribute::RateLimit as u32;
 
@@ -107,22 +107,22 @@ impl AttributeMask {
         Ok(Self(raw))
     }
 
-    /// The mask as the verbs number it.
+    /// Returns the mask in the encoding of the verbs.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0
     }
 }
 
-/// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are. `P` is a path of the
-/// driver's ports ([`Operations::Path`](crate::Operations::Path)).
+/// Attributes of a queue pair (`struct ib_qp_attr`), either to set or as queried. `P` is the path
+/// type of the driver's ports ([`Operations::Path`](crate::Operations::Path)).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct QpAttr<P> {
-    /// State to go to.
+    /// State, or the state to go to.
     pub state: State,
-    /// State that the caller believes the queue pair to be in.
+    /// State in which the caller believes the queue pair to be.
     pub current_state: State,
-    /// Payload of a packet.
+    /// Path MTU.
     pub path_mtu: Mtu,
     /// Q_Key.
     pub qkey: u32,
@@ -130,21 +130,21 @@ pub struct QpAttr<P> {
     pub rq_psn: u32,
     /// First PSN to send, 24 bits.
     pub sq_psn: u32,
-    /// Queue pair at the other end, 24 bits.
+    /// Number of the peer's queue pair, 24 bits.
     pub dest_qpn: u32,
-    /// Rights of the peer.
+    /// Access rights of the peer.
     pub access: AccessFlags,
     /// P_Key index.
     pub pkey_index: u16,
     /// Port.
     pub port: Port,
-    /// Reads and atomics that this side may have outstanding.
+    /// Maximum outstanding RDMA reads and atomics as initiator.
     pub max_rd_atomic: u8,
-    /// Reads and atomics that the peer may have outstanding.
+    /// Maximum outstanding RDMA reads and atomics as responder.
     pub max_dest_rd_atomic: u8,
-    /// RNR timer that this side asks its peer to wait (IBTA table 45).
+    /// RNR timer that this side requests from its peer (IBTA table 45).
     pub min_rnr_timer: u8,
-    /// Local ACK timeout: 4.096 µs times 2 to this.
+    /// Local ACK timeout: 4.096 µs times 2 to this power.
     pub timeout: u8,
     /// Retries after a timeout or a sequence error.
     pub retry_count: u8,
@@ -185,8 +185,8 @@ impl<P: Path> Default for QpAttr<P> {
 }
 
 impl<P: Path> QpAttr<P> {
-    /// Takes over the attributes that `mask` names; the others keep their defaults. A value that
-    /// has no name here is refused with `EINVAL`.
+    /// Converts the attributes in `mask` from C; the others keep their defaults. A value without a
+    /// name here is rejected with `EINVAL`.
     pub(crate) fn from_raw(raw: &bindings::ib_qp_attr, mask: AttributeMask) -> Result<Self> {
         let mut this = Self::default();
 
@@ -276,7 +276,7 @@ impl<P: Path> QpAttr<P> {
 /// Returns whether the verbs allow a queue pair of type `ty` to go from state `from` to state `to`
 /// when the attributes in `mask` are given (`ib_modify_qp_is_ok`).
 pub fn modify_is_ok(from: State, to: State, ty: Type, mask: AttributeMask) -> bool {
-    // SAFETY: The function only looks its arguments up in a table.
+    // SAFETY: The function only looks up its arguments in a table.
     // CAST: A set of bits that C keeps in an enum.
     unsafe { bindings::ib_modify_qp_is_ok(from.raw(), to.raw(), ty.raw(), mask.bits()) }
 }

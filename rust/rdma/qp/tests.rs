@@ -29,7 +29,7 @@ mod cases {
                 max_rdma_ctxs: 6,
             };
             let mut qp = room!(device, ib_qp, Qp);
-            // SAFETY: What the core sets.
+            // SAFETY: The core sets these members, too.
             unsafe {
                 (*qp.as_raw()).pd = pd.0;
                 (*qp.as_raw()).send_cq = init.send_cq;
@@ -39,7 +39,7 @@ mod cases {
                 to_result(verb!(device, create_qp(qp.as_raw(), init, null_mut())))
             };
             create(&raw mut *init)?;
-            // SAFETY: It was constructed.
+            // SAFETY: The object was constructed.
             let srq_number = unsafe { Srq::<Object>::from_raw(srq.as_raw()) }.number;
             let expected = Asked::QueuePair {
                 ty: qp::Type::UnreliableDatagram,
@@ -57,14 +57,14 @@ mod cases {
                 request: None,
             };
             assert_eq!(log.asked(), Some(expected));
-            // What it holds is told; what the driver does not know of stays.
+            // The actual sizes are reported; other members stay unchanged.
             let told = &init.cap;
             assert_eq!((told.max_send_wr, told.max_recv_wr), (11, 12));
             assert_eq!((told.max_send_sge, told.max_recv_sge), (13, 14));
             assert_eq!((told.max_inline_data, told.max_rdma_ctxs), (15, 6));
             to_result(verb!(device, destroy_qp(qp.as_raw(), null_mut())))?;
 
-            // The core has room for 24 bits of its number.
+            // The core has room for a number of 24 bits.
             let objects = log.objects();
             let next = log.next.swap(1 << 24, SeqCst);
             let mut create = |init: *mut _| -> Result {
@@ -74,14 +74,14 @@ mod cases {
             assert_eq!(log.objects(), objects);
             log.next.store(next, SeqCst);
 
-            // Its users divide by what they asked for.
+            // Users divide by the sizes that they asked for.
             let asked = init.cap.max_send_sge;
             init.cap.max_send_sge = CAPABILITIES.max_send_sge + 1;
             assert_eq!(create(&raw mut *init), Err(EIO));
             assert_eq!(log.objects(), objects);
             init.cap.max_send_sge = asked;
 
-            // What has no name is refused before the driver is asked.
+            // Flags without a name are rejected before the driver is called.
             log.asked();
             init.create_flags = bindings::ib_qp_create_flags_IB_QP_CREATE_NETDEV_USE.unsigned_abs();
             assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
@@ -136,7 +136,7 @@ mod cases {
             }
             assert_eq!(init.qp_type, bindings::ib_qp_type_IB_QPT_RC);
             assert_eq!(init.sq_sig_type, bindings::ib_sig_type_IB_SIGNAL_ALL_WR);
-            // SAFETY: It is ours.
+            // SAFETY: The queue pair is ours.
             let (send_cq, recv_cq) = unsafe { ((*raw).send_cq, (*raw).recv_cq) };
             assert_eq!((init.send_cq, init.recv_cq), (send_cq, recv_cq));
             assert_eq!((init.srq, init.port_num), (null_mut(), 2));
@@ -180,14 +180,14 @@ mod cases {
             draining: false,
             path: path(),
         };
-        // Too large for the stack together with what the test needs.
+        // Too large for the stack, in addition to the rest of the test.
         let mut raw = boxed::<bindings::ib_qp_attr>()?;
         attributes.write(&mut raw);
 
         let all = mask(0x1f_ffff)?;
         assert_eq!(QpAttr::<ah::Roce>::from_raw(&raw, all)?, attributes);
 
-        // What the mask does not name is not looked at.
+        // Attributes that are not in the mask are ignored.
         raw.qp_state = 77;
         raw.qkey = 99;
         let some = QpAttr::<ah::Roce>::from_raw(&raw, mask(1 << 20)?)?;

@@ -93,42 +93,42 @@ use crate::{
 
 mod attr;
 
-/// Bytes of a scatter/gather element.
+/// Length of a scatter/gather element in bytes.
 const SGE: u32 = size_of::<vrnic_wire::work::Sge>() as u32;
 
-/// Whose rings they are.
+/// Owner of the rings.
 enum Rings {
-    /// A process posts to them; the memory, if any, is pinned.
+    /// A process posts to the rings. Their memory, if there is any, is pinned.
     User {
         _umem: Option<Umem>,
         /// Context of the process.
         context: u32,
     },
-    /// The kernel posts to them.
+    /// The kernel posts to the rings.
     Kernel(Arc<KernelRings>),
-    /// There are none.
+    /// There are no rings.
     None,
 }
 
-/// The part of a queue pair that changes.
+/// The changing part of a queue pair.
 struct Condition {
-    /// State that it was put into last; the device may have gone on to an error state.
+    /// State that was set last; the device may have changed to an error state since then.
     state: State,
-    /// The command that moves a queue pair of the kernel to the error state. Its memory is taken
-    /// when the queue pair is created: users free their buffers after that, even if it fails.
+    /// The command that moves a queue pair of the kernel to the error state. It is allocated when
+    /// the queue pair is created, because users free their buffers after this, even if it fails.
     stop: Option<Prepared<ModifyQp>>,
 }
 
 /// A queue pair.
 #[pin_data]
 pub(crate) struct Qp {
-    // Fields are dropped in declaration order: the device lets go of the rings first.
+    // Fields are dropped in declaration order: the device stops using the rings first.
     object: Object<DestroyQp>,
     rings: Rings,
     /// Doorbell slot in the context.
     doorbell: u32,
     ty: Type,
-    /// Whether each send raises a completion, as opposed to those that ask for it.
+    /// Whether every send generates a completion, not only those that ask for it.
     signal_all: bool,
     capabilities: QpCap,
     /// Held while the state changes.
@@ -137,13 +137,13 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// Creates the receiving end of an extended reliable connection: a queue pair that belongs to
-    /// an XRC domain and to no context, and has no rings.
+    /// Creates the target side of an extended reliable connection: a queue pair that belongs to an
+    /// XRC domain and not to a context, and that has no rings.
     pub(crate) fn target(call: &Call<'_>, xrcdn: u32) -> Result<NewQp<impl PinInit<Self>, ()>> {
         let (object, _) = create(
             &call.data().control,
             &CreateQp {
-                // CAST: The wire numbers types as the verbs do; see below.
+                // CAST: The wire format uses the verbs' numbers for types; see below.
                 qp_type: Type::XrcTarget.raw() as u8,
                 xrcdn: xrcdn.into(),
                 ..Default::default()
@@ -169,7 +169,7 @@ impl Qp {
     }
 }
 
-/// Refuses sizes beyond the limits of the device.
+/// Rejects sizes beyond the limits of the device.
 fn check_limits(capabilities: &QpCap, limits: &DeviceLimits) -> Result {
     if capabilities.max_send_wr > limits.max_qp_entries.get()
         || capabilities.max_recv_wr > limits.max_qp_entries.get()
@@ -182,7 +182,7 @@ fn check_limits(capabilities: &QpCap, limits: &DeviceLimits) -> Result {
     Ok(())
 }
 
-/// Checks the rings that a process asks for, and says what they hold.
+/// Checks the rings that a process provides, and returns their capacity.
 fn user_layouts(
     request: &abi::CreateQpRequest,
     asked: &QpCap,
@@ -220,7 +220,7 @@ fn user_layouts(
         given.max_recv_wr = recv.entries.get();
         given.max_recv_sge = (data / SGE).min(limits.max_recv_sge.get());
     }
-    // Without a ring, its sizes mean nothing.
+    // The sizes of an absent ring are meaningless.
     if (send.is_present()
         && (given.max_send_sge < asked.max_send_sge
             || given.max_inline_data < asked.max_inline_data))
@@ -231,12 +231,12 @@ fn user_layouts(
     Ok((send, recv, given))
 }
 
-/// Builds the rings of a queue pair of the kernel, and says what they hold.
+/// Lays out the rings of a queue pair of the kernel, and returns their capacity.
 fn kernel_layouts(
     asked: &QpCap,
     limits: &DeviceLimits,
 ) -> Result<(RingLayout, RingLayout, QpCap, u64)> {
-    // Inline data of the kernel would have to be copied here; nobody gains by that.
+    // Inline data of the kernel would have to be copied here, which gains nothing.
     let given = QpCap {
         max_send_wr: entries_for(asked.max_send_wr, limits.max_qp_entries.get())?,
         max_recv_wr: entries_for(asked.max_recv_wr, limits.max_qp_entries.get())?,
@@ -275,7 +275,7 @@ impl QueuePair for Qp {
         let ty = attributes.service.ty();
         let mut asked = attributes.capabilities;
         if attributes.srq.is_some() || attributes.recv_cq.is_none() {
-            // Receives are those of the shared queue, if there are any.
+            // If there is a shared receive queue, receives come from it.
             (asked.max_recv_wr, asked.max_recv_sge) = (0, 0);
         }
         let asked = &asked;
@@ -338,7 +338,7 @@ impl QueuePair for Qp {
             &CreateQp {
                 context: context.into(),
                 pd: pd.number().into(),
-                // CAST: The wire numbers types as the verbs do; see below.
+                // CAST: The wire format uses the verbs' numbers for types; see below.
                 qp_type: ty.raw() as u8,
                 flags,
                 max_send_sge: u16::try_from(given.max_send_sge)?.into(),
@@ -441,8 +441,8 @@ impl QueuePair for Qp {
             _ => control.execute(&command),
         }
         .map(|_| ());
-        // A queue pair of a device that failed is as good as in error. Who goes there to see all
-        // requests flushed must not be stopped.
+        // A queue pair of a stopped device is as good as in error. A user that moves it there to
+        // get all requests flushed must succeed.
         if matches!(to, State::Error | State::Reset) && control.is_stopped() {
             result = Ok(());
         }
@@ -472,7 +472,7 @@ impl QueuePair for Qp {
             ..Default::default()
         });
         if reply.is_err() && call.data().control.is_stopped() {
-            // As good as in error; who asks may be about to destroy it.
+            // As good as in error; the caller may be about to destroy the queue pair.
             let state = match qp.condition.lock().state {
                 State::Reset => State::Reset,
                 _ => State::Error,
@@ -598,7 +598,8 @@ impl QueuePair for Qp {
     }
 }
 
-/// Rings the doorbell of a process that cannot do so itself. It posts to its ring, not by verbs.
+/// Rings the doorbell for a process that cannot do so itself. Such a process posts to its ring, and
+/// must not pass requests to this verb.
 fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -> Result {
     if has_requests {
         return Err(EOPNOTSUPP);
@@ -610,7 +611,7 @@ fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -
     Ok(())
 }
 
-// The wire numbers types as the verbs do.
+// The wire format uses the verbs' numbers for types.
 const _: () = {
     use vrnic_wire::qp::QpType;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Attributes of queue pairs as the device is told of them.
+//! Queue pair attributes in the wire format.
 
 use kernel::prelude::*;
 use rdma::{
@@ -31,15 +31,15 @@ use crate::{
     port::Link, //
 };
 
-/// Attributes that the device knows.
+/// Attributes that the device supports.
 const KNOWN: u32 = (attribute::DEST_QPN << 1)
     - 1
     - attribute::ALTERNATE_PATH
     - attribute::PATH_MIGRATION_STATE
     - attribute::CAPACITIES;
 
-/// Translates attributes for a device with or without memory placement. `EOPNOTSUPP` for those that
-/// it does not know.
+/// Translates attributes for a device with or without memory placement. `EOPNOTSUPP` for attributes
+/// that the device does not support.
 pub(crate) fn to_wire(
     mask: AttributeMask,
     attributes: &QpAttr<Any>,
@@ -50,7 +50,7 @@ pub(crate) fn to_wire(
     }
     Ok(QpAttributes {
         mask: mask.bits().into(),
-        // CAST: The wire numbers states and payload sizes as the verbs do; see below.
+        // CAST: The wire format uses the verbs' numbers for states and MTUs; see below.
         state: attributes.state.raw() as u8,
         current_state: attributes.current_state.raw() as u8,
         path_mtu: attributes.path_mtu.raw() as u8,
@@ -59,7 +59,7 @@ pub(crate) fn to_wire(
         rq_psn: attributes.rq_psn.into(),
         sq_psn: attributes.sq_psn.into(),
         dest_qpn: attributes.dest_qpn.into(),
-        // Rights to operations that the device does not have are rights to nothing.
+        // Rights for operations that the device lacks have no effect.
         access: (attributes.access.bits() & access::queue_pair(memory_placement)).into(),
         pkey_index: attributes.pkey_index.into(),
         port: u8::try_from(attributes.port.number())?,
@@ -75,12 +75,12 @@ pub(crate) fn to_wire(
     })
 }
 
-/// Translates attributes of the device; `EINVAL` if it says what it must not.
+/// Translates attributes from the device; `EINVAL` for invalid values.
 pub(crate) fn from_wire(wire: &QpAttributes, link: Link) -> Result<QpAttr<Any>> {
     Ok(QpAttr {
         state: State::try_from(u32::from(wire.state))?,
         current_state: State::try_from(u32::from(wire.current_state))?,
-        // A queue pair that has no path yet has no payload size.
+        // A queue pair without a path has no MTU yet.
         path_mtu: Mtu::try_from(u32::from(wire.path_mtu)).unwrap_or(Mtu::Mtu256),
         qkey: wire.qkey.get(),
         rq_psn: wire.rq_psn.get(),
@@ -101,7 +101,7 @@ pub(crate) fn from_wire(wire: &QpAttributes, link: Link) -> Result<QpAttr<Any>> 
     })
 }
 
-// The wire numbers states and attributes as the verbs do.
+// The wire format uses the verbs' numbers for states and attributes.
 const _: () = {
     assert!(QpState::Reset.raw() as u32 == State::Reset.raw());
     assert!(QpState::Error.raw() as u32 == State::Error.raw());
