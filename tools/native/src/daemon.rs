@@ -20,13 +20,13 @@ pub enum Fabric {
     Local,
     /// In RoCE frames.
     Roce,
-    /// Over an InfiniBand subnet, which needs a manager.
+    /// In packets on an InfiniBand subnet, which the first guest manages.
     Infiniband,
 }
 
 impl Fabric {
-    /// The fabrics that need nothing else.
-    pub const ALL: [Self; 2] = [Self::Local, Self::Roce];
+    /// All fabrics.
+    pub const ALL: [Self; 3] = [Self::Local, Self::Roce, Self::Infiniband];
 
     /// Returns the name used in the configuration.
     pub fn name(self) -> &'static str {
@@ -48,6 +48,8 @@ const CONTROL: &str = "control";
 pub struct Daemon {
     process: Child,
     directory: TempDir,
+    fabric: Fabric,
+    devices: usize,
 }
 
 /// Returns the MAC address of a device.
@@ -92,7 +94,12 @@ impl Daemon {
             .stderr(File::create(path("log"))?)
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
-        Ok(Self { process, directory })
+        Ok(Self {
+            process,
+            directory,
+            fabric,
+            devices: devices.len(),
+        })
     }
 
     /// Starts `program` with a device whose packets go over this host's network, between `local` and `peer`; `more` are
@@ -123,6 +130,16 @@ impl Daemon {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// Returns the fabric of its devices.
+    pub fn fabric(&self) -> Fabric {
+        self.fabric
+    }
+
+    /// Returns the number of its devices.
+    pub fn devices(&self) -> usize {
+        self.devices
     }
 
     /// Returns the PID of the daemon.

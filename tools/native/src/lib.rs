@@ -15,6 +15,7 @@
 
 pub mod bench;
 pub mod daemon;
+pub mod manager;
 pub mod pair;
 pub mod queues;
 #[allow(unsafe_code, reason = "shares memory with the device")]

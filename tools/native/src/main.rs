@@ -89,6 +89,7 @@ enum Command {
 enum FabricName {
     Local,
     Roce,
+    Infiniband,
 }
 
 impl From<FabricName> for Fabric {
@@ -96,6 +97,7 @@ impl From<FabricName> for Fabric {
         match name {
             FabricName::Local => Self::Local,
             FabricName::Roce => Self::Roce,
+            FabricName::Infiniband => Self::Infiniband,
         }
     }
 }

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Result;
-use vrnic_wire::port::GidEntry;
+use vrnic_wire::port::{GidEntry, PortState};
 
 use crate::daemon::{Daemon, Fabric, mac};
+use crate::manager;
 use crate::queues::{Cq, Mr, Qp};
 use crate::vm::{Vm, gid_of};
 
@@ -68,8 +69,29 @@ impl End {
     }
 }
 
-/// Starts two guests on the devices `first` and the next one.
+/// Starts two guests on the devices `first` and the next one, which can reach each other. On a subnet those of the
+/// first two devices make that work for all, so they come first.
 pub fn start(
+    daemon: &mut Daemon,
+    first: usize,
+    bytes: usize,
+    completions: u32,
+) -> Result<[End; 2]> {
+    let mut ends = guests(daemon, first, bytes, completions)?;
+    if daemon.fabric() == Fabric::Infiniband {
+        if first == 0 {
+            manager::manage(&mut ends, daemon.devices())?;
+        }
+        for (device, end) in (first..).zip(&mut ends) {
+            end.address = manager::address_of(device)?;
+            manager::wait_for_state(end, PortState::Active)?;
+        }
+    }
+    Ok(ends)
+}
+
+/// Starts two guests on the devices `first` and the next one. On a subnet that has no manager yet.
+pub fn guests(
     daemon: &mut Daemon,
     first: usize,
     bytes: usize,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Runs every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, and between two
+//! Runs every operation of a reliable connection between two guests of a real vrnicd, on each fabric, and between two
 //! guests that exchange packets over UDP, and checks every byte. Needs neither QEMU nor a kernel module.
 
 use std::fs::File;
@@ -62,7 +62,7 @@ fn pair_over_udp(loss: f64) -> Result<([Daemon; 2], [End; 2])> {
     Ok((daemons, ends))
 }
 
-/// Runs a test on both fabrics and over UDP; errors include the logs of the daemons.
+/// Runs a test on each fabric and over UDP; errors include the logs of the daemons.
 fn everywhere(test: impl Fn(&mut [End; 2]) -> Result<()>) {
     for fabric in Fabric::ALL {
         let (daemon, mut ends) = pair_on(fabric).unwrap();

@@ -3,23 +3,19 @@
 //! its queue pair 0, as software of a VM does, and then both exchange messages by LID, every byte checked.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use vrnic::ring::send::Target;
-use vrnic_infiniband::attributes::{
-    LinearForwarding, NodeInfo, NodeType, PhysicalState, PortInfo, PortState, SwitchInfo, id,
-};
-use vrnic_infiniband::directed::{Place, Step};
-use vrnic_infiniband::mad::{MAD_LENGTH, Method, Route, Smp, Status};
 use vrnic_native::daemon::{Daemon, Fabric};
+use vrnic_native::manager::{self, Manager};
 use vrnic_native::pair::{self, End};
-use vrnic_native::queues::{Cq, Mr, Qp, request};
-use vrnic_wire::command::{MadResult, ProcessMad, QueryGids, QueryPort, QuerySubnetPort};
+use vrnic_native::queues::{Qp, request};
+use vrnic_wire::command::{QueryGids, QuerySubnetPort};
 use vrnic_wire::completion::{Cqe, LidSource, flags};
 use vrnic_wire::event::EventType;
-use vrnic_wire::port::{GidEntry, PERMISSIVE_LID};
-use vrnic_wire::qp::{QpType, SMI_QPN};
+use vrnic_wire::port::GidEntry;
+use vrnic_wire::qp::QpType;
 use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode, lid_flags};
 
 /// Bytes of each region: what is sent, and behind it what is received.
@@ -29,210 +25,6 @@ const LENGTHS: [usize; 6] = [0, 1, 4095, 4096, 4097, 65536 - 5];
 /// How long the subnet may take for what it does at once.
 const PATIENCE: Duration = Duration::from_secs(20);
 const QKEY: u32 = 0x1111_1111;
-/// Bytes of a receive of a management datagram.
-const RECEIVE: usize = GRH_LENGTH + MAD_LENGTH;
-
-/// An HCA as a directed route sees it.
-const HCA: Place = Place {
-    switch: false,
-    ports: 1,
-};
-
-/// What a guest has to manage the subnet.
-struct Manager {
-    qp: Qp,
-    sends: Cq,
-    receives: Cq,
-    mr: Mr,
-    transaction: u64,
-}
-
-impl Manager {
-    fn new(end: &mut End) -> Result<Self> {
-        let vm = &mut end.vm;
-        let mut sends = Cq::new(vm, 16, 0)?;
-        let mut receives = Cq::new(vm, 16, 1)?;
-        let mr = Mr::new(vm, 2 * RECEIVE)?;
-        let cqs = (&mut sends, &mut receives);
-        let mut qp = Qp::datagrams(QpType::Smi, vm, 8, cqs, 0)?;
-        ensure!(qp.qpn() == SMI_QPN, "QP {}", qp.qpn());
-        qp.push_receive(0, mr.sge(RECEIVE, RECEIVE))?;
-        qp.offer(vm)?;
-        Ok(Self {
-            qp,
-            sends,
-            receives,
-            mr,
-            transaction: 1,
-        })
-    }
-
-    /// Asks the node at the end of a path, or the own one.
-    fn ask(&mut self, end: &mut End, path: &[u8], mut smp: Smp) -> Result<[u8; 64]> {
-        self.transaction += 1;
-        smp.header.transaction = self.transaction;
-        let response = if path.is_empty() {
-            let reply = end.vm.execute(&ProcessMad {
-                port: 1.into(),
-                flags: 0.into(),
-                slid: PERMISSIVE_LID.into(),
-                service_level: 0,
-                reserved: [0; 5],
-                mad: smp.to_bytes(),
-            })?;
-            ensure!(reply.result.get() == MadResult::Answered.raw(), "no answer");
-            Smp::parse(&reply.mad)?
-        } else {
-            let mut route = Route::along(path).context("a path")?;
-            // As the software of a node at which a route begins.
-            ensure!(route.depart(HCA) == Step::Port(1), "{path:?}");
-            smp.route = Some(route);
-            self.exchange(end, &smp)?
-        };
-        ensure!(
-            response.header.status == Status::OK,
-            "{:?}",
-            response.header
-        );
-        Ok(response.data)
-    }
-
-    /// Sends a datagram and waits for its response.
-    fn exchange(&mut self, end: &mut End, smp: &Smp) -> Result<Smp> {
-        for (at, byte) in smp.to_bytes().into_iter().enumerate() {
-            self.mr.area.memory.write_bytes(at, &[byte]);
-        }
-        let address = AddressVector {
-            dmac: LidAddress {
-                dlid: PERMISSIVE_LID.into(),
-                ..LidAddress::default()
-            }
-            .to_bytes(),
-            ..AddressVector::default()
-        };
-        let target = Target::Datagram {
-            address: &address,
-            remote_qpn: SMI_QPN,
-            qkey: 0,
-        };
-        let send = request(SendOpcode::Send, 1, target);
-        self.qp
-            .post(&mut end.vm, &send, self.mr.sge(0, MAD_LENGTH))?;
-        self.sends.wait()?;
-        loop {
-            let cqe = self.receives.wait()?;
-            ensure!(cqe.byte_length.get() as usize == RECEIVE, "{cqe:?}");
-            let mad: Vec<u8> = (RECEIVE + GRH_LENGTH..2 * RECEIVE)
-                .map(|at| self.mr.area.byte(at))
-                .collect();
-            self.qp.push_receive(0, self.mr.sge(RECEIVE, RECEIVE))?;
-            self.qp.offer(&mut end.vm)?;
-            let mut response = Smp::parse(&mad)?;
-            // Traps, which nobody answers, may come as well.
-            if response.header.transaction != self.transaction {
-                continue;
-            }
-            let route = response.route.as_mut().context("a directed route")?;
-            ensure!(route.hop_pointer == 1, "it is as it arrived: {route:?}");
-            ensure!(route.arrive(1, HCA) == Step::Here, "{route:?}");
-            return Ok(response);
-        }
-    }
-
-    fn get(
-        &mut self,
-        end: &mut End,
-        path: &[u8],
-        attribute: u16,
-        modifier: u32,
-    ) -> Result<[u8; 64]> {
-        self.ask(end, path, Smp::request(Method::GET, attribute, modifier))
-    }
-
-    fn set(
-        &mut self,
-        end: &mut End,
-        path: &[u8],
-        (attribute, modifier): (u16, u32),
-        data: [u8; 64],
-    ) -> Result<[u8; 64]> {
-        let request = Smp::request(Method::SET, attribute, modifier);
-        self.ask(end, path, Smp { data, ..request })
-    }
-
-    fn change_port(
-        &mut self,
-        end: &mut End,
-        path: &[u8],
-        port: u8,
-        change: impl Fn(&mut PortInfo),
-    ) -> Result<()> {
-        let data = self.get(end, path, id::PORT_INFO, port.into())?;
-        let mut info = PortInfo::read(&data);
-        info.state = PortState::NO_CHANGE;
-        info.physical_state = PhysicalState::NO_CHANGE;
-        change(&mut info);
-        self.set(end, path, (id::PORT_INFO, port.into()), info.to_data())?;
-        Ok(())
-    }
-
-    /// Makes a subnet of two HCAs, at ports 1 and 2 of a switch, work. They get the LIDs 4 to 5 and 8 to 9.
-    fn sweep(&mut self, end: &mut End) -> Result<()> {
-        let switch = NodeInfo::read(&self.get(end, &[1], id::NODE_INFO, 0)?);
-        ensure!(
-            (switch.kind, switch.local_port) == (NodeType::SWITCH, 1),
-            "{switch:?}"
-        );
-        let data = self.get(end, &[1], id::SWITCH_INFO, 0)?;
-        let info = SwitchInfo {
-            linear_top: 9,
-            ..SwitchInfo::read(&data)
-        };
-        self.set(end, &[1], (id::SWITCH_INFO, 0), info.to_data())?;
-        let mut ports = [0xff; 64];
-        (ports[1], ports[4], ports[5], ports[8], ports[9]) = (0, 1, 1, 2, 2);
-        let table = LinearForwarding { ports };
-        self.set(end, &[1], (id::LINEAR_FORWARDING, 0), table.to_data())?;
-        self.change_port(end, &[1], 0, |info| (info.lid, info.sm_lid) = (1, 4))?;
-        let hcas: [(&[u8], u16); 2] = [(&[], 4), (&[1, 2], 8)];
-        for (path, lid) in hcas {
-            self.change_port(end, path, 1, |info| {
-                (info.lid, info.lmc, info.sm_lid) = (lid, 1, 4);
-            })?;
-        }
-        for state in [PortState::ARMED, PortState::ACTIVE] {
-            let ports: [(&[u8], u8); 4] = [(&[], 1), (&[1], 1), (&[1], 2), (&[1, 2], 1)];
-            for (path, port) in ports {
-                // The first packet that comes makes an armed port active.
-                let now = PortInfo::read(&self.get(end, path, id::PORT_INFO, port.into())?);
-                if now.state < state {
-                    self.change_port(end, path, port, |info| info.state = state)?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Waits until the port has a state.
-fn wait_for_state(end: &mut End, state: vrnic_wire::port::PortState) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let port = end.vm.execute(&QueryPort {
-            port: 1.into(),
-            ..QueryPort::default()
-        })?;
-        if port.state == state.raw() {
-            return Ok(());
-        }
-        ensure!(
-            Instant::now() < deadline,
-            "the port is in state {}",
-            port.state
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 fn gid(end: &mut End) -> Result<[u8; 16]> {
     let reply = end.vm.execute(&QueryGids {
@@ -261,19 +53,9 @@ fn address(lid: u16, gid: [u8; 16], global: bool) -> GidEntry {
 /// Two guests on a subnet that works.
 fn subnet() -> Result<(Daemon, [End; 2], Manager)> {
     let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
-    let (daemon, mut ends) = pair::alone(program, Fabric::Infiniband, REGION, 256)?;
-    let manage = |ends: &mut [End; 2]| {
-        for end in ends.iter_mut() {
-            wait_for_state(end, vrnic_wire::port::PortState::Initialize)?;
-        }
-        let mut manager = Manager::new(&mut ends[0])?;
-        manager.sweep(&mut ends[0])?;
-        for end in ends.iter_mut() {
-            wait_for_state(end, vrnic_wire::port::PortState::Active)?;
-        }
-        anyhow::Ok(manager)
-    };
-    let manager = manage(&mut ends).with_context(|| daemon.log())?;
+    let mut daemon = Daemon::start(program, Fabric::Infiniband, 2)?;
+    let mut ends = pair::guests(&mut daemon, 0, REGION, 256)?;
+    let manager = manager::manage(&mut ends, 2).with_context(|| daemon.log())?;
     Ok((daemon, ends, manager))
 }
 

@@ -78,7 +78,7 @@ impl Operation {
 /// A measured figure.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figure {
-    /// `local` or `roce`.
+    /// `local`, `roce` or `infiniband`.
     pub fabric: String,
     /// What was measured.
     pub what: String,
