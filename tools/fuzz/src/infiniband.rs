@@ -176,10 +176,12 @@ impl Scene {
         }
         if let Ok(packet) = Packet::parse(&self.frame) {
             // The device behind an HCA parses it as well.
-            let _ = vrnicd::fabric::subnet::read(&packet, &mut Vec::new());
+            let _ = vrnicd::fabric::subnet::read(&packet);
         }
         self.now += Duration::from_micros(10);
-        let outputs = self.switch.receive(HOSTILE, &self.frame, self.now);
+        let outputs = self
+            .switch
+            .receive(HOSTILE, self.frame.clone().into(), self.now);
         self.carry(outputs);
     }
 
@@ -318,7 +320,7 @@ impl Scene {
                 continue;
             }
             let place = usize::from(port) - 1;
-            let outputs = self.hcas[place].receive(&frame, at);
+            let outputs = self.hcas[place].receive(frame, at);
             delivered += self.hca_output(place, outputs);
         }
         delivered
@@ -335,7 +337,7 @@ impl Scene {
                     delivered += usize::from(own);
                 }
                 Output::Transmit { frame, at, .. } => {
-                    let outputs = self.switch.receive(place as u8 + 1, &frame, at);
+                    let outputs = self.switch.receive(place as u8 + 1, frame, at);
                     delivered += self.carry(outputs);
                 }
             }

@@ -17,7 +17,7 @@ use crate::{
     directed::Place,
     mad::{self, Method, PerformanceMad, Smp, Status},
     node::Output,
-    packet::Lrh,
+    packet::{Frame, Lrh},
     performance::{self, Statistics, count},
     port::{MULTICAST_LID, PARTITIONS, Port, PortConfig, Received, Speed, Width, life_of},
     queue::{Queues, Room},
@@ -471,7 +471,7 @@ impl Agent {
     }
 
     /// A frame came in by the link of a port. `None` if it goes no further.
-    pub(crate) fn receive(&mut self, port: u8, frame: &[u8]) -> Option<Lrh> {
+    pub(crate) fn receive(&mut self, port: u8, frame: &Frame) -> Option<Lrh> {
         match self.port_mut(port)?.receive(frame) {
             Received::Good(lrh) => Some(lrh),
             Received::Dropped => None,

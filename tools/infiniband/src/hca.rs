@@ -10,7 +10,7 @@ use crate::{
     directed::Step,
     mad::{PERMISSIVE, PerformanceMad, Smp},
     node::{Reply, answer_general, answer_smp, check_pkey, smp_packet},
-    packet::{Body, MANAGEMENT_LANE, Packet},
+    packet::{Body, Frame, MANAGEMENT_LANE, Packet},
     performance::count,
     port::{MAX_FRAME, MAX_WAIT, PortConfig, is_multicast},
     queue::Queues,
@@ -140,12 +140,12 @@ impl Hca {
     }
 
     /// A frame came in by the link.
-    pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<Output> {
+    pub fn receive(&mut self, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if self.agent.receive(PORT, frame).is_none() {
+        if self.agent.receive(PORT, &frame).is_none() {
             return outputs;
         }
-        if let Ok(packet) = Packet::parse(frame) {
+        if let Ok(packet) = frame.into_packet() {
             self.accept(packet, now, &mut outputs);
         } else {
             let counters = &mut self.agent.end_port_mut().statistics.counters;
@@ -249,9 +249,8 @@ impl Hca {
                 self.accept(packet, now, outputs);
             }
             Step::Lid(_) | Step::Port(PORT) => {
-                let frame = packet.to_bytes();
                 let port = self.agent.end_port_mut();
-                let Ok(left) = port.transmit(frame, MAX_WAIT, None, now) else {
+                let Ok(left) = port.transmit(packet.into(), MAX_WAIT, None, now) else {
                     return false;
                 };
                 outputs.extend(left.map(|(frame, at)| Output::Transmit {

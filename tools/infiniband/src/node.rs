@@ -6,7 +6,7 @@ use crate::{
     agent::{Agent, Answer},
     directed::Step,
     mad::{MANAGEMENT_QKEY, Method, PERMISSIVE, PerformanceMad, Smp},
-    packet::{Body, Bth, Deth, Packet},
+    packet::{Body, Bth, Deth, Frame, Packet},
     performance::count,
     port::DEFAULT_PKEY,
     trap::{KeyViolation, Trap},
@@ -20,8 +20,8 @@ pub enum Output {
     Transmit {
         /// The port.
         port: u8,
-        /// The packet, as [`Packet::to_bytes`] makes it.
-        frame: Vec<u8>,
+        /// The packet.
+        frame: Frame,
         /// When its last byte leaves.
         at: Duration,
     },

@@ -41,6 +41,15 @@ pub const GRH_NEXT_HEADER: u8 = 0x1b;
 /// Opcode of an unreliable datagram (9.2.1), "send only".
 pub const UD_SEND_ONLY: u8 = 0x64;
 
+/// Bits of a lane, of a service level, and of the version of a header.
+const LOW_4: u8 = 0xf;
+/// Bits of a flow label.
+const LOW_20: u32 = 0xf_ffff;
+/// Bits of the number of a queue pair and of a packet sequence number.
+const LOW_24: u32 = 0xff_ffff;
+/// Bits of the length in a local route header.
+const LOW_11: u16 = 0x7ff;
+
 /// What follows a local route header (7.7.5).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NextHeader {
@@ -89,7 +98,7 @@ impl Lrh {
                 _ => NextHeader::Global,
             },
             destination: u16::from_be_bytes([d0, d1]),
-            length: u16::from_be_bytes([l0 & 7, l1]),
+            length: u16::from_be_bytes([l0, l1]) & LOW_11,
             source: u16::from_be_bytes([s0, s1]),
         })
     }
@@ -97,11 +106,11 @@ impl Lrh {
     /// The header's bytes.
     pub fn to_bytes(self) -> [u8; LRH_LENGTH] {
         let [d0, d1] = self.destination.to_be_bytes();
-        let [l0, l1] = self.length.to_be_bytes();
+        let [l0, l1] = (self.length & LOW_11).to_be_bytes();
         let [s0, s1] = self.source.to_be_bytes();
-        let first = self.lane << 4 | self.version & 0xf;
+        let first = self.lane << 4 | self.version & LOW_4;
         let second = self.service_level << 4 | self.next as u8;
-        [first, second, d0, d1, l0 & 7, l1, s0, s1]
+        [first, second, d0, d1, l0, l1, s0, s1]
     }
 
     /// Whether the packet is one of subnet management, as its lane says.
@@ -135,7 +144,7 @@ impl Grh {
         destination.copy_from_slice(&bytes[24..]);
         (word >> 28 == 6).then_some(Self {
             traffic_class: (word >> 20) as u8,
-            flow_label: word & 0xf_ffff,
+            flow_label: word & LOW_20,
             next_header: bytes[6],
             hop_limit: bytes[7],
             source,
@@ -144,7 +153,7 @@ impl Grh {
     }
 
     fn put(&self, length: usize, to: &mut Vec<u8>) {
-        let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0xf_ffff;
+        let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & LOW_20;
         to.extend(word.to_be_bytes());
         to.extend((length as u16).to_be_bytes());
         to.extend([self.next_header, self.hop_limit]);
@@ -179,7 +188,8 @@ pub struct Bth {
 }
 
 impl Bth {
-    fn parse(bytes: &[u8; BTH_LENGTH]) -> Self {
+    /// Reads the header.
+    pub fn parse(bytes: &[u8; BTH_LENGTH]) -> Self {
         let word = |at: usize| u32::from_be_bytes([0, bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Self {
             opcode: bytes[0],
@@ -195,17 +205,18 @@ impl Bth {
         }
     }
 
-    fn put(&self, to: &mut Vec<u8>) {
+    /// The header's bytes.
+    pub fn to_bytes(self) -> [u8; BTH_LENGTH] {
         let flags = u8::from(self.solicited) << 7
             | u8::from(self.migrated) << 6
             | (self.pad & 3) << 4
-            | self.version & 0xf;
-        to.extend([self.opcode, flags]);
-        to.extend(self.pkey.to_be_bytes());
-        let queue = u32::from(self.congestion) << 24 | self.destination_qp & 0xff_ffff;
-        to.extend(queue.to_be_bytes());
-        let sequence = u32::from(self.ack_request) << 31 | self.psn & 0xff_ffff;
-        to.extend(sequence.to_be_bytes());
+            | self.version & LOW_4;
+        let [p0, p1] = self.pkey.to_be_bytes();
+        let queue = u32::from(self.congestion) << 24 | self.destination_qp & LOW_24;
+        let [q0, q1, q2, q3] = queue.to_be_bytes();
+        let sequence = u32::from(self.ack_request) << 31 | self.psn & LOW_24;
+        let [s0, s1, s2, s3] = sequence.to_be_bytes();
+        [self.opcode, flags, p0, p1, q0, q1, q2, q3, s0, s1, s2, s3]
     }
 }
 
@@ -339,9 +350,26 @@ impl Packet {
         let pad = payload.len().next_multiple_of(4) - payload.len();
         let mut rest = Vec::with_capacity(DETH_LENGTH + payload.len() + pad);
         rest.extend(deth.qkey.to_be_bytes());
-        rest.extend((deth.source_qp & 0xff_ffff).to_be_bytes());
+        rest.extend((deth.source_qp & LOW_24).to_be_bytes());
         rest.extend(payload);
         rest.resize(rest.len() + pad, 0);
+        let bth = Bth {
+            opcode: UD_SEND_ONLY,
+            pad: pad as u8,
+            ..bth
+        };
+        Self::of_transport(addresses, service_level, None, bth, rest)
+    }
+
+    /// A packet of the transport with what is behind its base transport header, up to the pad. Its lane is as that of
+    /// [`datagram`](Self::datagram).
+    pub fn of_transport(
+        addresses: (Lid, Lid),
+        service_level: u8,
+        grh: Option<Grh>,
+        bth: Bth,
+        rest: Vec<u8>,
+    ) -> Self {
         Self {
             lane: if bth.destination_qp == 0 {
                 MANAGEMENT_LANE
@@ -351,54 +379,8 @@ impl Packet {
             service_level,
             source: addresses.0,
             destination: addresses.1,
-            body: Body::Transport {
-                grh: None,
-                bth: Bth {
-                    opcode: UD_SEND_ONLY,
-                    pad: pad as u8,
-                    ..bth
-                },
-                rest,
-            },
+            body: Body::Transport { grh, bth, rest },
         }
-    }
-
-    /// A packet of the transport, of which `bytes` are from the base transport header to the pad. `None` if they are
-    /// fewer than that header has. Its lane is as that of [`datagram`](Self::datagram).
-    pub fn of_transport(
-        addresses: (Lid, Lid),
-        service_level: u8,
-        grh: Option<Grh>,
-        bytes: &[u8],
-    ) -> Option<Self> {
-        let (header, rest) = bytes.split_first_chunk()?;
-        let bth = Bth::parse(header);
-        Some(Self {
-            lane: if bth.destination_qp == 0 {
-                MANAGEMENT_LANE
-            } else {
-                0
-            },
-            service_level,
-            source: addresses.0,
-            destination: addresses.1,
-            body: Body::Transport {
-                grh,
-                bth,
-                rest: rest.to_vec(),
-            },
-        })
-    }
-
-    /// From the base transport header to the pad; `None` of a raw packet.
-    pub fn transport_bytes(&self) -> Option<Vec<u8>> {
-        let Body::Transport { bth, rest, .. } = &self.body else {
-            return None;
-        };
-        let mut bytes = Vec::with_capacity(BTH_LENGTH + rest.len());
-        bth.put(&mut bytes);
-        bytes.extend(rest);
-        Some(bytes)
     }
 
     /// The headers and the payload of an unreliable datagram; `None` of anything else.
@@ -456,31 +438,46 @@ impl Packet {
         Ok(packet(Body::Transport { grh, bth, rest }))
     }
 
-    /// The packet's bytes, with both CRCs. What is not a whole number of words is filled up with zeros.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let (next, covered) = match &self.body {
-            Body::Raw(bytes) => (NextHeader::RawEtherType, bytes.len()),
-            Body::Transport { grh, rest, .. } => match grh {
-                None => (NextHeader::Local, BTH_LENGTH + rest.len()),
-                Some(_) => (NextHeader::Global, GRH_LENGTH + BTH_LENGTH + rest.len()),
-            },
+    /// Bytes before the CRCs, and whether there is an invariant one.
+    fn covered(&self) -> (usize, bool) {
+        let (length, icrc) = match &self.body {
+            Body::Raw(bytes) => (bytes.len(), false),
+            Body::Transport { grh, rest, .. } => {
+                let grh = grh.as_ref().map_or(0, |_| GRH_LENGTH);
+                (grh + BTH_LENGTH + rest.len(), true)
+            }
         };
-        let covered = LRH_LENGTH + covered.next_multiple_of(4);
-        let icrc_length = match next {
-            NextHeader::RawEtherType | NextHeader::RawIpv6 => 0,
-            NextHeader::Local | NextHeader::Global => ICRC_LENGTH,
-        };
-        let lrh = Lrh {
+        (LRH_LENGTH + length.next_multiple_of(4), icrc)
+    }
+
+    /// The length of [`to_bytes`](Self::to_bytes).
+    fn length(&self) -> usize {
+        let (covered, icrc) = self.covered();
+        covered + if icrc { ICRC_LENGTH } else { 0 } + VCRC_LENGTH
+    }
+
+    /// Its local route header.
+    fn lrh(&self) -> Lrh {
+        Lrh {
             lane: self.lane,
             version: 0,
             service_level: self.service_level,
-            next,
+            next: match &self.body {
+                Body::Raw(_) => NextHeader::RawEtherType,
+                Body::Transport { grh: None, .. } => NextHeader::Local,
+                Body::Transport { grh: Some(_), .. } => NextHeader::Global,
+            },
             destination: self.destination,
-            length: ((covered + icrc_length) / 4) as u16,
+            length: (self.length() / 4) as u16 & LOW_11,
             source: self.source,
-        };
-        let mut frame = Vec::with_capacity(covered + icrc_length + VCRC_LENGTH);
-        frame.extend(lrh.to_bytes());
+        }
+    }
+
+    /// The packet's bytes, with both CRCs. What is not a whole number of words is filled up with zeros.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (covered, _) = self.covered();
+        let mut frame = Vec::with_capacity(self.length());
+        frame.extend(self.lrh().to_bytes());
         match &self.body {
             Body::Raw(bytes) => {
                 frame.extend(bytes);
@@ -490,7 +487,7 @@ impl Packet {
                 if let Some(grh) = grh {
                     grh.put(covered + ICRC_LENGTH - LRH_LENGTH - GRH_LENGTH, &mut frame);
                 }
-                bth.put(&mut frame);
+                frame.extend(bth.to_bytes());
                 frame.extend(rest);
                 frame.resize(covered, 0);
                 frame.extend(icrc(&frame));
@@ -498,6 +495,137 @@ impl Packet {
         }
         frame.extend(vcrc(&frame));
         frame
+    }
+}
+
+/// A packet on a link.
+///
+/// As long as nobody changes a bit of it, a packet that a node made right has the lengths and CRCs that follow from it:
+/// they need not be made and checked at each port. What a frame is makes no difference to a node, only to how long that
+/// takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A packet, whose bytes are those that [`Packet::to_bytes`] makes; [`From`] sees to it that it is the one that
+    /// they are read as.
+    Whole(Packet),
+    /// Bytes that may be anything.
+    Bytes(Vec<u8>),
+}
+
+impl From<Packet> for Frame {
+    /// A packet has only those bits of its fields that there is room for in headers, and whole words.
+    fn from(mut packet: Packet) -> Self {
+        packet.lane &= LOW_4;
+        packet.service_level &= LOW_4;
+        let bytes = match &mut packet.body {
+            Body::Raw(bytes) => bytes,
+            Body::Transport { grh, bth, rest } => {
+                if let Some(grh) = grh {
+                    grh.flow_label &= LOW_20;
+                }
+                bth.pad &= 3;
+                bth.version &= LOW_4;
+                bth.destination_qp &= LOW_24;
+                bth.psn &= LOW_24;
+                rest
+            }
+        };
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        Self::Whole(packet)
+    }
+}
+
+impl From<Vec<u8>> for Frame {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl Frame {
+    /// Bytes, from the local route header to the variant CRC.
+    pub fn length(&self) -> usize {
+        match self {
+            Self::Whole(packet) => packet.length(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    /// Those bytes.
+    pub fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Whole(packet) => packet.to_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// The packet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Packet::parse`].
+    pub fn into_packet(self) -> Result<Packet, PacketError> {
+        match self {
+            Self::Bytes(bytes) => Packet::parse(&bytes),
+            Self::Whole(packet) => {
+                if packet.length() / 4 > LOW_11.into() {
+                    return Err(PacketError::Length);
+                }
+                match &packet.body {
+                    Body::Transport { bth, rest, .. } if usize::from(bth.pad) > rest.len() => {
+                        Err(PacketError::Pad)
+                    }
+                    _ => Ok(packet),
+                }
+            }
+        }
+    }
+
+    /// What [`check`] says of the bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`].
+    pub fn check(&self) -> Result<Lrh, PacketError> {
+        match self {
+            Self::Bytes(bytes) => check(bytes),
+            Self::Whole(packet) if packet.length() / 4 > LOW_11.into() => Err(PacketError::Length),
+            Self::Whole(packet) => Ok(packet.lrh()),
+        }
+    }
+
+    /// The local route header; `None` if it is longer than the frame. Nothing is checked.
+    pub fn lrh(&self) -> Option<Lrh> {
+        match self {
+            Self::Whole(packet) => Some(packet.lrh()),
+            Self::Bytes(bytes) => Lrh::parse(bytes),
+        }
+    }
+
+    /// What [`transport`] says of the bytes.
+    pub fn transport(&self) -> Option<Bth> {
+        match self {
+            Self::Bytes(bytes) => transport(bytes),
+            Self::Whole(packet) => match packet.body {
+                Body::Transport { bth, .. } => Some(bth),
+                Body::Raw(_) => None,
+            },
+        }
+    }
+
+    /// The virtual lane; 0 if there are no bytes.
+    pub fn lane(&self) -> u8 {
+        match self {
+            Self::Whole(packet) => packet.lane,
+            Self::Bytes(bytes) => bytes.first().map_or(0, |byte| byte >> 4),
+        }
+    }
+
+    /// Does what [`set_lane`] does with the bytes.
+    pub fn set_lane(&mut self, lane: u8) {
+        match self {
+            Self::Whole(packet) => packet.lane = lane & LOW_4,
+            Self::Bytes(bytes) => set_lane(bytes, lane),
+        }
     }
 }
 
@@ -569,6 +697,7 @@ pub fn vcrc(covered: &[u8]) -> [u8; VCRC_LENGTH] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::{collection::vec, prelude::*};
 
     /// The sample packet of the standard (7.8.3): an RDMA write of 14 bytes without a GRH.
     const SAMPLE: [u8; 52] = [
@@ -660,14 +789,70 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_the_transport_are_those_of_the_frame() {
+    fn the_headers_of_the_transport_are_those_of_the_frame() {
         let transport = &SAMPLE[LRH_LENGTH..];
-        let packet = Packet::of_transport((0x17d2, 0x375c), 1, None, transport).unwrap();
+        let (header, rest) = transport.split_first_chunk().unwrap();
+        let bth = Bth::parse(header);
+        assert_eq!(bth.to_bytes(), *header);
+        let packet = Packet::of_transport((0x17d2, 0x375c), 1, None, bth, rest.to_vec());
         let packet = Packet { lane: 7, ..packet };
         assert_eq!(packet.to_bytes()[..SAMPLE.len()], SAMPLE);
-        assert_eq!(packet.transport_bytes().unwrap(), transport);
-        for end in 0..BTH_LENGTH {
-            assert!(Packet::of_transport((1, 2), 0, None, &transport[..end]).is_none());
+    }
+
+    /// Any packet, also one that nobody can send.
+    fn packets() -> impl Strategy<Value = Packet> {
+        let grh = (any::<(u8, u32, u8, u8)>(), any::<[[u8; 16]; 2]>()).prop_map(
+            |((traffic_class, flow_label, next_header, hop_limit), [source, destination])| Grh {
+                traffic_class,
+                flow_label,
+                next_header,
+                hop_limit,
+                source,
+                destination,
+            },
+        );
+        let bth = any::<(u8, [bool; 3], u8, u8, u16, u8, u32, u32)>().prop_map(
+            |(opcode, flags, pad, version, pkey, congestion, destination_qp, psn)| Bth {
+                opcode,
+                solicited: flags[0],
+                migrated: flags[1],
+                ack_request: flags[2],
+                pad,
+                version,
+                pkey,
+                congestion,
+                destination_qp,
+                psn,
+            },
+        );
+        let length = prop_oneof![9 => 0_usize..40, 1 => 8100..8300_usize];
+        let rest = length.prop_flat_map(|length| vec(any::<u8>(), length));
+        let transport = (proptest::option::of(grh), bth, rest.clone())
+            .prop_map(|(grh, bth, rest)| Body::Transport { grh, bth, rest });
+        let body = prop_oneof![4 => transport, 1 => rest.prop_map(Body::Raw)];
+        (any::<(u8, u8, Lid, Lid)>(), body).prop_map(
+            |((lane, service_level, source, destination), body)| Packet {
+                lane,
+                service_level,
+                source,
+                destination,
+                body,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_is_the_same_with_and_without_bytes(packet in packets(), lane: u8) {
+            let frames = [Frame::from(packet.clone()), Frame::from(packet.to_bytes())];
+            let seen = frames.map(|mut frame| {
+                let first = (frame.lane(), frame.lrh(), frame.check());
+                frame.set_lane(lane & LOW_4);
+                let bytes = frame.clone().into_bytes();
+                let length = frame.length();
+                (first, frame.lane(), frame.transport(), length, bytes, frame.into_packet())
+            });
+            prop_assert_eq!(&seen[0], &seen[1]);
         }
     }
 

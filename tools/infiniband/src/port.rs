@@ -8,7 +8,7 @@ use crate::{
         time_of, width,
     },
     mad::PERMISSIVE,
-    packet::{self, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
+    packet::{Frame, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
     performance::{Statistics, count},
     queue::{self, Queues, Room},
 };
@@ -185,7 +185,7 @@ pub struct Port {
 }
 
 /// A frame that leaves, and when its last byte has left.
-pub(crate) type Departure = (Vec<u8>, Duration);
+pub(crate) type Departure = (Frame, Duration);
 
 /// A frame could not leave.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -357,12 +357,12 @@ impl Port {
     }
 
     /// A frame came in by the link.
-    pub(crate) fn receive(&mut self, frame: &[u8]) -> Received {
+    pub(crate) fn receive(&mut self, frame: &Frame) -> Received {
         if !self.has_link() {
             return Received::Dropped;
         }
         let counters = &mut self.statistics.counters;
-        let Ok(lrh) = packet::check(frame) else {
+        let Ok(lrh) = frame.check() else {
             count!(counters.symbol_errors);
             count!(counters.receive_errors);
             self.errors += 1;
@@ -384,7 +384,7 @@ impl Port {
         if self.info.state < PortState::ARMED {
             return Received::Dropped;
         }
-        if lrh.lane >= lanes || frame.len() > mtu + MAX_OVERHEAD {
+        if lrh.lane >= lanes || frame.length() > mtu + MAX_OVERHEAD {
             count!(self.statistics.counters.receive_errors);
             return Received::Dropped;
         }
@@ -392,11 +392,11 @@ impl Port {
         Received::Good(lrh)
     }
 
-    /// A frame that [`check`](packet::check) takes leaves by the link, now or later; what leaves now, and when its last
+    /// A frame that [`check`](Frame::check) takes leaves by the link, now or later; what leaves now, and when its last
     /// byte has left. It takes `room` where it came in until then.
     pub(crate) fn transmit(
         &mut self,
-        frame: Vec<u8>,
+        frame: Frame,
         life: Duration,
         room: Option<Room>,
         now: Duration,
@@ -418,26 +418,26 @@ impl Port {
     }
 
     /// Whether the port's state, lanes and MTU let a frame out.
-    fn lets_out(&self, frame: &[u8]) -> bool {
+    fn lets_out(&self, frame: &Frame) -> bool {
         let info = &self.info;
         let mtu = mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU);
         self.has_link()
-            && Lrh::parse(frame).is_some_and(|lrh| {
+            && frame.lrh().is_some_and(|lrh| {
                 if lrh.is_management() {
                     return info.state >= PortState::INIT;
                 }
                 let lanes = lanes_of(info.operational_vls).unwrap_or(1);
                 info.state == PortState::ACTIVE
                     && lrh.lane < lanes
-                    && frame.len() <= mtu + MAX_OVERHEAD
+                    && frame.length() <= mtu + MAX_OVERHEAD
             })
     }
 
     /// A frame leaves from `start` on.
-    fn leave(&mut self, frame: Vec<u8>, start: Duration) -> Departure {
-        let bits = frame.len() as u64 * 8;
+    fn leave(&mut self, frame: Frame, start: Duration) -> Departure {
+        let bits = frame.length() as u64 * 8;
         self.busy = start + Duration::from_nanos((bits * 1_000_000_000).div_ceil(self.rate()));
-        if let Some(lrh) = Lrh::parse(&frame) {
+        if let Some(lrh) = frame.lrh() {
             let multicast = is_multicast(lrh.destination);
             self.statistics.transmitted(lrh.length, multicast);
         }
@@ -475,11 +475,10 @@ impl Port {
         self.busy.saturating_sub(now)
     }
 
-    /// Of a frame that [`check`](packet::check) takes: whether the port's partition table admits it. Raw packets and
+    /// Of a frame that [`check`](Frame::check) takes: whether the port's partition table admits it. Raw packets and
     /// those of subnet management have no partition key.
-    pub(crate) fn admits(&self, frame: &[u8], lrh: &Lrh) -> bool {
-        lrh.is_management()
-            || packet::transport(frame).is_none_or(|bth| admits(&self.pkeys, bth.pkey))
+    pub(crate) fn admits(&self, frame: &Frame, lrh: &Lrh) -> bool {
+        lrh.is_management() || (frame.transport()).is_none_or(|bth| admits(&self.pkeys, bth.pkey))
     }
 }
 
@@ -511,7 +510,7 @@ mod tests {
     use super::*;
     use crate::packet::{Bth, Deth, Packet};
 
-    fn frame(lane: u8, payload: usize) -> Vec<u8> {
+    fn frame(lane: u8, payload: usize) -> Frame {
         let bth = Bth {
             destination_qp: 5,
             pkey: DEFAULT_PKEY,
@@ -519,7 +518,7 @@ mod tests {
         };
         let mut packet = Packet::datagram((1, 2), 0, bth, Deth::default(), &vec![0; payload]);
         packet.lane = lane;
-        packet.to_bytes()
+        packet.into()
     }
 
     fn port(state: PortState) -> Port {
@@ -576,8 +575,8 @@ mod tests {
     fn a_link_takes_its_time() {
         let mut port = port(PortState::ACTIVE);
         let frame = frame(0, 4096);
-        let nanoseconds = frame.len() as u64 * 8 / 100 + 1;
-        let leave = |port: &mut Port, frame: &Vec<u8>, life, now| {
+        let nanoseconds = frame.length() as u64 * 8 / 100 + 1;
+        let leave = |port: &mut Port, frame: &Frame, life, now| {
             let left = port.transmit(frame.clone(), life, None, now);
             left.map(|left| left.expect("at once").1)
         };
@@ -605,8 +604,9 @@ mod tests {
     fn errors_are_counted_until_they_are_too_many() {
         let mut port = port(PortState::ACTIVE);
         let good = frame(0, 4);
-        let mut bad = good.clone();
+        let mut bad = good.clone().into_bytes();
         bad[20] ^= 1;
+        let bad = Frame::from(bad);
         for _ in 0..100 {
             assert_eq!(port.receive(&bad), Received::Dropped);
             assert!(matches!(port.receive(&good), Received::Good(_)));
@@ -621,7 +621,7 @@ mod tests {
         );
         // Any bytes.
         for length in 0..40 {
-            port.receive(&vec![0xa5; length]);
+            port.receive(&vec![0xa5; length].into());
         }
     }
 

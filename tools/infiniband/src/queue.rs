@@ -6,7 +6,7 @@
 //! up to which block that may send: the limit. A packet that leaves by another port of a switch keeps its room until
 //! then. Management packets need no room.
 
-use crate::packet::MANAGEMENT_LANE;
+use crate::packet::{Frame, MANAGEMENT_LANE};
 use std::{collections::VecDeque, time::Duration};
 
 /// Bytes of a block.
@@ -19,8 +19,8 @@ const LIMIT_UNIT: u32 = 64;
 const NO_LIMIT: u8 = 255;
 
 /// Blocks of a frame.
-pub(crate) fn blocks(frame: &[u8]) -> u32 {
-    frame.len().div_ceil(BLOCK) as u32
+pub(crate) fn blocks(frame: &Frame) -> u32 {
+    frame.length().div_ceil(BLOCK) as u32
 }
 
 /// Room that a packet takes where it came in.
@@ -37,7 +37,7 @@ pub(crate) struct Room {
 /// A packet that waits.
 #[derive(Clone, Debug)]
 struct Waiting {
-    frame: Vec<u8>,
+    frame: Frame,
     room: Option<Room>,
     /// When it is discarded.
     end: Duration,
@@ -114,8 +114,8 @@ impl Queues {
     }
 
     /// A packet waits from now on, at most until `end`.
-    pub fn push(&mut self, frame: Vec<u8>, room: Option<Room>, end: Duration, now: Duration) {
-        let lane = &mut self.lanes[lane_of(&frame)];
+    pub fn push(&mut self, frame: Frame, room: Option<Room>, end: Duration, now: Duration) {
+        let lane = &mut self.lanes[usize::from(frame.lane()) % LANES];
         if lane.waiting.is_empty() {
             lane.first = now;
         }
@@ -156,7 +156,7 @@ impl Queues {
         tables: [&[u16]; 2],
         limit: u8,
         now: Duration,
-    ) -> Option<(Vec<u8>, Duration)> {
+    ) -> Option<(Frame, Duration)> {
         let lanes = &self.lanes;
         let management = lanes[LANES - 1].next().map(|_| MANAGEMENT_LANE);
         let ready = |lane: u8| {
@@ -236,11 +236,6 @@ impl Queues {
         }
         limits
     }
-}
-
-/// The lane that a frame says.
-fn lane_of(frame: &[u8]) -> usize {
-    usize::from(frame.first().map_or(0, |byte| byte >> 4))
 }
 
 /// Chooses between lanes: weighted and in turn within a table, high priority before low priority within limits.
@@ -326,10 +321,10 @@ mod tests {
     const LONG: Duration = Duration::from_secs(1);
 
     /// A frame of so many blocks.
-    fn frame(lane: u8, blocks: usize) -> Vec<u8> {
+    fn frame(lane: u8, blocks: usize) -> Frame {
         let mut frame = vec![0; blocks * BLOCK];
         frame[0] = lane << 4;
-        frame
+        Frame::from(frame)
     }
 
     /// Entries: lane and weight.
@@ -357,7 +352,7 @@ mod tests {
     /// The lanes in the order in which they send.
     fn order(queues: &mut Queues, low: &[u16], high: &[u16], limit: u8) -> Vec<u8> {
         std::iter::from_fn(|| queues.take([low, high], limit, NOW))
-            .map(|(frame, _)| frame[0] >> 4)
+            .map(|(frame, _)| frame.lane())
             .collect()
     }
 
@@ -417,7 +412,7 @@ mod tests {
         for lane in [0, 0, 1] {
             waiting.push(frame(lane, 2), None, LONG, NOW);
         }
-        let mut sent = [0; 2].map(|_| waiting.take(tables, 0, NOW).map(|(frame, _)| frame[0] >> 4));
+        let mut sent = [0; 2].map(|_| waiting.take(tables, 0, NOW).map(|(frame, _)| frame.lane()));
         sent.sort();
         assert_eq!(sent, [Some(0), Some(1)]);
         let later = Duration::from_micros(3);

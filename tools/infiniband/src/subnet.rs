@@ -10,7 +10,7 @@ use crate::{
     hca::{Hca, SendError},
     mad::Smp,
     node::{Output, smp_packet},
-    packet::Packet,
+    packet::{Frame, Packet},
     port::PortConfig,
     switch::Switch,
     topology::{End, Kind, Link, Topology},
@@ -64,7 +64,7 @@ enum Event {
         link: usize,
         end: usize,
         epoch: u64,
-        frame: Vec<u8>,
+        frame: Frame,
         /// With it, so many blocks of its lane were sent.
         sent: (u8, u64),
     },
@@ -194,7 +194,7 @@ impl Subnet {
                     if let Some(queues) = self.agent_mut(end.node).queues_mut(end.port) {
                         queues.received(lane, blocks);
                     }
-                    self.arrive(end, &frame);
+                    self.arrive(end, frame);
                 }
             }
             Event::Limit {
@@ -397,7 +397,7 @@ impl Subnet {
     }
 
     /// A frame arrives at a port.
-    fn arrive(&mut self, end: End, frame: &[u8]) {
+    fn arrive(&mut self, end: End, frame: Frame) {
         let now = self.now;
         let outputs = match &mut self.nodes[end.node].device {
             Device::Hca(hca) => hca.receive(frame, now),
@@ -453,7 +453,7 @@ impl Subnet {
     }
 
     /// A frame leaves a port.
-    fn transmit(&mut self, from: End, mut frame: Vec<u8>, at: Duration) {
+    fn transmit(&mut self, from: End, frame: Frame, at: Duration) {
         let Some((link, end)) = self.nodes[from.node].links[usize::from(from.port) - 1] else {
             return;
         };
@@ -463,10 +463,10 @@ impl Subnet {
             ..
         } = &self.cables[link];
         let (at, epoch, rate) = (at + properties.latency, *epoch, properties.bit_error_rate);
-        let lane = frame.first().map_or(0, |byte| byte >> 4);
+        let lane = frame.lane();
         let queues = self.agent_mut(from.node).queues_mut(from.port);
         let sent = (lane, queues.map_or(0, |queues| queues.sent(lane)));
-        self.damage(&mut frame, rate);
+        let frame = self.damage(frame, rate);
         self.schedule(
             at,
             Event::Arrive {
@@ -480,16 +480,19 @@ impl Subnet {
     }
 
     /// Changes a bit of a frame with the probability that one or more arrive wrong.
-    fn damage(&mut self, frame: &mut [u8], rate: f64) {
+    fn damage(&mut self, frame: Frame, rate: f64) -> Frame {
         if rate <= 0.0 {
-            return;
+            return frame;
         }
-        let bits = frame.len() as u64 * 8;
+        let bits = frame.length() as u64 * 8;
         let probability = -((-rate).ln_1p() * f64::from(bits as u32)).exp_m1();
-        if f64::from(self.chance.next_u32()) < probability * f64::from(u32::MAX) {
-            let bit = (self.chance.next_u64() % bits) as usize;
-            frame[bit / 8] ^= 1 << (bit % 8);
+        if f64::from(self.chance.next_u32()) >= probability * f64::from(u32::MAX) {
+            return frame;
         }
+        let bit = (self.chance.next_u64() % bits) as usize;
+        let mut bytes = frame.into_bytes();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        bytes.into()
     }
 
     fn has_link(&self, end: End) -> bool {

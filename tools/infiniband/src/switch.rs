@@ -9,7 +9,7 @@ use crate::{
     directed::Step,
     mad::{PERMISSIVE, Smp},
     node::{Reply, answer_general, answer_smp, check_pkey, key_violation, smp_packet},
-    packet::{self, Body, Lrh, MANAGEMENT_LANE, NextHeader, Packet},
+    packet::{Body, Frame, Lrh, MANAGEMENT_LANE, NextHeader, Packet},
     performance::count,
     port::{PortConfig, is_multicast},
     queue::{self, Room},
@@ -52,16 +52,16 @@ impl Switch {
         if let Some(trap) = self.agent.poll(now) {
             let info = *self.agent.end_port().info();
             let packet = smp_packet(&trap, (info.lid, info.sm_lid), info.sm_sl);
-            self.route(&packet.to_bytes(), 0, now, &mut outputs);
+            self.route(packet.into(), 0, now, &mut outputs);
         }
         outputs
     }
 
     /// A frame came in by the link of port `input`.
-    pub fn receive(&mut self, input: u8, frame: &[u8], now: Duration) -> Vec<Output> {
+    pub fn receive(&mut self, input: u8, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if let Some(lrh) = self.agent.receive(input, frame) {
-            if !lrh.is_management() && !self.lets_in(input, frame, &lrh) {
+        if let Some(lrh) = self.agent.receive(input, &frame) {
+            if !lrh.is_management() && !self.lets_in(input, &frame, &lrh) {
                 return outputs;
             }
             if lrh.destination == PERMISSIVE {
@@ -71,7 +71,7 @@ impl Switch {
                     self.relay_error(input);
                 }
             } else {
-                self.take_room(input, frame, &lrh);
+                self.take_room(input, &frame, &lrh);
                 self.route(frame, input, now, &mut outputs);
                 // It goes no further.
                 self.release_room();
@@ -90,7 +90,7 @@ impl Switch {
     }
 
     /// A packet that came in takes room until it has left, if it is none of management.
-    fn take_room(&mut self, input: u8, frame: &[u8], lrh: &Lrh) {
+    fn take_room(&mut self, input: u8, frame: &Frame, lrh: &Lrh) {
         let queues = self.agent.queues_mut(input);
         if let Some(queues) = queues.filter(|_| !lrh.is_management()) {
             let room = Room {
@@ -104,8 +104,8 @@ impl Switch {
     }
 
     /// A frame goes where its LID says.
-    fn route(&mut self, frame: &[u8], input: u8, now: Duration, outputs: &mut Vec<Output>) {
-        let Some(lrh) = Lrh::parse(frame) else {
+    fn route(&mut self, frame: Frame, input: u8, now: Duration, outputs: &mut Vec<Output>) {
+        let Some(lrh) = frame.lrh() else {
             return;
         };
         let to = lrh.destination;
@@ -114,20 +114,16 @@ impl Switch {
         }
         if is_multicast(to) {
             let ports = self.agent.multicast_ports(to, input);
-            if ports.is_empty() {
-                self.relay_error(input);
-            }
+            let Some((last, others)) = ports.split_last() else {
+                return self.relay_error(input);
+            };
             // Its room is that of the last copy.
-            let mut room = self.room.take();
-            let mut ports = ports.into_iter().peekable();
-            while let Some(port) = ports.next() {
-                if ports.peek().is_none() {
-                    self.room = room.take();
-                }
-                self.forward(frame, &lrh, (input, port), now, outputs);
+            let room = self.room.take();
+            for port in others {
+                self.forward(frame.clone(), &lrh, (input, *port), now, outputs);
             }
-            self.room = self.room.or(room);
-            return;
+            self.room = room;
+            return self.forward(frame, &lrh, (input, *last), now, outputs);
         }
         match self.agent.unicast_port(to) {
             // Back where it came from would be for ever.
@@ -149,7 +145,7 @@ impl Switch {
     /// A frame goes from a port to a port.
     fn forward(
         &mut self,
-        frame: &[u8],
+        mut frame: Frame,
         lrh: &Lrh,
         (input, output): (u8, u8),
         now: Duration,
@@ -158,14 +154,13 @@ impl Switch {
         if output == 0 {
             return self.accept(frame, input, now, outputs);
         }
-        if !self.lets_out(output, frame, lrh) {
+        if !self.lets_out(output, &frame, lrh) {
             return;
         }
         let life = self.agent.life();
         let Some(port) = self.agent.port_mut(output) else {
             return;
         };
-        let mut frame = frame.to_vec();
         if !lrh.is_management() {
             let map = port.lanes.get(usize::from(input));
             let level = usize::from(lrh.service_level & 0xf);
@@ -174,7 +169,7 @@ impl Switch {
                 count!(port.statistics.counters.transmit_discards);
                 return;
             }
-            packet::set_lane(&mut frame, lane);
+            frame.set_lane(lane);
         }
         let left = port.transmit(frame, life, self.room.take(), now);
         outputs.extend(left.ok().flatten().map(|(frame, at)| Output::Transmit {
@@ -185,7 +180,7 @@ impl Switch {
     }
 
     /// Whether a port lets a packet in: partition, raw packets (18.2.4.2).
-    fn lets_in(&mut self, number: u8, frame: &[u8], lrh: &Lrh) -> bool {
+    fn lets_in(&mut self, number: u8, frame: &Frame, lrh: &Lrh) -> bool {
         let Some(port) = self.agent.port_mut(number) else {
             return false;
         };
@@ -202,7 +197,7 @@ impl Switch {
     }
 
     /// Whether a port lets a packet out.
-    fn lets_out(&mut self, number: u8, frame: &[u8], lrh: &Lrh) -> bool {
+    fn lets_out(&mut self, number: u8, frame: &Frame, lrh: &Lrh) -> bool {
         let Some(port) = self.agent.port_mut(number) else {
             return false;
         };
@@ -219,8 +214,8 @@ impl Switch {
     }
 
     /// A port stopped a packet for its partition key.
-    fn tell_of(&mut self, port: u8, frame: &[u8]) {
-        let (Ok(packet), Some(bth)) = (Packet::parse(frame), packet::transport(frame)) else {
+    fn tell_of(&mut self, port: u8, frame: &Frame) {
+        let (Ok(packet), Some(bth)) = (frame.clone().into_packet(), frame.transport()) else {
             return;
         };
         let known = key_violation(&packet, bth.pkey.into());
@@ -241,9 +236,9 @@ impl Switch {
     }
 
     /// A frame that came in by `input` is for the switch itself, or has a directed route.
-    fn accept(&mut self, frame: &[u8], input: u8, now: Duration, outputs: &mut Vec<Output>) {
+    fn accept(&mut self, frame: Frame, input: u8, now: Duration, outputs: &mut Vec<Output>) {
         self.release_room();
-        let Ok(packet) = Packet::parse(frame) else {
+        let Ok(packet) = frame.into_packet() else {
             if let Some(statistics) = self.agent.statistics_mut(input) {
                 count!(statistics.counters.receive_errors);
             }
@@ -263,7 +258,7 @@ impl Switch {
             return;
         }
         if let Some(Reply::Send(response, _)) = answer_general(&mut self.agent, &packet) {
-            self.route(&response.to_bytes(), 0, now, outputs);
+            self.route(response.into(), 0, now, outputs);
         }
     }
 
@@ -283,31 +278,31 @@ impl Switch {
             Step::Here => {
                 let reply = answer_smp(&mut self.agent, packet, &smp, input, now);
                 if let Some(Reply::Send(response, step)) = reply {
-                    self.answer(&response, step, now, outputs);
+                    self.answer(response, step, now, outputs);
                 }
             }
             Step::Port(_) => {
                 let packet = smp_packet(&smp, (PERMISSIVE, PERMISSIVE), level);
-                self.answer(&packet, step, now, outputs);
+                self.answer(packet, step, now, outputs);
             }
             Step::Lid(lid) => {
                 let packet = smp_packet(&smp, (own, lid), level);
-                self.answer(&packet, step, now, outputs);
+                self.answer(packet, step, now, outputs);
             }
             Step::Discard => {}
         }
     }
 
     /// A packet of subnet management leaves.
-    fn answer(&mut self, packet: &Packet, step: Step, now: Duration, outputs: &mut Vec<Output>) {
-        let frame = packet.to_bytes();
+    fn answer(&mut self, packet: Packet, step: Step, now: Duration, outputs: &mut Vec<Output>) {
+        let frame = Frame::from(packet);
         match step {
             Step::Port(port) => {
-                if let Some(lrh) = Lrh::parse(&frame) {
-                    self.forward(&frame, &lrh, (0, port), now, outputs);
+                if let Some(lrh) = frame.lrh() {
+                    self.forward(frame, &lrh, (0, port), now, outputs);
                 }
             }
-            Step::Lid(lid) if !is_own(&self.agent, lid) => self.route(&frame, 0, now, outputs),
+            Step::Lid(lid) if !is_own(&self.agent, lid) => self.route(frame, 0, now, outputs),
             // Nobody is at home here but the agent.
             Step::Lid(_) | Step::Here | Step::Discard => {}
         }

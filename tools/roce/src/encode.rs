@@ -5,7 +5,7 @@
 use crate::{
     ETHERNET_TYPE, UDP_PORT,
     error::EncodeError,
-    header::{Bth, ICRC_LENGTH, LOW_24, Writer},
+    header::{BTH_LENGTH, Bth, ICRC_LENGTH, LOW_24, Writer},
     icrc::{Network, icrc},
     opcode,
 };
@@ -68,28 +68,29 @@ pub fn encode<M: Memory>(
     Ok(writer.length())
 }
 
-/// Appends `segment` to `packet` as a bare transport packet, from the base transport header to the pad. Networks other
-/// than Ethernet put their own headers around it.
+/// Writes `segment` as a bare transport packet, around which networks other than Ethernet put their own headers. Returns
+/// the base transport header; `rest` becomes what follows it, up to the pad. What was in `rest` does not matter: a vector
+/// of about the right length saves clearing.
 ///
 /// # Errors
 ///
-/// The segment cannot be sent; the appended bytes are then meaningless.
+/// The segment cannot be sent; the content of `rest` is then meaningless.
 pub fn encode_transport<M: Memory>(
     segment: &Segment<'_>,
     memory: &M,
-    packet: &mut Vec<u8>,
-) -> Result<(), EncodeError> {
+    rest: &mut Vec<u8>,
+) -> Result<[u8; BTH_LENGTH], EncodeError> {
     let payload = usize::try_from(segment.payload.len()).map_err(|_| EncodeError::TooLong)?;
     if payload > DATAGRAM_MTU as usize {
         return Err(EncodeError::TooLong);
     }
     let pad = payload.wrapping_neg() & 3;
-    let length = size_of::<Bth>() + opcode::extended_length(segment) + payload + pad;
-    let start = packet.len();
-    packet.resize(start + length, 0);
-    let mut writer = Writer::new(&mut packet[start..]);
-    write_transport(segment, pad, &mut writer)?;
-    write_payload(segment, memory, &mut writer)
+    rest.resize(opcode::extended_length(segment) + payload + pad, 0);
+    let mut writer = Writer::new(rest);
+    opcode::write_extended(segment, &mut writer)?;
+    write_payload(segment, memory, &mut writer)?;
+    writer.room(pad)?.fill(0);
+    Ok(zerocopy::transmute!(bth(segment, pad)?))
 }
 
 /// Writes the payload. Each byte of guest memory is read once.

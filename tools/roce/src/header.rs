@@ -10,6 +10,8 @@ use zerocopy::{
     byteorder::big_endian::{U16, U32, U64},
 };
 
+/// Length of a base transport header.
+pub(crate) const BTH_LENGTH: usize = size_of::<Bth>();
 /// Length of the invariant CRC at the end of a packet.
 pub(crate) const ICRC_LENGTH: usize = 4;
 

@@ -6,7 +6,7 @@ use crate::{
     ETHERNET_TYPE, UDP_PORT,
     encode::{GRH_NEXT_HEADER, gid_of_ipv4},
     error::FrameError,
-    header::{Bth, ICRC_LENGTH, LOW_24, Reader},
+    header::{BTH_LENGTH, Bth, ICRC_LENGTH, LOW_24, Reader},
     icrc::{Network, icrc},
     opcode,
 };
@@ -217,20 +217,29 @@ fn check_udp<E>(
     Ok(())
 }
 
-/// Parses a transport packet that came by `path`, from the base transport header to the pad. On networks other than
-/// Ethernet, this is what lies between their headers and the invariant CRC, which the caller has checked.
+/// Parses a transport packet that came by `path`: `bth` is its base transport header, `rest` what follows it, up to the
+/// pad. On networks other than Ethernet, this is what lies between their headers and the invariant CRC, which the caller
+/// has checked.
 ///
 /// # Errors
 ///
 /// The packet is invalid.
-pub fn parse_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
-    read_transport(bytes, path)
+pub fn parse_transport<'a>(
+    bth: &[u8; BTH_LENGTH],
+    rest: &'a [u8],
+    path: Path,
+) -> Result<Segment<'a>, FrameError> {
+    read_behind(zerocopy::transmute!(*bth), Reader { rest }, path)
 }
 
 /// Parses the transport packet, from the base transport header to the pad.
 fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
     let mut reader = Reader { rest: bytes };
-    let bth: Bth = reader.take()?;
+    read_behind(reader.take()?, reader, path)
+}
+
+/// Reads what is behind the base transport header.
+fn read_behind(bth: Bth, mut reader: Reader<'_>, path: Path) -> Result<Segment<'_>, FrameError> {
     if bth.flags & Bth::VERSION_MASK != 0 {
         return Err(FrameError::Version);
     }

@@ -598,57 +598,44 @@ impl Device {
 
     /// Sends all segments in the outbox, which are from this device, as frames.
     pub fn send_frames(&mut self, shared: &mut Shared, network: &mut Network, now: Instant) {
-        let Shared {
-            regions,
-            outbox,
-            captures,
-        } = shared;
-        let mut segments = std::mem::take(&mut outbox.segments);
-        for segment in segments.drain(..) {
-            if let (Some(end), Some(session)) = (&mut self.roce, &self.session) {
-                let memory = regions.device(self.index, &session.memory);
-                let mut frame = network.buffer();
-                let is_written = end.write(&segment, &memory, &mut frame);
-                if is_written {
-                    vrnic_roce::damage(&mut frame, segment.touched.damage);
-                    captures.frame(self.index, Direction::Out, &segment, &frame, "");
-                }
-                if is_written && !segment.touched.withheld {
-                    network.send(self.index, frame, now, captures);
-                } else {
-                    network.recycle(frame);
-                }
+        let (index, roce) = (self.index, &mut self.roce);
+        let session = self.session.as_ref();
+        send_all(index, session, shared, |segment, memory, captures| {
+            let Some(end) = roce else {
+                return;
+            };
+            let mut frame = network.buffer();
+            let is_written = end.write(segment, memory, &mut frame);
+            if is_written {
+                vrnic_roce::damage(&mut frame, segment.touched.damage);
+                captures.frame(index, Direction::Out, segment, &frame, "");
             }
-            outbox.recycle(segment.payload);
-        }
-        outbox.segments = segments;
+            if is_written && !segment.touched.withheld {
+                network.send(index, frame, now, captures);
+            } else {
+                network.recycle(frame);
+            }
+        });
     }
 
     /// Sends all segments in the outbox, which are from this device, as packets on a subnet.
-    pub fn send_packets(&mut self, shared: &mut Shared, subnet: &mut SubnetFabric, now: Instant) {
-        let Shared {
-            regions,
-            outbox,
-            captures,
-        } = shared;
-        let mut segments = std::mem::take(&mut outbox.segments);
-        for segment in segments.drain(..) {
-            if let Some(session) = &self.session {
-                let memory = regions.device(self.index, &session.memory);
-                if let Some(packet) = subnet.packet(self.index, &segment, &memory) {
-                    if !captures.is_empty() {
-                        let frame = packet.to_bytes();
-                        captures.frame(self.index, Direction::Out, &segment, &frame, "");
-                    }
-                    // The first port that checks a packet damaged by a fault drops it, so it is not sent.
-                    if !segment.touched.withheld && segment.touched.damage.is_none() {
-                        subnet.send(self.index, packet, now);
-                    }
-                }
+    pub fn send_packets(&mut self, shared: &mut Shared, subnet: &mut SubnetFabric) {
+        let index = self.index;
+        let session = self.session.as_ref();
+        send_all(index, session, shared, |segment, memory, captures| {
+            let Some(packet) = subnet.packet(index, segment, memory) else {
+                return;
+            };
+            if !captures.is_empty() {
+                captures.frame(index, Direction::Out, segment, &packet.to_bytes(), "");
             }
-            outbox.recycle(segment.payload);
-        }
-        outbox.segments = segments;
+            // A packet that a fault damages does not get beyond the first port that looks at it.
+            if segment.touched.withheld || segment.touched.damage.is_some() {
+                subnet.recycle(packet);
+            } else {
+                subnet.send(index, packet);
+            }
+        });
     }
 
     /// Receives a packet from a subnet.
@@ -659,8 +646,7 @@ impl Device {
         packet: &Packet,
         now: Instant,
     ) {
-        let mut bytes = Vec::new();
-        match subnet::read(packet, &mut bytes) {
+        match subnet::read(packet) {
             Ok(segment) if shared.captures.is_empty() => self.receive(shared, segment, now),
             Ok(segment) => {
                 let seen = segment.clone();
@@ -1019,6 +1005,30 @@ impl Device {
             error!(device = %self.name, "the engine panicked once more while it was taken down");
         }
     }
+}
+
+/// Passes each segment in the outbox, all from the device with that index, to `send`, with the memory that contains its
+/// payload. Recycles the buffers of payloads.
+fn send_all(
+    index: usize,
+    session: Option<&Session>,
+    shared: &mut Shared,
+    mut send: impl FnMut(&Segment<'_>, &DeviceMemory<'_>, &mut Captures),
+) {
+    let Shared {
+        regions,
+        outbox,
+        captures,
+    } = shared;
+    let mut segments = std::mem::take(&mut outbox.segments);
+    for segment in segments.drain(..) {
+        if let Some(session) = session {
+            let memory = regions.device(index, &session.memory);
+            send(&segment, &memory, captures);
+        }
+        outbox.recycle(segment.payload);
+    }
+    outbox.segments = segments;
 }
 
 /// Returns a seed that no guest can guess; keys are derived from it.

@@ -201,6 +201,7 @@ impl Worker {
                 self.devices[to].contained(&mut self.shared, |device, shared| {
                     device.receive_packet(shared, subnet, &packet, now);
                 });
+                subnet.recycle(packet);
                 self.send(to, now);
             } else {
                 return worked;
@@ -218,7 +219,7 @@ impl Worker {
         let device = &mut self.devices[from];
         if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(from)) {
             device.contained(&mut self.shared, |device, shared| {
-                device.send_packets(shared, subnet, now);
+                device.send_packets(shared, subnet);
             });
         } else if device.roce().is_some() {
             let network = &mut self.network;

@@ -6,6 +6,9 @@
 //! and sees to it that an RNIC sends only with LIDs and P_Keys of its own. It does so whether or not a driver is there,
 //! as the firmware of an adapter does. What a subnet manager makes of the port, the engine is told; the other way
 //! round, agents do what commands ask for.
+//!
+//! Between devices packets travel as values: payload is read from guest memory once and written there once, and nobody
+//! makes or checks a CRC unless a capture sees the bytes, or a link damages them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -32,6 +35,8 @@ use crate::config::{Config, Device, FabricKind};
 
 /// Ports of the switch that joins the RNICs if there is no topology, beside one for each of them.
 const SPARE_PORTS: usize = 8;
+/// Buffers for packets that are kept for reuse.
+const MAX_SPARE: usize = 256;
 /// Class of subnet management along directed routes, and by LID.
 const SUBNET_CLASSES: [u8; 2] = [0x81, 0x01];
 
@@ -43,8 +48,8 @@ pub struct SubnetFabric {
     devices: BTreeMap<NodeId, usize>,
     /// Packets for RNICs, each with the index of the device.
     arrived: VecDeque<(usize, Packet)>,
-    /// Where packets are made.
-    draft: Vec<u8>,
+    /// Buffers of packets that are not under way any more.
+    spare: Vec<Vec<u8>>,
 }
 
 /// The HCA of an RNIC.
@@ -166,7 +171,7 @@ impl SubnetFabric {
             ends,
             devices,
             arrived: VecDeque::new(),
-            draft: Vec::new(),
+            spare: Vec::new(),
         }))
     }
 
@@ -223,24 +228,41 @@ impl SubnetFabric {
             source: path.source,
             destination: path.destination,
         });
-        self.draft.clear();
-        let encoded = encode_transport(segment, memory, &mut self.draft);
-        let packet = encoded.ok().and_then(|()| {
-            let addresses = (lids.source, lids.destination);
-            Packet::of_transport(addresses, path.service_level, grh, &self.draft)
-        });
-        if packet.is_none() {
-            self.note_unsent(device, &"it cannot be a packet");
+        let mut rest = self.spare.pop().unwrap_or_default();
+        match encode_transport(segment, memory, &mut rest) {
+            Ok(bth) => {
+                let addresses = (lids.source, lids.destination);
+                let level = path.service_level;
+                Some(Packet::of_transport(
+                    addresses,
+                    level,
+                    grh,
+                    Bth::parse(&bth),
+                    rest,
+                ))
+            }
+            Err(error) => {
+                self.note_unsent(device, &error);
+                self.spare.push(rest);
+                None
+            }
         }
-        packet
     }
 
-    /// The RNIC of a device sends a packet. Its HCA may refuse it: then it is lost.
-    pub fn send(&mut self, device: usize, packet: Packet, now: Instant) {
+    /// Takes back what a packet was made of that is not under way any more.
+    pub fn recycle(&mut self, packet: Packet) {
+        if self.spare.len() < MAX_SPARE {
+            let (Body::Transport { rest, .. } | Body::Raw(rest)) = packet.body;
+            self.spare.push(rest);
+        }
+    }
+
+    /// The RNIC of a device sends a packet, at the time of the last [turn](Self::turn). Its HCA may refuse it: then
+    /// it is lost.
+    pub fn send(&mut self, device: usize, packet: Packet) {
         let Some(node) = self.ends[device].as_ref().map(|end| end.node) else {
             return;
         };
-        self.turn(now);
         if let Err(error) = self.subnet.send(node, packet) {
             self.note_unsent(device, &error);
         }
@@ -379,12 +401,12 @@ impl SubnetFabric {
     }
 }
 
-/// Reads a packet that reached an RNIC. `bytes` is where the transport's part goes.
+/// Reads a packet that reached an RNIC.
 ///
 /// # Errors
 /// It is none of the transport, or one that is malformed.
-pub fn read<'a>(packet: &Packet, bytes: &'a mut Vec<u8>) -> Result<Segment<'a>, FrameError> {
-    let Body::Transport { grh, .. } = &packet.body else {
+pub fn read(packet: &Packet) -> Result<Segment<'_>, FrameError> {
+    let Body::Transport { grh, bth, rest } = &packet.body else {
         return Err(FrameError::NotRoce);
     };
     let mut path = Path {
@@ -404,8 +426,7 @@ pub fn read<'a>(packet: &Packet, bytes: &'a mut Vec<u8>) -> Result<Segment<'a>, 
         path.flow_label = grh.flow_label;
         path.hop_limit = grh.hop_limit;
     }
-    *bytes = packet.transport_bytes().ok_or(FrameError::NotRoce)?;
-    parse_transport(bytes, path)
+    parse_transport(&bth.to_bytes(), rest, path)
 }
 
 /// What the engine is told of a port.
@@ -589,8 +610,7 @@ mod tests {
                 let packet = fabric.packet(0, &sent, &memory).unwrap();
                 // As it is on a link.
                 let packet = Packet::parse(&packet.to_bytes()).unwrap();
-                let mut bytes = Vec::new();
-                let came = read(&packet, &mut bytes).unwrap();
+                let came = read(&packet).unwrap();
                 assert_eq!((came.path, came.body), (sent.path, sent.body));
                 assert_eq!((came.pkey, came.psn), (sent.pkey, sent.psn));
                 assert_eq!(came.destination_qpn, 17);
@@ -602,7 +622,7 @@ mod tests {
             body: Body::Raw(vec![1; 8]),
             ..fabric.packet(0, &segment(false), &memory).unwrap()
         };
-        assert!(read(&raw, &mut Vec::new()).is_err());
+        assert!(read(&raw).is_err());
     }
 
     #[test]
