@@ -96,8 +96,13 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// The subnet of a description. Its links that are plugged in come up after [`TRAINING`].
+    /// The subnet of a description, at time 0. Its links that are plugged in come up after [`TRAINING`].
     pub fn new(topology: &Topology) -> Self {
+        Self::beginning(topology, Duration::ZERO)
+    }
+
+    /// The same, but it is `now` already.
+    pub fn beginning(topology: &Topology, now: Duration) -> Self {
         let mut links: Vec<Vec<_>> = topology
             .nodes
             .iter()
@@ -145,7 +150,7 @@ impl Subnet {
             cables: topology.links.iter().map(cable).collect(),
             events: BTreeMap::new(),
             order: 0,
-            now: Duration::ZERO,
+            now,
             chance: ChaCha8Rng::seed_from_u64(topology.seed),
             delivered: VecDeque::new(),
         };

@@ -9,18 +9,25 @@
 //!
 //! Between devices packets travel as values: payload is read from guest memory once and written there once, and nobody
 //! makes or checks a CRC unless a capture sees the bytes, or a link damages them.
+//!
+//! All devices share the switches, so a panic in the subnet concerns them all: nobody knows in which state it is
+//! then. It is made anew, as if all switches and HCAs had lost power for a moment. RNICs and their drivers live on;
+//! their ports go down, which they hear of, and come up again when the links have trained and a subnet manager has
+//! found them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tracing::{debug, info};
+use tracing::{debug, error, info};
 use vrnic_engine::memory::Memory;
 use vrnic_engine::segment::{LidRoute, Path};
 use vrnic_engine::subnet::{HcaPort, PortAnswer, PortRequest, Violation};
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Rnic, Segment};
+use vrnic_infiniband::agent::Agent;
 use vrnic_infiniband::attributes::{PortInfo, PortState as State};
 use vrnic_infiniband::hca::PORT;
 use vrnic_infiniband::packet::{Body, Bth, Deth, GRH_NEXT_HEADER, Grh, Packet};
@@ -42,7 +49,10 @@ const SUBNET_CLASSES: [u8; 2] = [0x81, 0x01];
 
 /// A subnet, and which of its HCAs RNICs are behind.
 pub struct SubnetFabric {
+    topology: Topology,
     subnet: Subnet,
+    /// How often it was made anew.
+    restarts: u64,
     /// By the index of the device.
     ends: Vec<Option<End>>,
     devices: BTreeMap<NodeId, usize>,
@@ -56,15 +66,33 @@ pub struct SubnetFabric {
 struct End {
     node: NodeId,
     link: Option<LinkId>,
-    /// Whether the control socket wants the link; the topology may have begun without it.
-    up: bool,
+    /// Capabilities of the software behind it, as it said.
+    capabilities: u32,
+    /// What was done at the HCA because of what its owner wants.
+    done: Done,
     /// What the engine knows; nothing if there is none, or one that was not told yet.
     known: Option<Known>,
-    /// Groups whose packets the HCA takes, and of which state of the engine they are.
-    groups: (u64, BTreeSet<u16>),
     /// Packets that could not leave, or could not be read.
     unsent: u64,
     malformed: u64,
+}
+
+/// What was done at an HCA since the subnet began.
+struct Done {
+    /// Its link is as the control socket wants it; the topology may have begun without it.
+    up: bool,
+    /// Groups whose packets it takes, and of which state of the engine they are.
+    groups: (u64, BTreeSet<u16>),
+    /// Capabilities that its agent tells of.
+    capabilities: u32,
+}
+
+impl Done {
+    const NOTHING: Self = Self {
+        up: true,
+        groups: (0, BTreeSet::new()),
+        capabilities: 0,
+    };
 }
 
 /// What an engine was told.
@@ -141,20 +169,18 @@ impl SubnetFabric {
             return Ok(None);
         }
         let topology = topology(config)?;
-        let mut subnet = Subnet::new(&topology);
+        let subnet = Subnet::new(&topology);
         let (mut ends, mut devices) = (Vec::new(), BTreeMap::new());
         for (index, device) in config.devices.iter().enumerate() {
             let node = subnet.find(&device.name).filter(|_| is_on(device));
             ends.push(node.map(|node| {
-                subnet.set_bare(node);
                 devices.insert(node, index);
-                let link = subnet.peer(node, PORT).map(|(link, ..)| link);
                 End {
                     node,
-                    link,
-                    up: true,
+                    link: subnet.peer(node, PORT).map(|(link, ..)| link),
+                    capabilities: 0,
+                    done: Done::NOTHING,
                     known: None,
-                    groups: (0, BTreeSet::new()),
                     unsent: 0,
                     malformed: 0,
                 }
@@ -166,13 +192,56 @@ impl SubnetFabric {
             devices = devices.len(),
             "InfiniBand subnet"
         );
-        Ok(Some(Self {
+        let mut fabric = Self {
+            topology,
             subnet,
+            restarts: 0,
             ends,
             devices,
             arrived: VecDeque::new(),
             spare: Vec::new(),
-        }))
+        };
+        fabric.set_bare();
+        Ok(Some(fabric))
+    }
+
+    /// Engines do what belongs to the software of a machine with an HCA.
+    fn set_bare(&mut self) {
+        for &node in self.devices.keys() {
+            self.subnet.set_bare(node);
+        }
+    }
+
+    /// Works on the subnet, which is made anew if that panics.
+    fn contained<R>(&mut self, work: impl FnOnce(&mut Subnet) -> R) -> Option<R> {
+        // What a panic left behind is never looked at again.
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut self.subnet))).ok();
+        if result.is_none() {
+            self.restart();
+        }
+        result
+    }
+
+    /// All switches and HCAs lose what they know, and their links. What is wanted of the HCAs of RNICs is done again
+    /// when their devices have their turns.
+    fn restart(&mut self) {
+        self.restarts += 1;
+        if self.restarts.is_power_of_two() {
+            error!(
+                count = self.restarts,
+                "the InfiniBand subnet panicked; it begins anew, and the links of all devices go down for a moment"
+            );
+        }
+        let subnet = Subnet::beginning(&self.topology, self.subnet.now());
+        let broken = std::mem::replace(&mut self.subnet, subnet);
+        if catch_unwind(AssertUnwindSafe(|| drop(broken))).is_err() {
+            error!("the InfiniBand subnet panicked again while it was taken down");
+        }
+        self.arrived.clear();
+        self.set_bare();
+        for end in self.ends.iter_mut().flatten() {
+            end.done = Done::NOTHING;
+        }
     }
 
     /// Whether a device is on the subnet.
@@ -184,7 +253,7 @@ impl SubnetFabric {
     pub fn turn(&mut self, now: Instant) -> bool {
         let end = Duration::from_nanos(now.as_nanos());
         let worked = self.subnet.next_event().is_some_and(|at| at <= end);
-        self.subnet.run_until(end);
+        self.contained(|subnet| subnet.run_until(end));
         self.take_arrived();
         worked
     }
@@ -263,7 +332,7 @@ impl SubnetFabric {
         let Some(node) = self.ends[device].as_ref().map(|end| end.node) else {
             return;
         };
-        if let Err(error) = self.subnet.send(node, packet) {
+        if let Some(Err(error)) = self.contained(|subnet| subnet.send(node, packet)) {
             self.note_unsent(device, &error);
         }
         // What goes to the RNIC itself is there already.
@@ -299,47 +368,58 @@ impl SubnetFabric {
         let Some(end) = &mut self.ends[device] else {
             return;
         };
-        let node = end.node;
-        if let Some(link) = end
-            .link
-            .filter(|_| std::mem::replace(&mut end.up, up) != up)
+        let (node, link) = (end.node, end.link);
+        if std::mem::replace(&mut end.done.up, up) != up
+            && let Some(link) = link
         {
-            self.subnet.set_link(link, up);
+            self.contained(|subnet| subnet.set_link(link, up));
         }
         // The driver may have reset the device since: then the engine is another one, and knows nothing.
         let is_told = |rnic: &Rnic| rnic.hca_port().is_some_and(|port| !port.guids.is_empty());
-        if end.known.is_some() && !rnic.as_deref().is_some_and(is_told) {
+        let knew = self.ends[device]
+            .as_ref()
+            .is_some_and(|end| end.known.is_some());
+        if knew && !rnic.as_deref().is_some_and(is_told) {
             self.forget(device);
         }
+        self.tell_capabilities(device);
         let Some(rnic) = rnic else {
             return;
         };
         while let Some(violation) = rnic.next_violation() {
             let trap = trap_of(&violation);
-            self.subnet
-                .change_agent(node, |agent| agent.note_violation(trap));
+            self.contained(|subnet| subnet.change_agent(node, |agent| agent.note_violation(trap)));
         }
         while let Some(request) = rnic.next_port_request() {
-            let answer = self.serve(node, request);
+            let answer = self.serve(device, node, request);
             rnic.answer_port_request(answer);
         }
-        let changes = self.subnet.take_changes(node);
-        let port = self.subnet.agent(node).end_port();
+        let changes = self.contained(|subnet| subnet.take_changes(node));
+        let reregister = changes.is_some_and(|changes| changes.reregister);
+        let generation = rnic.group_generation();
         let Some(end) = &mut self.ends[device] else {
             return;
         };
-        if changes.reregister || !end.known.as_ref().is_some_and(|known| known.is(port)) {
+        let port = self.subnet.agent(node).end_port();
+        if reregister || !end.known.as_ref().is_some_and(|known| known.is(port)) {
             end.known = Some(Known::of(port));
-            rnic.set_hca_port(hca_port(port), changes.reregister);
+            rnic.set_hca_port(hca_port(port), reregister);
         }
-        let generation = rnic.group_generation();
-        if end.groups.0 != generation {
+        if end.done.groups.0 != generation {
             let wanted: BTreeSet<u16> = rnic.group_lids().collect();
-            for &lid in wanted.symmetric_difference(&end.groups.1) {
-                self.subnet.attach(node, lid, wanted.contains(&lid));
-            }
-            end.groups = (generation, wanted);
+            let groups = (generation, wanted.clone());
+            let had = std::mem::replace(&mut end.done.groups, groups).1;
+            self.attach(node, &had, &wanted);
         }
+    }
+
+    /// The HCA takes packets to the groups that are `wanted`, and no more to others that it had.
+    fn attach(&mut self, node: NodeId, had: &BTreeSet<u16>, wanted: &BTreeSet<u16>) {
+        self.contained(|subnet| {
+            for &lid in wanted.symmetric_difference(had) {
+                subnet.attach(node, lid, wanted.contains(&lid));
+            }
+        });
     }
 
     /// The software behind the HCA of a device is gone: what it wanted of the HCA ends.
@@ -349,30 +429,44 @@ impl SubnetFabric {
         };
         let node = end.node;
         end.known = None;
-        for lid in std::mem::take(&mut end.groups).1 {
-            self.subnet.attach(node, lid, false);
+        end.capabilities = 0;
+        let (_, had) = std::mem::take(&mut end.done.groups);
+        self.attach(node, &had, &BTreeSet::new());
+    }
+
+    /// The agent of the HCA of a device tells of the capabilities that there are.
+    fn tell_capabilities(&mut self, device: usize) {
+        let Some(end) = &mut self.ends[device] else {
+            return;
+        };
+        let (node, capabilities) = (end.node, end.capabilities);
+        if std::mem::replace(&mut end.done.capabilities, capabilities) != capabilities {
+            self.contained(|subnet| {
+                subnet.change_agent(node, |agent| {
+                    let own = agent.end_port().info().capability_mask & !capability::ALL;
+                    agent.set_capabilities(own | capabilities);
+                });
+            });
         }
-        self.subnet.change_agent(node, |agent| {
-            let mask = agent.end_port().info().capability_mask & !capability::ALL;
-            agent.set_capabilities(mask);
-        });
     }
 
     /// An agent does what a command asks of it.
-    fn serve(&mut self, node: NodeId, request: PortRequest) -> PortAnswer {
+    fn serve(&mut self, device: usize, node: NodeId, request: PortRequest) -> PortAnswer {
         match request {
             PortRequest::Modify {
                 set,
                 clear,
                 reset_bad_qkeys,
             } => {
-                self.subnet.change_agent(node, |agent| {
-                    let mask = agent.end_port().info().capability_mask;
-                    agent.set_capabilities(mask & !clear | set);
-                    if reset_bad_qkeys {
-                        agent.reset_q_key_violations();
-                    }
-                });
+                if let Some(end) = &mut self.ends[device] {
+                    end.capabilities = end.capabilities & !clear | set;
+                }
+                self.tell_capabilities(device);
+                if reset_bad_qkeys {
+                    self.contained(|subnet| {
+                        subnet.change_agent(node, Agent::reset_q_key_violations);
+                    });
+                }
                 PortAnswer::Done
             }
             PortRequest::Mad {
@@ -388,13 +482,17 @@ impl SubnetFabric {
                     destination_qp: u32::from(!subnet_class),
                     ..Bth::default()
                 };
-                let own = self.subnet.agent(node).end_port().info().lid;
-                let deth = Deth::default();
-                let packet = Packet::datagram((slid, own), service_level, bth, deth, &mad);
-                match self.subnet.process(node, &packet, ignore_m_key) {
-                    None => PortAnswer::Passed,
-                    Some(None) => PortAnswer::Done,
-                    Some(Some(answer)) => PortAnswer::Answered(answer),
+                let done = self.contained(|subnet| {
+                    let own = subnet.agent(node).end_port().info().lid;
+                    let packet =
+                        Packet::datagram((slid, own), service_level, bth, Deth::default(), &mad);
+                    subnet.process(node, &packet, ignore_m_key)
+                });
+                match done {
+                    // The subnet that would have answered is gone.
+                    None | Some(Some(None)) => PortAnswer::Done,
+                    Some(None) => PortAnswer::Passed,
+                    Some(Some(Some(answer))) => PortAnswer::Answered(answer),
                 }
             }
         }
@@ -522,11 +620,18 @@ pub fn check(config: &Config) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
     use vrnic_engine::psn::Psn;
     use vrnic_engine::segment::{
         Body as Kind, Payload, Position, Reth, SendTail, Service, Touched,
     };
     use vrnic_engine::testing::Memories;
+    use vrnic_engine::{LinkLayer, RnicConfig};
+    use vrnic_infiniband::agent::Answer;
+    use vrnic_infiniband::attributes::{LinearForwarding, PhysicalState, SwitchInfo, id};
+    use vrnic_infiniband::mad::{MAD_LENGTH, Method, PerformanceMad, Route, Smp, Status};
+    use vrnic_wire::event::EventType;
 
     fn config(text: &str) -> Config {
         let device = |number: u8| {
@@ -623,6 +728,246 @@ mod tests {
             ..fabric.packet(0, &segment(false), &memory).unwrap()
         };
         assert!(read(&raw).is_err());
+    }
+
+    /// A manager sets an attribute of the node with that name.
+    fn set(fabric: &mut SubnetFabric, name: &str, attribute: u16, modifier: u32, data: [u8; 64]) {
+        let node = fabric.subnet.find(name).unwrap();
+        let request = Smp {
+            data,
+            ..Smp::request(Method::SET, attribute, modifier)
+        };
+        let now = fabric.subnet.now();
+        let answer = (fabric.subnet).change_agent(node, |agent| agent.answer(&request, 1, now));
+        let done = matches!(&answer, Answer::Respond(smp) if smp.header.status == Status::OK);
+        assert!(done, "{answer:?}");
+    }
+
+    /// A manager gives the two HCAs the LIDs 4 and 8, and brings the ports up.
+    fn manage(fabric: &mut SubnetFabric) {
+        let mut ports = [0xff; 64];
+        (ports[4], ports[8]) = (1, 2);
+        let table = LinearForwarding { ports };
+        set(fabric, "switch", id::LINEAR_FORWARDING, 0, table.to_data());
+        let info = SwitchInfo {
+            linear_top: 63,
+            life_time: 18,
+            ..SwitchInfo::default()
+        };
+        set(fabric, "switch", id::SWITCH_INFO, 0, info.to_data());
+        for state in [State::ARMED, State::ACTIVE] {
+            for (name, port, lid) in [
+                ("hca0", 1, 4),
+                ("hca1", 1, 8),
+                ("switch", 1, 0),
+                ("switch", 2, 0),
+            ] {
+                let node = fabric.subnet.find(name).unwrap();
+                let info = PortInfo {
+                    state,
+                    physical_state: PhysicalState::NO_CHANGE,
+                    lid,
+                    sm_lid: 4,
+                    ..*fabric.subnet.agent(node).port(port).unwrap().info()
+                };
+                set(fabric, name, id::PORT_INFO, port.into(), info.to_data());
+            }
+        }
+    }
+
+    /// Time passes until then, and all devices have their turns.
+    fn turn(fabric: &mut SubnetFabric, rnics: &mut [Rnic; 2], up: [bool; 2], milliseconds: u64) {
+        fabric.turn(Instant::from_nanos(milliseconds * 1_000_000));
+        for (device, (rnic, up)) in rnics.iter_mut().zip(up).enumerate() {
+            fabric.update(device, up, Some(rnic));
+        }
+    }
+
+    fn states(rnics: &[Rnic; 2]) -> [PortState; 2] {
+        rnics.each_ref().map(|rnic| rnic.hca_port().unwrap().state)
+    }
+
+    /// A packet of the first device arrives at the second one.
+    fn exchange(fabric: &mut SubnetFabric, milliseconds: u64) {
+        let memory = Memories::new().add(0);
+        let mut sent = segment(false);
+        (sent.path.lids, sent.pkey) = (
+            Some(LidRoute {
+                source: 4,
+                destination: 8,
+                global: false,
+            }),
+            0xffff,
+        );
+        let packet = fabric.packet(0, &sent, &memory).unwrap();
+        fabric.send(0, packet);
+        fabric.turn(Instant::from_nanos(milliseconds * 1_000_000));
+        let (device, packet) = fabric.next_packet().unwrap();
+        assert_eq!(device, 1);
+        assert!(matches!(
+            read(&packet).unwrap().payload,
+            Payload::Frame(b"bytes")
+        ));
+        fabric.recycle(packet);
+    }
+
+    #[test]
+    fn after_a_panic_in_the_subnet_its_ports_come_up_again() {
+        let mut fabric = SubnetFabric::new(&config("")).unwrap().unwrap();
+        let config = RnicConfig {
+            link_layer: LinkLayer::InfiniBand,
+            ..RnicConfig::default()
+        };
+        let mut rnics = [(); 2].map(|()| Rnic::new(config.clone()));
+        let up = [true; 2];
+        turn(&mut fabric, &mut rnics, up, 20);
+        manage(&mut fabric);
+        turn(&mut fabric, &mut rnics, up, 21);
+        assert_eq!(states(&rnics), [PortState::Active; 2]);
+        let node = fabric.ends[0].as_ref().unwrap().node;
+        let modify = PortRequest::Modify {
+            set: capability::SUBNET_MANAGER,
+            clear: 0,
+            reset_bad_qkeys: false,
+        };
+        assert!(matches!(fabric.serve(0, node, modify), PortAnswer::Done));
+        exchange(&mut fabric, 22);
+        for rnic in &mut rnics {
+            while rnic.next_async_event().is_some() {}
+        }
+
+        let before = fabric.subnet.now();
+        // One of a device, and one of the subnet's own, leave it half changed.
+        for _ in 0..2 {
+            let done = fabric.contained(|subnet| {
+                subnet.change_agent(node, |agent| agent.link_down(PORT));
+                assert!(subnet.nodes().next().is_none(), "for a test");
+            });
+            assert!(done.is_none());
+        }
+        assert_eq!((fabric.restarts, fabric.subnet.now()), (2, before));
+
+        // Both devices hear of it, whoever's turn it was, and none has failed.
+        turn(&mut fabric, &mut rnics, up, 23);
+        assert_eq!(states(&rnics), [PortState::Down; 2]);
+        for rnic in &mut rnics {
+            let events = std::iter::from_fn(|| rnic.next_async_event());
+            let kinds: Vec<u16> = events.map(|event| event.event_type.get()).collect();
+            assert!(kinds.contains(&EventType::PortError.raw()), "{kinds:?}");
+        }
+        // Packets are lost, and nothing else.
+        fabric.send(0, fabric_packet());
+        // What the control socket and the software behind the HCA want is done again, and the links train.
+        turn(&mut fabric, &mut rnics, [true, false], 50);
+        assert_eq!(states(&rnics), [PortState::Initialize, PortState::Down]);
+        let told = |fabric: &SubnetFabric| {
+            let info = *fabric.subnet.agent(node).end_port().info();
+            info.capability_mask & capability::ALL
+        };
+        assert_eq!(told(&fabric), capability::SUBNET_MANAGER);
+        assert!(
+            fabric
+                .contained(|_| -> () { panic!("for a test") })
+                .is_none()
+        );
+        turn(&mut fabric, &mut rnics, [true, false], 51);
+        turn(&mut fabric, &mut rnics, [true, false], 80);
+        assert_eq!(states(&rnics), [PortState::Initialize, PortState::Down]);
+        turn(&mut fabric, &mut rnics, up, 81);
+        turn(&mut fabric, &mut rnics, up, 100);
+        assert_eq!(states(&rnics), [PortState::Initialize; 2]);
+        manage(&mut fabric);
+        turn(&mut fabric, &mut rnics, up, 101);
+        assert_eq!(states(&rnics), [PortState::Active; 2]);
+        exchange(&mut fabric, 102);
+        assert_eq!(told(&fabric), capability::SUBNET_MANAGER);
+        // The driver of the first device is gone, and what it wanted.
+        fabric.update(0, true, None);
+        assert_eq!(told(&fabric), 0);
+    }
+
+    /// What a driver may ask of an agent: datagrams that are right or nearly so, and anything.
+    fn requests() -> impl Strategy<Value = PortRequest> {
+        let method = prop_oneof![
+            Just(Method::GET),
+            Just(Method::SET),
+            any::<u8>().prop_map(Method)
+        ];
+        let near = (
+            method,
+            0_u16..0x40,
+            any::<u32>(),
+            any::<[u8; 32]>(),
+            any::<u64>(),
+        )
+            .prop_map(|(method, attribute, modifier, data, bits)| {
+                let modifier = modifier >> (bits % 32);
+                if bits & 1 << 40 == 0 {
+                    let mut mad = PerformanceMad::request(method, attribute);
+                    mad.data[..32].copy_from_slice(&data);
+                    return mad.to_bytes().to_vec();
+                }
+                let mut smp = Smp::request(method, attribute, modifier);
+                smp.data[..32].copy_from_slice(&data);
+                smp.route =
+                    Route::along(&data[..usize::from(data[0] % 4)]).filter(|_| bits & 1 << 41 == 0);
+                smp.to_bytes().to_vec()
+            });
+        let anything = vec(any::<u8>(), MAD_LENGTH);
+        let mads = (
+            any::<(bool, u16, u8)>(),
+            prop_oneof![4 => near, 1 => anything],
+        )
+            .prop_map(
+                |((ignore_m_key, slid, service_level), mad)| PortRequest::Mad {
+                    ignore_m_key,
+                    slid,
+                    service_level: service_level & 0xf,
+                    mad,
+                },
+            );
+        let modify = any::<(u32, u32, bool)>().prop_map(|(set, clear, reset_bad_qkeys)| {
+            // As the engine checks it.
+            let set = set & capability::ALL;
+            PortRequest::Modify {
+                set,
+                clear: clear & capability::ALL & !set,
+                reset_bad_qkeys,
+            }
+        });
+        prop_oneof![4 => mads, 1 => modify]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_driver_asks_of_its_hca_others_stay_as_they_are(
+            requests in vec(requests(), 1..40),
+        ) {
+            let mut fabric = SubnetFabric::new(&config("")).unwrap().unwrap();
+            fabric.turn(Instant::from_nanos(20_000_000));
+            manage(&mut fabric);
+            let [own, other] = [0, 1].map(|device| fabric.ends[device].as_ref().unwrap().node);
+            let before = Known::of(fabric.subnet.agent(other).end_port());
+            for (milliseconds, request) in (21..).zip(requests) {
+                let answer = fabric.serve(0, own, request);
+                if let PortAnswer::Answered(mad) = &answer {
+                    prop_assert_eq!(mad.len(), MAD_LENGTH);
+                }
+                fabric.turn(Instant::from_nanos(milliseconds * 1_000_000));
+            }
+            prop_assert_eq!(fabric.restarts, 0);
+            prop_assert!(before.is(fabric.subnet.agent(other).end_port()));
+        }
+    }
+
+    /// A packet that nothing is wrong with.
+    fn fabric_packet() -> Packet {
+        let bth = Bth {
+            pkey: 0xffff,
+            destination_qp: 17,
+            ..Bth::default()
+        };
+        Packet::datagram((4, 8), 0, bth, Deth::default(), b"bytes")
     }
 
     #[test]
