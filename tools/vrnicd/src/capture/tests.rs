@@ -7,13 +7,16 @@ use std::process::Command;
 
 use vrnic_engine::psn::Psn;
 use vrnic_engine::segment::{
-    Aeth, AtomicKind, AtomicRequest, Body, Flush, Path as Way, Payload, Position, Reth, SendTail,
-    Service, Syndrome,
+    Aeth, AtomicKind, AtomicRequest, Body, Flush, LidRoute, Path as Way, Payload, Position, Reth,
+    SendTail, Service, Syndrome,
 };
 use vrnic_engine::testing::{GuestView, Memories, gid_of};
+use vrnic_infiniband::packet::LINKTYPE_INFINIBAND;
 use vrnic_wire::port::NO_VLAN;
 
 use super::*;
+use crate::config::Config;
+use crate::fabric::SubnetFabric;
 
 fn memory() -> GuestView {
     Memories::new().add(0)
@@ -153,9 +156,18 @@ fn names() -> Vec<String> {
 
 /// Captures packets from `feed` to a file.
 fn capture(choice: Choice, feed: impl FnOnce(&mut Captures)) -> (tempfile::TempDir, PathBuf) {
+    capture_with(Vec::new(), choice, feed)
+}
+
+/// The same, where some devices have InfiniBand packets.
+fn capture_with(
+    infiniband: Vec<String>,
+    choice: Choice,
+    feed: impl FnOnce(&mut Captures),
+) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("capture.pcapng");
-    let center = Center::new(names(), ["p".to_owned()].into_iter());
+    let center = Center::new(names(), ["p".to_owned()].into_iter()).with_infiniband(infiniband);
     let mut captures = Captures::new(names());
     let file = File::create(&path).unwrap();
     captures.add(center.start(choice, file, "capture.pcapng").unwrap());
@@ -185,6 +197,28 @@ const GUESSES: [&str; 10] = [
 /// Severity from which on a remark by tshark counts as a complaint.
 const NOTE: u32 = 0x0040_0000;
 
+/// Link type for users. tshark 4.0 does not know the link type of InfiniBand, and can be told what this one means.
+const FOR_USERS: u16 = 147;
+const INFINIBAND_FOR_USERS: &str = r#"uat:user_dlts:"User 0 (DLT=147)","infiniband","0","","0","""#;
+
+/// Changes interfaces with the link type of InfiniBand to the one for users. Returns how many there were.
+fn retype(path: &Path) -> usize {
+    let mut bytes = std::fs::read(path).unwrap();
+    let word = |bytes: &[u8], at: usize| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap());
+    let (mut at, mut count) = (0, 0);
+    while at < bytes.len() {
+        let link = at + 8..at + 10;
+        // Blocks of type 1 describe interfaces.
+        if word(&bytes, at) == 1 && bytes[link.clone()] == LINKTYPE_INFINIBAND.to_ne_bytes() {
+            bytes[link].copy_from_slice(&FOR_USERS.to_ne_bytes());
+            count += 1;
+        }
+        at += word(&bytes, at + 4) as usize;
+    }
+    std::fs::write(path, bytes).unwrap();
+    count
+}
+
 /// Returns fields of each packet in a file as tshark sees them; fails if tshark complains about a packet.
 fn dissect(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     let tshark = |arguments: &[&str]| {
@@ -192,6 +226,7 @@ fn dissect(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
         command.arg("-n").arg("-r").arg(file).args(arguments);
         // RoCE has no UDP checksum, not even over IPv6.
         command.args(["-o", "udp.ignore_ipv6_zero_checksum:TRUE"]);
+        command.args(["-o", INFINIBAND_FOR_USERS]);
         for guess in GUESSES {
             command.args(["--disable-protocol", guess]);
         }
@@ -248,6 +283,52 @@ fn tshark_dissects_every_kind_of_packet() {
     assert_eq!(opcodes, expected);
     assert_eq!(packets[0][1], "a QP 0x11 -> QP 0x12: SEND First");
     assert_eq!(packets[0][2], "a");
+}
+
+#[test]
+fn tshark_dissects_every_kind_of_packet_of_infiniband() {
+    let mut expected = Vec::new();
+    let devices = "[[device]]\nname = \"b\"\nsocket = \"b.sock\"\nmac = \"02:00:00:00:00:01\"\n\
+                   fabric = \"infiniband\"\n";
+    let config = Config::parse(devices).unwrap();
+    let mut subnet = SubnetFabric::new(&config).unwrap().unwrap();
+    let choice = Choice::default();
+    let (_dir, path) = capture_with(vec!["b".into()], choice, |captures| {
+        // The first interface is one of Ethernet.
+        captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
+        for global in [false, true] {
+            for (mut segment, opcode) in kinds() {
+                segment.path.lids = Some(LidRoute {
+                    source: 7,
+                    destination: 9,
+                    global,
+                });
+                let packet = subnet.packet(0, &segment, &memory()).unwrap();
+                captures.frame(1, Direction::Out, &segment, &packet.to_bytes(), "");
+                let crc = vrnic_infiniband::packet::check(&packet.to_bytes());
+                assert!(crc.is_ok(), "{crc:?}");
+                let to = if global {
+                    std::net::Ipv6Addr::from(gid_of(1)).to_string()
+                } else {
+                    String::new()
+                };
+                expected.push([opcode.to_string(), "9".into(), "7".into(), to, "b".into()]);
+            }
+        }
+    });
+    assert_eq!(retype(&path), 1);
+    let packets = dissect(
+        &path,
+        &[
+            "infiniband.bth.opcode",
+            "infiniband.lrh.dlid",
+            "infiniband.lrh.slid",
+            "infiniband.grh.dgid",
+            "frame.interface_name",
+        ],
+    );
+    assert_eq!(packets[0], ["4", "", "", "", "a"]);
+    assert_eq!(packets[1..], expected);
 }
 
 #[test]
