@@ -93,6 +93,10 @@ wire_enum! {
         QueryQp = 0x0052,
         /// [`DestroyQp`].
         DestroyQp = 0x0053,
+        /// [`ModifyQpPaths`].
+        ModifyQpPaths = 0x0054,
+        /// [`QueryQpPaths`].
+        QueryQpPaths = 0x0055,
         /// [`CreateSrq`].
         CreateSrq = 0x0060,
         /// [`ModifySrq`].

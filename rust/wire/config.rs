@@ -88,6 +88,9 @@ pub const F_NESTED_PAGING: u32 = 17;
 /// feature does not work without it.
 pub const F_INFINIBAND: u32 = 18;
 
+/// Feature bit: connections can have an alternate path, and go over to it.
+pub const F_PATH_MIGRATION: u32 = 19;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -62,6 +62,19 @@ wire_enum! {
     }
 }
 
+wire_enum! {
+    /// State of path migration of a connection (IBTA volume 1, 17.2.8); numerically the verbs
+    /// state.
+    pub enum Migration: u8 {
+        /// There is no path to go over to.
+        Migrated = 0,
+        /// An alternate path is loaded; the peer is not known to have done the same.
+        Rearm = 1,
+        /// Both ends can go over to their alternate paths.
+        Armed = 2,
+    }
+}
+
 impl QpState {
     /// Returns the name of the state in the verbs.
     pub const fn name(self) -> &'static str {
@@ -107,7 +120,8 @@ pub mod attribute {
     pub const RQ_PSN: u32 = 1 << 12;
     /// [`max_rd_atomic`](super::QpAttributes::max_rd_atomic).
     pub const MAX_RD_ATOMIC: u32 = 1 << 13;
-    /// Alternate path; not supported.
+    /// An [`AlternatePath`](super::AlternatePath), in
+    /// [`ModifyQpPaths`](crate::command::ModifyQpPaths).
     pub const ALTERNATE_PATH: u32 = 1 << 14;
     /// [`min_rnr_timer`](super::QpAttributes::min_rnr_timer).
     pub const MIN_RNR_TIMER: u32 = 1 << 15;
@@ -115,7 +129,7 @@ pub mod attribute {
     pub const SQ_PSN: u32 = 1 << 16;
     /// [`max_dest_rd_atomic`](super::QpAttributes::max_dest_rd_atomic).
     pub const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-    /// Path migration state; not supported.
+    /// [`path_migration_state`](super::QpAttributes::path_migration_state).
     pub const PATH_MIGRATION_STATE: u32 = 1 << 18;
     /// Capacities; not supported: queues do not change their size.
     pub const CAPACITIES: u32 = 1 << 19;
@@ -166,12 +180,33 @@ pub struct QpAttributes {
     pub rnr_retry: u8,
     /// In replies: 1 while the send queue drains.
     pub sq_draining: u8,
+    /// A [`Migration`]: the state of path migration to go to, which is not `Armed`.
+    pub path_migration_state: u8,
     /// Reserved; 0.
-    pub reserved: [u8; 26],
+    pub reserved: [u8; 25],
     /// Path to the peer.
     pub address: AddressVector,
 }
 assert_layout!(QpAttributes, 96, mask @ 0, state @ 4, path_mtu @ 6, qkey @ 8, rq_psn @ 12,
     sq_psn @ 16, dest_qpn @ 20, access @ 24, pkey_index @ 28, port @ 30, max_rd_atomic @ 31,
     max_dest_rd_atomic @ 32, min_rnr_timer @ 33, timeout @ 34, retry_count @ 35, rnr_retry @ 36,
-    sq_draining @ 37, address @ 64);
+    sq_draining @ 37, path_migration_state @ 38, address @ 64);
+
+/// Another path to the peer of a connection, to go over to when the one in use fails.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct AlternatePath {
+    /// The path.
+    pub address: AddressVector,
+    /// P_Key index.
+    pub pkey_index: U16,
+    /// Port, 1.
+    pub port: u8,
+    /// Local ACK timeout, as [`QpAttributes::timeout`].
+    pub timeout: u8,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(AlternatePath, 40, address @ 0, pkey_index @ 32, port @ 34, timeout @ 35);

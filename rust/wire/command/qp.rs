@@ -3,7 +3,12 @@
 //! Commands for queue pairs.
 
 use super::Empty;
-use crate::{memory::PageList, qp::QpAttributes, ring::RingLayout, U16, U32};
+use crate::{
+    memory::PageList,
+    qp::{AlternatePath, QpAttributes},
+    ring::RingLayout,
+    U16, U32,
+};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`CreateQp::flags`].
@@ -86,6 +91,46 @@ pub struct QueryQp {
     pub reserved: U32,
 }
 command!(QueryQp => QpAttributes, QueryQp, 8);
+
+/// [`ModifyQp`] with an alternate path. Needs
+/// [`F_PATH_MIGRATION`](crate::config::F_PATH_MIGRATION).
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ModifyQpPaths {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// The attributes.
+    pub attributes: QpAttributes,
+    /// The alternate path, with [`ALTERNATE_PATH`](crate::qp::attribute::ALTERNATE_PATH) in the
+    /// mask of the attributes; ignored otherwise.
+    pub alternate: AlternatePath,
+}
+command!(ModifyQpPaths => Empty, ModifyQpPaths, 144);
+
+/// [`QueryQp`] with the alternate path. Needs
+/// [`F_PATH_MIGRATION`](crate::config::F_PATH_MIGRATION).
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryQpPaths {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(QueryQpPaths => QpPaths, QueryQpPaths, 8);
+
+/// Reply to [`QueryQpPaths`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QpPaths {
+    /// The attributes.
+    pub attributes: QpAttributes,
+    /// The alternate path; all 0 if none was loaded since the queue pair was reset.
+    pub alternate: AlternatePath,
+}
+assert_layout!(QpPaths, 136, attributes @ 0, alternate @ 96);
 
 /// Destroys a queue pair. No event and no completion of the queue pair follows the reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

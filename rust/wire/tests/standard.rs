@@ -246,6 +246,9 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::QpCreated { qpn, slot }
         command::ModifyQp { qpn, reserved, attributes }
         command::QueryQp { qpn, reserved }
+        command::ModifyQpPaths { qpn, reserved, attributes, alternate }
+        command::QueryQpPaths { qpn, reserved }
+        command::QpPaths { attributes, alternate }
         command::DestroyQp { qpn, reserved }
         command::CreateSrq { context, pd, max_sge, limit, ring, pages }
         command::SrqCreated { srqn, reserved }
@@ -290,8 +293,9 @@ fn layouts() -> BTreeMap<String, Layout> {
         qp::QpAttributes {
             mask, state, current_state, path_mtu, sqd_async_notify, qkey, rq_psn, sq_psn,
             dest_qpn, access, pkey_index, port, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
-            timeout, retry_count, rnr_retry, sq_draining, reserved, address,
+            timeout, retry_count, rnr_retry, sq_draining, path_migration_state, reserved, address,
         }
+        qp::AlternatePath { address, pkey_index, port, timeout, reserved }
         ring::RingLayout { header_offset, entries_offset, entries, stride }
         ring::RingHeader {
             driver_index, arm, driver_reserved, device_index, device_flags, device_reserved,
@@ -431,6 +435,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "CQE_OP": completion::Opcode;
         "QP_TYPE": qp::QpType;
         "QP_STATE": qp::QpState;
+        "MIGRATION": qp::Migration;
         "EVENT": event::EventType;
     }
     for &mtu in port::Mtu::ALL {
@@ -456,6 +461,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
+            F_PATH_MIGRATION,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -671,6 +677,8 @@ fn commands_agree() {
             row::<command::CreateQp>(),
             row::<command::ModifyQp>(),
             row::<command::QueryQp>(),
+            row::<command::ModifyQpPaths>(),
+            row::<command::QueryQpPaths>(),
             row::<command::DestroyQp>(),
             row::<command::CreateSrq>(),
             row::<command::ModifySrq>(),

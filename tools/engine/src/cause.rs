@@ -145,6 +145,10 @@ causes! {
     CurrentState = 53 => "queue pair is not in the stated current state",
     /// An attribute has a value out of range.
     AttributeValue = 54 => "attribute value is out of range",
+    /// No such step of path migration, or no path to go over to.
+    MigrationState = 55 => "state of path migration cannot be changed like this",
+    /// The peer went over to a path that is not loaded.
+    MigrationPath = 56 => "peer migrated to a path that is not the alternate one",
     /// The send ring's producer index cannot be.
     SendProducer = 60 => "send queue producer index is more than a ring ahead",
     /// The receive ring's producer index cannot be.

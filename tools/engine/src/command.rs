@@ -27,11 +27,11 @@ use vrnic_wire::{
         Command, CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd,
         CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
         DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
-        DetachMulticast, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifySrq, NameContext,
-        ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice, QueryGids, QueryPkeys,
-        QueryPort, QueryQp, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
-        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
-        TakePageFault, UnmapPages, mr_flags,
+        DetachMulticast, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
+        NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
+        QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort,
+        RefusePages, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell,
+        SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -197,6 +197,8 @@ fn dispatch<M: Memory>(
         CommandCode::CreateQp => run::<CreateQp, M>,
         CommandCode::ModifyQp => run::<ModifyQp, M>,
         CommandCode::QueryQp => run::<QueryQp, M>,
+        CommandCode::ModifyQpPaths => run::<ModifyQpPaths, M>,
+        CommandCode::QueryQpPaths => run::<QueryQpPaths, M>,
         CommandCode::DestroyQp => run::<DestroyQp, M>,
         CommandCode::CreateSrq => run::<CreateSrq, M>,
         CommandCode::ModifySrq => run::<ModifySrq, M>,
@@ -261,7 +263,7 @@ fn status_of(cause: Cause) -> Status {
         | Cause::PageListUnmapped
         | Cause::PageMisaligned
         | Cause::PageUnmapped => Status::BadAddress,
-        Cause::Transition | Cause::CurrentState => Status::BadState,
+        Cause::Transition | Cause::CurrentState | Cause::MigrationState => Status::BadState,
         Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly | Cause::RegionFixed => {
             Status::NotPermitted
         }

@@ -121,6 +121,8 @@ pub struct Features {
     pub context_names: bool,
     /// [`config::F_NESTED_PAGING`].
     pub nested_paging: bool,
+    /// [`config::F_PATH_MIGRATION`].
+    pub path_migration: bool,
 }
 
 impl Features {
@@ -143,6 +145,7 @@ impl Features {
         ignored_overrun: true,
         context_names: true,
         nested_paging: true,
+        path_migration: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -165,6 +168,7 @@ impl Features {
             ignored_overrun: bits & 1 << config::F_IGNORED_OVERRUN != 0,
             context_names: bits & 1 << config::F_CONTEXT_NAMES != 0,
             nested_paging: bits & 1 << config::F_NESTED_PAGING != 0,
+            path_migration: bits & 1 << config::F_PATH_MIGRATION != 0,
         }
     }
 
@@ -187,6 +191,7 @@ impl Features {
             | (self.ignored_overrun as u64) << config::F_IGNORED_OVERRUN
             | (self.context_names as u64) << config::F_CONTEXT_NAMES
             | (self.nested_paging as u64) << config::F_NESTED_PAGING
+            | (self.path_migration as u64) << config::F_PATH_MIGRATION
     }
 
     /// Whether there are extended reliable connections, which need shared receive queues.

@@ -8,6 +8,7 @@ mod credit;
 mod datagram;
 mod explain;
 mod flush;
+mod migration;
 mod paging;
 mod receive;
 mod requester;
@@ -33,6 +34,7 @@ use crate::{
 };
 use attributes::Attributes;
 use congestion::Congestion;
+use migration::{PathMigration, Way};
 use paging::Await;
 pub(crate) use paging::Held;
 use receive::Receive;
@@ -41,6 +43,7 @@ pub(crate) use responder::Kept;
 use responder::Responder;
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{
+    command::QpPaths,
     completion::{Cqe, Opcode, Status},
     counter::Counter,
     event::EventType,
@@ -105,6 +108,7 @@ pub(crate) struct Qp {
     attributes: Attributes,
     /// Path to the peer of a connection.
     path: Path,
+    migration: PathMigration,
     /// Most payload of a segment.
     #[serde(deserialize_with = "state::mtu")]
     mtu: u32,
@@ -137,6 +141,7 @@ impl Qp {
             state: QpState::Reset,
             attributes: Attributes::default(),
             path: Path::default(),
+            migration: PathMigration::default(),
             mtu: Mtu::Mtu256.bytes(),
             requester: Requester::default(),
             responder: Responder::default(),
@@ -272,18 +277,29 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        let from_peer = self.is_connection() && segment.path.answers(&self.path);
+        let way = match self.is_connection() {
+            true => self.migration.way_of(segment, &self.path),
+            false => Way::Strange,
+        };
+        let from_peer = matches!(way, Way::Current | Way::Alternate);
         let expected = match segment.body {
             Body::Datagram { .. } => !self.is_connection(),
             // It does not tell the service.
             Body::CongestionNotification => from_peer,
             ref body => from_peer && self.takes(segment.service, body),
         };
-        let admitted = self.admits(segment, resources);
+        let admitted = self.admits(segment, way, resources);
         if !admitted {
             resources.note_violation(segment, None);
         }
         if !expected || !self.receives() || !admitted {
+            if way == Way::Wrong
+                && admitted
+                && self.receives()
+                && self.takes(segment.service, &segment.body)
+            {
+                self.note_wrong_way(resources);
+            }
             resources.counters.count(Counter::Dropped);
             return;
         }
@@ -292,6 +308,7 @@ impl Qp {
             .counters
             .add(Counter::ReceiveBytes, segment.payload.len());
         if self.is_connection() {
+            self.follow_peer(way, segment, resources, io);
             self.note_mark(segment, resources, io);
         }
         match segment.body {
@@ -310,13 +327,13 @@ impl Qp {
         self.arm_timer(resources);
     }
 
-    /// Whether it takes packets with the P_Key of that one.
-    fn admits(&self, segment: &Segment<'_>, resources: &Resources) -> bool {
+    /// Whether it takes packets with the P_Key of that one, which came like this.
+    fn admits(&self, segment: &Segment<'_>, way: Way, resources: &Resources) -> bool {
         match self.created.qp_type {
             QpType::Smi => true,
             QpType::Gsi => resources.admitting_pkey(None, segment.pkey).is_some(),
             _ => {
-                let own = Some(self.attributes.pkey_index);
+                let own = Some(self.pkey_index_of(way));
                 resources.admitting_pkey(own, segment.pkey).is_some()
             }
         }
@@ -434,6 +451,8 @@ impl Qp {
             psn,
             solicited: false,
             ack_request: false,
+            // Of a notification, which is not about paths, it says nothing.
+            migrated: self.migration.is_migrated() && !matches!(body, Body::CongestionNotification),
             service: self.service(0),
             body,
             payload,
@@ -476,6 +495,7 @@ impl Qp {
         attributes.state = self.state.raw();
         attributes.current_state = self.state.raw();
         attributes.sq_draining = u8::from(self.is_draining());
+        attributes.path_migration_state = self.migration.state().raw();
         if !self.is_quiet() {
             attributes.rq_psn = self.responder.expected().raw().into();
         }
@@ -486,6 +506,14 @@ impl Qp {
             attributes.sq_psn = self.requester.next_psn().raw().into();
         }
         attributes
+    }
+
+    /// As [`query`](Self::query), with the alternate path.
+    pub(crate) fn query_paths(&self) -> QpPaths {
+        QpPaths {
+            attributes: self.query(),
+            alternate: self.migration.alternate(),
+        }
     }
 
     /// Memory of all entries of the send queue, and of the receive queue.

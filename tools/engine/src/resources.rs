@@ -118,6 +118,8 @@ pub(crate) struct Resources {
     pub(crate) kept: Kept,
     /// Whether connections keep what comes early, and send only what is missing again.
     pub(crate) recovers_selectively: bool,
+    /// Whether connections may have an alternate path.
+    pub(crate) migrates_paths: bool,
     /// Flushes to persistent memory.
     pub(crate) syncs: Syncs,
     /// What went wrong lately.
@@ -169,6 +171,7 @@ impl Resources {
             held: Held::default(),
             kept: Kept::default(),
             recovers_selectively: true,
+            migrates_paths: features.path_migration,
             syncs: Syncs::default(),
             record: Record::default(),
             trace: Trace::default(),

@@ -604,6 +604,9 @@ pub struct Segment<'a> {
     pub solicited: bool,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
+    /// Whether the connection is in the migrated state, as any is that has no alternate path (MigReq). Of datagrams and
+    /// of notifications it says nothing.
+    pub migrated: bool,
     /// The transport service that its opcode names.
     pub service: Service,
     /// What it is.

@@ -37,7 +37,7 @@ use vrnic_wire::{
     event::{AsyncEvent, EventType},
     memory::PageList,
     port::{GidEntry, Mtu, PortState, SubnetPort},
-    qp::{QpState, QpType},
+    qp::{AlternatePath, Migration, QpState, QpType},
     work::{AddressVector, BindTarget, DatagramTarget, RegisterTarget, SendOpcode, Sge},
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -168,6 +168,7 @@ written_as_number!(
     completion::Status,
     ContextKind,
     EventType,
+    Migration,
     Mtu,
     MwType,
     PortState,
@@ -224,6 +225,7 @@ macro_rules! written_as_bytes {
 
 written_as_bytes!(
     AddressVector,
+    AlternatePath,
     AsyncEvent,
     BindTarget,
     Cqe,

@@ -8,6 +8,7 @@ mod guest;
 mod keys;
 mod memory;
 mod paging;
+mod paths;
 mod world;
 
 pub use datagram::DatagramEnd;
@@ -15,4 +16,5 @@ pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq
 pub use keys::{FastMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};
 pub use paging::{PagedRegion, Pager};
+pub use paths::{ALTERNATE_TIMEOUT, migration, second_gid_of};
 pub use world::{Connection, Faults, Line, Node, Wire, World, gid_of, hca_port_of, lid_of};

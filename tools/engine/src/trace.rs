@@ -47,6 +47,8 @@ pub struct Packet {
     pub solicited: bool,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
+    /// Whether the connection is in the migrated state.
+    pub migrated: bool,
     /// The transport service that its opcode names.
     pub service: Service,
     /// Name of the fault that did something to it.
@@ -64,6 +66,7 @@ impl Packet {
             pkey: segment.pkey,
             solicited: segment.solicited,
             ack_request: segment.ack_request,
+            migrated: segment.migrated,
             service: segment.service,
             fault: segment.touched.kind.map(|kind| kind.name),
         }

@@ -17,6 +17,7 @@ mod lids;
 mod long_commands;
 mod loss;
 mod matrix;
+mod migration;
 mod multicast;
 mod paging;
 mod persistence;

@@ -428,6 +428,7 @@ fn middle(xrc: &Xrc) -> Segment<'static> {
         psn: vrnic_engine::psn::Psn::new(0xff_fff1),
         solicited: false,
         ack_request: true,
+        migrated: true,
         service: Service::Xrc {
             srqn: xrc.processes[0].srq.srqn,
         },

@@ -19,17 +19,17 @@ use vrnic_wire::{
         CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
         CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
         DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
-        DetachMulticast, MAD_LENGTH, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifySrq,
-        NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
-        QueryGids, QueryPkeys, QueryPort, QueryQp, QuerySrq, QuerySubnetPort, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
-        Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
+        DetachMulticast, MAD_LENGTH, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths,
+        ModifySrq, NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters,
+        QueryDevice, QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq,
+        QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell,
+        SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
     notify,
     port::{GidEntry, Mtu, NO_VLAN},
-    qp::{QpAttributes, QpState, QpType, attribute},
+    qp::{AlternatePath, QpAttributes, QpState, QpType, attribute},
     ring::{RingLayout, offset},
     work::{
         AddressVector, BindTarget, ReceiveHeader, RegisterTarget, SendOpcode, Sge, receive_stride,
@@ -709,7 +709,7 @@ impl Scene {
                     xrcdn: reserved,
                 })
             }
-            CommandCode::ModifyQp => {
+            CommandCode::ModifyQp | CommandCode::ModifyQpPaths => {
                 let qpn = any(&self.objects.qps, input);
                 let dest = any(&self.objects.qps, input);
                 let mask = match input.below(4) {
@@ -717,16 +717,50 @@ impl Scene {
                     1 => attribute::STATE | u32::from(input.take::<u16>()) << 1,
                     _ => MASKS[input.below(MASKS.len())],
                 };
-                bytes_of(ModifyQp {
-                    qpn: qpn.into(),
-                    reserved,
-                    attributes: QpAttributes {
-                        state: input.below(8) as u8,
-                        mask: mask.into(),
-                        ..attributes(dest, input)
-                    },
-                })
+                let attributes = QpAttributes {
+                    state: input.below(8) as u8,
+                    mask: mask.into(),
+                    ..attributes(dest, input)
+                };
+                if code == CommandCode::ModifyQp {
+                    bytes_of(ModifyQp {
+                        qpn: qpn.into(),
+                        reserved,
+                        attributes,
+                    })
+                } else {
+                    let extra = attribute::ALTERNATE_PATH | attribute::PATH_MIGRATION_STATE;
+                    let mask = match input.below(4) {
+                        0 => mask,
+                        1 => attribute::PATH_MIGRATION_STATE,
+                        2 => extra,
+                        _ => mask | extra,
+                    };
+                    bytes_of(ModifyQpPaths {
+                        qpn: qpn.into(),
+                        reserved,
+                        attributes: QpAttributes {
+                            mask: mask.into(),
+                            path_migration_state: input.below(4) as u8,
+                            ..attributes
+                        },
+                        alternate: AlternatePath {
+                            address: AddressVector {
+                                sgid_index: input.below(4) as u8,
+                                ..attributes.address
+                            },
+                            pkey_index: (input.below(3) as u16).into(),
+                            port: input.below(3) as u8,
+                            timeout: input.below(34) as u8,
+                            reserved,
+                        },
+                    })
+                }
             }
+            CommandCode::QueryQpPaths => bytes_of(QueryQpPaths {
+                qpn: any(&self.objects.qps, input).into(),
+                reserved,
+            }),
             CommandCode::QueryQp => bytes_of(QueryQp {
                 qpn: any(&self.objects.qps, input).into(),
                 reserved,

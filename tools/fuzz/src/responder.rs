@@ -339,6 +339,7 @@ impl Scene {
             psn: Psn::new(psn),
             solicited: bits & 0x20 != 0,
             ack_request: bits & 0x40 != 0,
+            migrated: bits & 0x10 == 0,
             body,
             payload,
             touched: vrnic_engine::segment::Touched::NOT,

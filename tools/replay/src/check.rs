@@ -241,13 +241,15 @@ impl Checker {
             (Some(CommandCode::CreateQp | CommandCode::DestroyQp), Some(qpn)) if done => {
                 self.qps.remove(&qpn);
             }
-            (Some(CommandCode::ModifyQp), Some(qpn)) if done => match state {
-                Some((_, QpState::Reset)) => {
-                    self.qps.remove(&qpn);
+            (Some(CommandCode::ModifyQp | CommandCode::ModifyQpPaths), Some(qpn)) if done => {
+                match state {
+                    Some((_, QpState::Reset)) => {
+                        self.qps.remove(&qpn);
+                    }
+                    Some(_) => self.qps.entry(qpn).or_default().failed = [false; 2],
+                    None => {}
                 }
-                Some(_) => self.qps.entry(qpn).or_default().failed = [false; 2],
-                None => {}
-            },
+            }
             _ => {}
         }
     }

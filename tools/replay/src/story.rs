@@ -260,17 +260,20 @@ fn command(request: &[u8], reply: &[u8]) -> Event {
     let status = header.and_then(|(header, _)| Status::try_from(header.status.get()).ok());
     let mut state = None;
     let qpn = match code {
-        Some(CommandCode::ModifyQp) => ModifyQp::read_from_bytes(body).ok().map(|modify| {
-            let wanted = &modify.attributes;
-            if wanted.mask.get() & attribute::STATE != 0 {
-                let qpn = modify.qpn.get();
-                state = QpState::try_from(wanted.state)
-                    .ok()
-                    .map(|state| (qpn, state));
-            }
-            modify.qpn.get()
-        }),
-        Some(CommandCode::DestroyQp | CommandCode::QueryQp) => {
+        // One of both begins like the other.
+        Some(CommandCode::ModifyQp | CommandCode::ModifyQpPaths) => {
+            ModifyQp::read_from_prefix(body).ok().map(|(modify, _)| {
+                let wanted = &modify.attributes;
+                if wanted.mask.get() & attribute::STATE != 0 {
+                    let qpn = modify.qpn.get();
+                    state = QpState::try_from(wanted.state)
+                        .ok()
+                        .map(|state| (qpn, state));
+                }
+                modify.qpn.get()
+            })
+        }
+        Some(CommandCode::DestroyQp | CommandCode::QueryQp | CommandCode::QueryQpPaths) => {
             let bytes = body.first_chunk::<4>();
             bytes.map(|bytes| u32::from_le_bytes(*bytes))
         }

@@ -49,6 +49,7 @@ fn segment(payload: Payload<'static>) -> Segment<'static> {
         psn: Psn::new(7),
         solicited: false,
         ack_request: false,
+        migrated: true,
         service: Service::Reliable,
         body: Body::Send {
             position: Position::Middle,

@@ -285,6 +285,7 @@ mod tests {
             psn: Psn::new(7),
             solicited: false,
             ack_request: true,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Send {
                 position: Position::Only,

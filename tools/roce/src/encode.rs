@@ -159,7 +159,7 @@ fn bth(segment: &Segment<'_>, pad: usize) -> Result<Bth, EncodeError> {
     if segment.solicited {
         flags |= Bth::SOLICITED;
     }
-    if !notification {
+    if segment.migrated && !notification {
         flags |= Bth::MIGRATED;
     }
     let mut destination = segment.destination_qpn & LOW_24;

@@ -37,7 +37,7 @@ pub(crate) struct Bth {
 impl Bth {
     /// Solicited event.
     pub(crate) const SOLICITED: u8 = 0x80;
-    /// The connection is in the migrated state, which is always the case without an alternate path.
+    /// The connection is in the migrated state, which is always the case without an alternate path (MigReq).
     pub(crate) const MIGRATED: u8 = 0x40;
     /// Position of the pad count.
     pub(crate) const PAD_SHIFT: u32 = 4;

@@ -262,6 +262,7 @@ fn read_behind(bth: Bth, mut reader: Reader<'_>, path: Path) -> Result<Segment<'
         psn: Psn::new(bth.psn.get()),
         solicited: bth.flags & Bth::SOLICITED != 0,
         ack_request: bth.psn.get() & Bth::ACK_REQUEST != 0,
+        migrated: bth.flags & Bth::MIGRATED != 0,
         service,
         body,
         payload: if payload.is_empty() {

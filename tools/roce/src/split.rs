@@ -112,6 +112,7 @@ mod tests {
             psn: Psn::new(9),
             solicited: true,
             ack_request: true,
+            migrated: true,
             service: Service::Reliable,
             body,
             payload,

@@ -17,8 +17,11 @@ use crate::{
 };
 use std::sync::Arc;
 use vrnic_wire::{
-    command::{ContextKind, CreateQp, DestroyQp, Empty, ModifyQp, QpCreated, QueryQp, qp_flags},
-    qp::{GSI_QPN, QpAttributes, QpType, SMI_QPN},
+    command::{
+        ContextKind, CreateQp, DestroyQp, Empty, ModifyQp, ModifyQpPaths, QpCreated, QpPaths,
+        QueryQp, QueryQpPaths, qp_flags,
+    },
+    qp::{GSI_QPN, QpAttributes, QpType, SMI_QPN, attribute},
     ring::RingLayout,
     work,
 };
@@ -267,11 +270,44 @@ impl Execute for ModifyQp {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
         let modified = rnic.act(qpn, |qp, resources| {
-            qp.modify(&self.attributes, resources, io)
+            qp.modify(&self.attributes, None, resources, io)
         });
         modified.ok_or(Cause::UnknownQp)??;
         rnic.qps.schedule(qpn);
         done()
+    }
+}
+
+/// Commands about alternate paths exist only with their feature.
+fn check_paths(rnic: &Engine) -> Result<(), Cause> {
+    let negotiated = rnic.config.features.path_migration;
+    negotiated.then_some(()).ok_or(Cause::CommandCode)
+}
+
+impl Execute for ModifyQpPaths {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        check_paths(rnic)?;
+        reserved(self.reserved)?;
+        let loads = self.attributes.mask.get() & attribute::ALTERNATE_PATH != 0;
+        if loads {
+            reserved(self.alternate.reserved)?;
+        }
+        let qpn = self.qpn.get();
+        let modified = rnic.act(qpn, |qp, resources| {
+            qp.modify(&self.attributes, Some(&self.alternate), resources, io)
+        });
+        modified.ok_or(Cause::UnknownQp)??;
+        rnic.qps.schedule(qpn);
+        done()
+    }
+}
+
+impl Execute for QueryQpPaths {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<QpPaths, Cause> {
+        check_paths(rnic)?;
+        reserved(self.reserved)?;
+        let qp = rnic.qps.get(self.qpn.get()).ok_or(Cause::UnknownQp)?;
+        Ok(qp.query_paths())
     }
 }
 

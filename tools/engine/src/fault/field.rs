@@ -16,6 +16,7 @@ pub(crate) enum Field {
     Pkey,
     DestinationQp,
     AckRequest,
+    Migrated,
     Psn,
     Qkey,
     SourceQp,
@@ -95,12 +96,13 @@ fn remote(body: &mut Body) -> Option<(&mut u64, &mut u32, Option<&mut u32>)> {
 
 impl Field {
     /// All, with the names that descriptions have for them, and their bits.
-    pub(crate) const ALL: [(&'static str, Self, u32); 26] = [
+    pub(crate) const ALL: [(&'static str, Self, u32); 27] = [
         ("opcode", Self::Opcode, 5),
         ("solicited", Self::Solicited, 1),
         ("pkey", Self::Pkey, 16),
         ("destination-qp", Self::DestinationQp, 24),
         ("ack-request", Self::AckRequest, 1),
+        ("migrated", Self::Migrated, 1),
         ("psn", Self::Psn, 24),
         ("qkey", Self::Qkey, 32),
         ("source-qp", Self::SourceQp, 24),
@@ -150,6 +152,7 @@ impl Field {
             psn: Psn::default(),
             solicited: false,
             ack_request: false,
+            migrated: true,
             service,
             body: *body,
             payload: Payload::Empty,
@@ -178,6 +181,10 @@ impl Field {
             Self::Pkey => Slot::Short(&mut segment.pkey),
             Self::DestinationQp => Slot::Word(&mut segment.destination_qpn),
             Self::AckRequest => Slot::Flag(&mut segment.ack_request),
+            Self::Migrated => match body {
+                Body::CongestionNotification => return None,
+                _ => Slot::Flag(&mut segment.migrated),
+            },
             Self::Psn => Slot::Psn(&mut segment.psn),
             Self::Srq => match &mut segment.service {
                 Service::Xrc { srqn } if !body.is_response() => Slot::Word(srqn),
@@ -301,6 +308,7 @@ mod tests {
             psn: Psn::new(12),
             solicited: false,
             ack_request: false,
+            migrated: true,
             service: Service::Xrc { srqn: 4 },
             body,
             payload: Payload::Empty,

@@ -145,6 +145,7 @@ mod tests {
             psn: Psn::new(psn),
             solicited: false,
             ack_request: false,
+            migrated: true,
             service: Service::Reliable,
             body,
             payload: Payload::Frame(b"0123456789abcdef"),

@@ -291,7 +291,7 @@ pub const KEYS: &[Key] = &[
     key(
         "field",
         "the name of a field",
-        "the field that changes, of packets that have it: opcode, solicited, pkey, destination-qp, ack-request, psn, qkey, source-qp, srq, address, rkey, length, swap, compare-add, original, placement, selectivity, credits, rnr-timer, msn, immediate, invalidate-key, traffic-class, flow-label, hop-limit, source-port",
+        "the field that changes, of packets that have it: opcode, solicited, pkey, destination-qp, ack-request, migrated, psn, qkey, source-qp, srq, address, rkey, length, swap, compare-add, original, placement, selectivity, credits, rnr-timer, msn, immediate, invalidate-key, traffic-class, flow-label, hop-limit, source-port",
         &[],
     ),
     key("value", "N", "the new value, or how much is added", &[]),

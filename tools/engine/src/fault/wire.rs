@@ -165,6 +165,7 @@ fn notification(packet: &Segment<'_>) -> Segment<'static> {
         psn: packet.psn,
         solicited: false,
         ack_request: false,
+        migrated: true,
         service: Service::Reliable,
         body: Body::CongestionNotification,
         payload: Payload::Empty,

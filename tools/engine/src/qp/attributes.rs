@@ -2,7 +2,7 @@
 
 //! Attributes of a queue pair and how they are modified.
 
-use super::{Congestion, Qp, Receiver, Requester, Responder, transition};
+use super::{Congestion, PathMigration, Qp, Receiver, Requester, Responder, transition};
 use crate::{
     cause::Cause,
     limits::Features,
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     memory::access,
     port::{GidType, Mtu},
-    qp::{MAX_PSN, MAX_QPN, QpAttributes, QpState, attribute},
+    qp::{AlternatePath, MAX_PSN, MAX_QPN, QpAttributes, QpState, attribute},
     work::AddressVector,
 };
 
@@ -102,12 +102,7 @@ impl Attributes {
         }
         if mask & attribute::ADDRESS_VECTOR != 0 {
             self.address = wanted.address;
-            if let Some(subnet) = &resources.subnet {
-                subnet.path_of(&self.address, false)?;
-            } else {
-                let local = resources.gids.get(self.address.sgid_index);
-                local.ok_or(Cause::GidIndex)?;
-            }
+            check_address(&self.address, resources)?;
         }
         if mask & attribute::PATH_MTU != 0 {
             let mtu = Mtu::try_from(wanted.path_mtu).map_err(|_| Cause::AttributeValue)?;
@@ -151,6 +146,17 @@ impl Attributes {
             valid(self.dest_qpn <= MAX_QPN)?;
         }
         Ok(self)
+    }
+}
+
+/// Whether an address vector describes a path to the peer of a connection.
+pub(super) fn check_address(address: &AddressVector, resources: &Resources) -> Result<(), Cause> {
+    match &resources.subnet {
+        Some(subnet) => subnet.path_of(address, false).map(|_| ()),
+        None => {
+            let local = resources.gids.get(address.sgid_index);
+            local.map(|_| ()).ok_or(Cause::GidIndex)
+        }
     }
 }
 
@@ -200,15 +206,34 @@ fn source_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 {
 }
 
 impl Qp {
-    /// Modifies attributes, and the state first of all. Nothing changes if it fails.
+    /// The path to the peer that an address vector describes. `None` if it describes none.
+    pub(super) fn connected_path(
+        &self,
+        address: &AddressVector,
+        resources: &Resources,
+    ) -> Option<Path> {
+        let dest_qpn = self.attributes.dest_qpn;
+        let mut path = path_of(address, self.number, dest_qpn, false, resources)?;
+        if resources.fabric_mtu.is_none() && path.lids.is_none() {
+            // Switches may mark packets rather than drop them: marks are reacted to.
+            path.traffic_class = path.traffic_class & !ECN_MASK | ECN_CAPABLE;
+        }
+        Some(path)
+    }
+
+    /// Modifies attributes, and the state first of all. Nothing changes if it fails. `alternate` is the alternate path
+    /// of a command that can have one.
     pub(crate) fn modify<M: Memory>(
         &mut self,
         wanted: &QpAttributes,
+        alternate: Option<&AlternatePath>,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) -> Result<(), Cause> {
         let mask = wanted.mask.get();
-        if wanted.reserved != [0; 26] {
+        // Without the feature, the state of path migration is reserved, too.
+        let unknown = !resources.migrates_paths && wanted.path_migration_state != 0;
+        if unknown || wanted.reserved != [0; 25] {
             return Err(Cause::ReservedField);
         }
         let state_of = |raw| QpState::try_from(raw).map_err(|_| Cause::AttributeValue);
@@ -223,22 +248,18 @@ impl Qp {
         };
         transition::check(self.created.qp_type, from, to, mask)?;
         let features = self.created.capacities.features;
+        if mask & transition::MIGRATION != 0 {
+            if !resources.migrates_paths {
+                return Err(Cause::AttributeForbidden);
+            }
+            self.check_migration(mask, wanted.path_migration_state, alternate, resources)?;
+        }
         self.attributes = self.attributes.updated(wanted, features, resources)?;
 
         if mask & attribute::ADDRESS_VECTOR != 0
-            && let Some(path) = path_of(
-                &self.attributes.address,
-                self.number,
-                self.attributes.dest_qpn,
-                false,
-                resources,
-            )
+            && let Some(path) = self.connected_path(&self.attributes.address, resources)
         {
             self.path = path;
-            if resources.fabric_mtu.is_none() && path.lids.is_none() {
-                // Switches may mark packets rather than drop them: marks are reacted to.
-                self.path.traffic_class = path.traffic_class & !ECN_MASK | ECN_CAPABLE;
-            }
         }
         self.mtu = match resources.fabric_mtu {
             _ if !self.is_connection() => crate::segment::DATAGRAM_MTU,
@@ -291,6 +312,9 @@ impl Qp {
                 self.state = to;
             }
         }
+        if mask & transition::MIGRATION != 0 {
+            self.set_migration(mask, wanted.path_migration_state, alternate, resources, io);
+        }
         Ok(())
     }
 
@@ -299,6 +323,7 @@ impl Qp {
         self.state = QpState::Reset;
         self.attributes = Attributes::default();
         self.path = Path::default();
+        self.migration = PathMigration::default();
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.receiver = Receiver::of(&self.created);

@@ -76,6 +76,11 @@ pub(super) struct Congestion {
 }
 
 impl Congestion {
+    /// Packets take another path from now on, of which nothing is known.
+    pub(super) fn change_path(&mut self) {
+        *self = Self::default();
+    }
+
     /// When sending goes on, if it waits for that.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting

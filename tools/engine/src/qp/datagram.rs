@@ -184,6 +184,7 @@ impl Qp {
             psn,
             solicited: request.flags & send_flags::SOLICITED != 0,
             ack_request: false,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Datagram {
                 qkey,

@@ -157,6 +157,7 @@ mod tests {
             psn: Psn::new(5),
             solicited: false,
             ack_request: false,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Acknowledge(Aeth {
                 syndrome: Syndrome::Nak(NakCode::SequenceError),

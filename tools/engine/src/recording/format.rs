@@ -586,7 +586,11 @@ fn flags(segment: &Segment<'_>) -> u8 {
         Service::Unreliable => 1 << 2,
         Service::Xrc { .. } => 1 << 3,
     };
-    u8::from(segment.solicited) | u8::from(segment.ack_request) << 1 | service
+    // What nearly all say is 0.
+    u8::from(segment.solicited)
+        | u8::from(segment.ack_request) << 1
+        | service
+        | u8::from(!segment.migrated) << 4
 }
 
 /// What of a segment has no fixed place.
@@ -600,6 +604,7 @@ fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
         psn: _,
         solicited: _,
         ack_request: _,
+        migrated: _,
         service,
         body,
         payload,
@@ -737,7 +742,7 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
         psn,
         flags,
     } = head;
-    let service = match flags >> 2 {
+    let service = match flags >> 2 & !4 {
         0 => Service::Reliable,
         1 => Service::Unreliable,
         2 => Service::Xrc {
@@ -788,6 +793,7 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
         psn,
         solicited: flags & 1 != 0,
         ack_request: flags & 2 != 0,
+        migrated: flags & 16 == 0,
         service,
         body,
         payload,
@@ -809,6 +815,7 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         psn,
         solicited,
         ack_request,
+        migrated,
         service,
         body,
         payload,
@@ -846,7 +853,8 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         | u8::from(*ack_request) << 1
         | u8::from(*roce_v1) << 2
         | service << 3
-        | u8::from(lids.is_some()) << 5;
+        | u8::from(lids.is_some()) << 5
+        | u8::from(!*migrated) << 6;
     let [p0, p1] = pkey.to_le_bytes();
     let [u0, u1] = source_port.to_le_bytes();
     digest.pair(

@@ -7,6 +7,7 @@ use super::{
     memory::{GuestView, Memories},
 };
 use crate::{
+    cause::Cause,
     device::Rnic,
     psn::Psn,
     recording::Player,
@@ -24,10 +25,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use std::{collections::BTreeMap, time::Duration};
 use vrnic_wire::{
-    command::{ContextKind, ModifyQp, QueryQp, SetGid},
+    command::{
+        ContextKind, ModifyQp, ModifyQpPaths, QpPaths, QueryQp, QueryQpPaths, SetGid, Status,
+    },
     memory::access,
     port::{GidEntry, GidType, Mtu, NO_VLAN, PortState, SubnetPort},
-    qp::{QpAttributes, QpState, QpType, attribute},
+    qp::{AlternatePath, QpAttributes, QpState, QpType, attribute},
     work::AddressVector,
 };
 
@@ -348,6 +351,34 @@ impl World {
             attributes,
         };
         node.guest.command(&mut node.rnic, request).expect("modify");
+    }
+
+    /// Modifies a queue pair with an alternate path.
+    pub fn modify_paths(
+        &mut self,
+        node: usize,
+        qpn: u32,
+        attributes: QpAttributes,
+        alternate: AlternatePath,
+    ) -> Result<(), (Status, Cause)> {
+        let node = &mut self.nodes[node];
+        let request = ModifyQpPaths {
+            qpn: qpn.into(),
+            reserved: 0.into(),
+            attributes,
+            alternate,
+        };
+        node.guest.command(&mut node.rnic, request).map(|_| ())
+    }
+
+    /// Attributes and alternate path of a queue pair.
+    pub fn paths(&mut self, node: usize, qpn: u32) -> QpPaths {
+        let node = &mut self.nodes[node];
+        let request = QueryQpPaths {
+            qpn: qpn.into(),
+            ..Default::default()
+        };
+        node.guest.command(&mut node.rnic, request).expect("query")
     }
 
     /// State of a queue pair.
@@ -775,6 +806,7 @@ impl Connection {
             psn: Psn::new(psn),
             solicited: false,
             ack_request: true,
+            migrated: true,
             service: Service::Reliable,
             body,
             payload,

@@ -467,6 +467,8 @@ pub struct Setting {
     pub windows: bool,
     /// What is done to completion queues meanwhile.
     pub resizes: [Resize; 6],
+    /// Whether the connection goes to and fro between two paths.
+    pub wanders: bool,
     /// Whether segments travel as frames.
     pub wire: Option<Wire>,
 }
@@ -545,11 +547,19 @@ pub fn setting() -> impl Strategy<Value = Setting> {
         segmentation,
         any::<bool>(),
         any::<u8>(),
-        any::<bool>(),
+        any::<(bool, bool)>(),
         prop::array::uniform6(resize()),
     )
         .prop_map(
-            |(seed, (faults, recovery), segmentation, loopback, late, windows, resizes)| Setting {
+            |(
+                seed,
+                (faults, recovery),
+                segmentation,
+                loopback,
+                late,
+                (windows, wanders),
+                resizes,
+            )| Setting {
                 seed,
                 faults,
                 segmentation,
@@ -558,6 +568,7 @@ pub fn setting() -> impl Strategy<Value = Setting> {
                 late,
                 windows,
                 resizes,
+                wanders,
                 wire: None,
             },
         )
@@ -571,6 +582,7 @@ pub fn new_world(setting: &Setting) -> World {
     });
     let mut world = World::of(&configs, 3000, setting.seed);
     world.wire = setting.wire;
+    world.add_second_paths();
     world
 }
 
@@ -619,6 +631,9 @@ pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
         for resize in &setting.resizes[3 * usize::from(when)..][..3] {
             for _ in 0..20 {
                 world.step();
+            }
+            if setting.wanders {
+                c.wander(&mut world, resize.side);
             }
             let polled = resize.run(&mut world, &mut c);
             completions[resize.side][usize::from(resize.receives)].extend(polled);

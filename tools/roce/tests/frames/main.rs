@@ -212,6 +212,7 @@ fn some_segment() -> Segment<'static> {
         psn: vrnic_engine::psn::Psn::new(3),
         solicited: false,
         ack_request: true,
+        migrated: true,
         service: Service::Reliable,
         body: Body::Send {
             position: Position::Only,

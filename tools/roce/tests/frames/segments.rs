@@ -193,7 +193,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
         body(),
         payload,
         (0u32..1 << 24, any::<u16>(), 0u32..1 << 24),
-        any::<(bool, bool)>(),
+        any::<(bool, bool, bool)>(),
         any::<(u8, u32)>(),
     )
         .prop_map(
@@ -202,7 +202,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                 body,
                 payload,
                 (destination_qpn, pkey, psn),
-                (solicited, ack_request),
+                (solicited, ack_request, migrated),
                 (service, srqn),
             )| {
                 Segment {
@@ -214,6 +214,8 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                     psn: Psn::new(psn),
                     solicited,
                     ack_request,
+                    // Notifications say nothing of it.
+                    migrated: migrated && body != Body::CongestionNotification,
                     service: service_of(&body, service, srqn),
                     body,
                     payload: if has_payload(&body) && !payload.is_empty() {
@@ -244,8 +246,8 @@ pub fn bytes(payload: &Payload) -> Vec<u8> {
     }
 }
 
-/// Path, kind, payload; destination, P_Key, PSN, the two flags, and the service.
-pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, [bool; 2], Service));
+/// Path, kind, payload; destination, P_Key, PSN, the three flags, and the service.
+pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, [bool; 3], Service));
 
 /// Returns all parts of a segment, for comparison.
 pub fn parts(segment: &Segment) -> Parts {
@@ -257,7 +259,7 @@ pub fn parts(segment: &Segment) -> Parts {
             segment.destination_qpn,
             segment.pkey,
             segment.psn.raw(),
-            [segment.solicited, segment.ack_request],
+            [segment.solicited, segment.ack_request, segment.migrated],
             segment.service,
         ),
     )

@@ -405,6 +405,7 @@ mod tests {
             psn: Psn::new(psn),
             solicited: false,
             ack_request: psn == 3,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Send {
                 position: Position::Only,

@@ -44,6 +44,7 @@ fn segment(body: Body, payload: usize) -> Segment<'static> {
         psn: Psn::new(77),
         solicited: false,
         ack_request: true,
+        migrated: true,
         service: Service::Reliable,
         body,
         payload: match payload {

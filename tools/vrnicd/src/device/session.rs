@@ -266,6 +266,8 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::CreateQp => of::<command::CreateQp>(),
             CommandCode::ModifyQp => of::<command::ModifyQp>(),
             CommandCode::QueryQp => of::<command::QueryQp>(),
+            CommandCode::ModifyQpPaths => of::<command::ModifyQpPaths>(),
+            CommandCode::QueryQpPaths => of::<command::QueryQpPaths>(),
             CommandCode::DestroyQp => of::<command::DestroyQp>(),
             CommandCode::CreateSrq => of::<command::CreateSrq>(),
             CommandCode::ModifySrq => of::<command::ModifySrq>(),

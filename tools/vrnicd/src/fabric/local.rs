@@ -119,6 +119,7 @@ mod tests {
             psn: Psn::default(),
             solicited: false,
             ack_request: false,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Send {
                 position: Position::Only,

@@ -664,6 +664,7 @@ mod tests {
             psn: Psn::new(5),
             solicited: true,
             ack_request: true,
+            migrated: true,
             service: Service::Reliable,
             body: Kind::Write {
                 position: Position::Only,

@@ -658,6 +658,7 @@ mod tests {
             psn: Psn::new(psn),
             solicited: false,
             ack_request: true,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Send {
                 position: Position::Only,

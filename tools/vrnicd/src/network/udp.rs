@@ -244,6 +244,7 @@ mod tests {
             psn: Psn::new(7),
             solicited: false,
             ack_request: false,
+            migrated: true,
             service: Service::Reliable,
             body: Body::Send {
                 position: Position::Middle,

@@ -70,7 +70,8 @@ pub(crate) fn to_wire(
         retry_count: attributes.retry_count,
         rnr_retry: attributes.rnr_retry,
         sq_draining: 0,
-        reserved: [0; 26],
+        path_migration_state: 0,
+        reserved: [0; 25],
         address: ah::to_wire(&attributes.path),
     })
 }

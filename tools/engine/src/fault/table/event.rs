@@ -89,9 +89,9 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "The device raises IBV_EVENT_PATH_MIG for a queue pair.",
-            "A switch or a cable that fails, on InfiniBand with an alternate path. RoCE devices have none.",
+            "A switch or a cable that fails, on InfiniBand with an alternate path.",
             "The connection migrated to its alternate path (11.6.3).",
-            "IBV_EVENT_PATH_MIG. Programs load another alternate path, and ibv_modify_qp refuses: EINVAL.",
+            "IBV_EVENT_PATH_MIG. Programs load another alternate path, which Linux refuses on RoCE: EINVAL.",
         ],
     ),
     kind(

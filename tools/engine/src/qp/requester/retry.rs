@@ -2,7 +2,7 @@
 
 //! Timers and retries.
 
-use super::{Timer, recovery::Reason};
+use super::{Rtt, Timer, Window, recovery::Reason};
 use crate::{
     cause::Cause,
     memory::Memory,
@@ -35,6 +35,20 @@ impl Qp {
     pub(in crate::qp) fn refresh_retries(&mut self) {
         self.requester.retries = self.attributes.retry_count;
         self.requester.rnr_retries = self.attributes.rnr_retry;
+    }
+
+    /// Has everything that was not acknowledged sent again by another path, of which nothing is known.
+    pub(in crate::qp) fn resend_by_new_path(&mut self, now: Instant) {
+        let requester = &mut self.requester;
+        requester.retries = self.attributes.retry_count;
+        requester.gap = None;
+        requester.rtt = Rtt::default();
+        requester.window = Window::default();
+        // Otherwise it is sent when the peer's time is over, by the path of then.
+        if !self.waits_for_receiver() {
+            self.requester.go_back();
+            self.restart_ack_timer(now);
+        }
     }
 
     /// Starts the local ACK timer anew, or stops it if nothing is on its way.
@@ -85,6 +99,9 @@ impl Qp {
         if self.requester.starved || self.waits(Half::Requester) {
             self.requester.go_back();
             return self.restart_ack_timer(io.now);
+        }
+        if self.requester.retries == 0 && self.migrate_or_fail(resources, io) {
+            return;
         }
         if self.requester.retries == 0 {
             resources.counters.count(Counter::RetryExceeded);

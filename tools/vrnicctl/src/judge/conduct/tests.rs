@@ -64,6 +64,7 @@ impl Wire {
             psn: START.add(psn),
             solicited: false,
             ack_request: !body.is_response() && payload < 1024,
+            migrated: true,
             service: Service::Reliable,
             body,
             payload: Payload::Bytes(bytes),

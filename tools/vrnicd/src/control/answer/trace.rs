@@ -167,6 +167,7 @@ fn segment(packet: &Packet, to: u32) -> Segment<'static> {
         psn: Psn::new(packet.psn),
         solicited: packet.solicited,
         ack_request: packet.ack_request,
+        migrated: packet.migrated,
         service: packet.service,
         body: packet.body,
         payload: Payload::Empty,

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Path migration: a connection goes over to another path to its peer, which its owner loaded before (IBTA volume 1,
+//! 17.2.8).
+
+use super::{Qp, attributes::check_address};
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    resources::{Io, Resources},
+    segment::{Body, Path, Segment},
+    state::wire,
+};
+use serde::{Deserialize, Serialize};
+use vrnic_wire::{
+    event::EventType,
+    qp::{AlternatePath, Migration, QpState, attribute},
+};
+
+/// What a queue pair knows of another path.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct PathMigration {
+    #[serde(with = "wire")]
+    state: Migration,
+    /// The alternate path, as the owner loaded it.
+    alternate: Option<Alternate>,
+    /// Whether the owner was told, since it last set the state, that the peer wants a path that is not the alternate one.
+    told: bool,
+}
+
+/// An alternate path.
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
+struct Alternate {
+    #[serde(with = "wire")]
+    attributes: AlternatePath,
+    path: Path,
+}
+
+impl Default for PathMigration {
+    /// That of a queue pair that was reset.
+    fn default() -> Self {
+        Self {
+            state: Migration::Migrated,
+            alternate: None,
+            told: false,
+        }
+    }
+}
+
+/// How a packet for a connection came.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By the path in use.
+    Current,
+    /// By the alternate path, to which the peer has gone over.
+    Alternate,
+    /// By another path, to which the peer says that it has gone over.
+    Wrong,
+    /// Not from the peer.
+    Strange,
+}
+
+impl PathMigration {
+    /// Whether packets say that the connection is in the migrated state.
+    pub(super) fn is_migrated(&self) -> bool {
+        self.state == Migration::Migrated
+    }
+
+    /// Its state.
+    pub(super) fn state(&self) -> Migration {
+        self.state
+    }
+
+    /// The alternate path; all 0 if there is none.
+    pub(super) fn alternate(&self) -> AlternatePath {
+        let alternate = self.alternate.as_ref();
+        alternate.map_or_else(AlternatePath::default, |one| one.attributes)
+    }
+
+    /// How a packet came to a queue pair that sends by the path `current`.
+    pub(super) fn way_of(&self, segment: &Segment<'_>, current: &Path) -> Way {
+        // What a notification says is not about paths.
+        let tells = !matches!(segment.body, Body::CongestionNotification);
+        let asks = tells && segment.migrated && self.state == Migration::Armed;
+        let by = |path| segment.path.answers(path);
+        if asks && self.alternate.as_ref().is_some_and(|one| by(&one.path)) {
+            Way::Alternate
+        } else if by(current) {
+            // If it asks, it was overtaken by the packet that armed this side.
+            Way::Current
+        } else if asks {
+            Way::Wrong
+        } else {
+            Way::Strange
+        }
+    }
+}
+
+impl Qp {
+    /// Whether the attributes of path migration in `mask` can be set. Nothing is changed.
+    pub(super) fn check_migration(
+        &self,
+        mask: u32,
+        wanted: u8,
+        alternate: Option<&AlternatePath>,
+        resources: &Resources,
+    ) -> Result<(), Cause> {
+        let valid = |ok: bool| ok.then_some(()).ok_or(Cause::AttributeValue);
+        let loads = mask & attribute::ALTERNATE_PATH != 0;
+        if loads {
+            // A command without room for it cannot load it.
+            let alternate = alternate.ok_or(Cause::AttributeForbidden)?;
+            valid(alternate.port == 1 && alternate.timeout < 32)?;
+            valid(alternate.pkey_index.get() < resources.pkey_table_length())?;
+            check_address(&alternate.address, resources)?;
+        }
+        if mask & attribute::PATH_MIGRATION_STATE != 0 {
+            let wanted = Migration::try_from(wanted).map_err(|_| Cause::AttributeValue)?;
+            let from = self.migration.state;
+            let possible = match wanted {
+                Migration::Migrated => from != Migration::Rearm,
+                Migration::Rearm => loads || self.migration.alternate.is_some(),
+                // That is for the peer to say.
+                Migration::Armed => return Err(Cause::AttributeValue),
+            };
+            return possible.then_some(()).ok_or(Cause::MigrationState);
+        }
+        Ok(())
+    }
+
+    /// Sets the attributes of path migration in `mask`, which were [checked](Self::check_migration).
+    pub(super) fn set_migration<M: Memory>(
+        &mut self,
+        mask: u32,
+        wanted: u8,
+        alternate: Option<&AlternatePath>,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) {
+        if mask & attribute::ALTERNATE_PATH != 0
+            && let Some(&attributes) = alternate
+            && let Some(path) = self.connected_path(&attributes.address, resources)
+        {
+            self.migration.alternate = Some(Alternate { attributes, path });
+        }
+        if mask & attribute::PATH_MIGRATION_STATE == 0 {
+            return;
+        }
+        if wanted == Migration::Rearm.raw() {
+            self.migration.state = Migration::Rearm;
+            self.migration.told = false;
+        } else if self.migration.state == Migration::Armed {
+            self.migrate(io);
+        }
+    }
+
+    /// The P_Key index that packets have to match which come like this.
+    pub(super) fn pkey_index_of(&self, way: Way) -> u16 {
+        match (way, &self.migration.alternate) {
+            (Way::Alternate, Some(alternate)) => alternate.attributes.pkey_index.get(),
+            _ => self.attributes.pkey_index,
+        }
+    }
+
+    /// A packet that is taken came like this: the peer may have armed, or gone over to the other path.
+    pub(super) fn follow_peer<M: Memory>(
+        &mut self,
+        way: Way,
+        segment: &Segment<'_>,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        let notifies = matches!(segment.body, Body::CongestionNotification);
+        if way == Way::Alternate {
+            self.migrate(io);
+            self.raise(EventType::PathMigrated, None, resources);
+        } else if !segment.migrated && !notifies && self.migration.state == Migration::Rearm {
+            self.migration.state = Migration::Armed;
+        }
+    }
+
+    /// The peer has gone over to a path that is not the alternate one. Whoever sends many such packets is told of once.
+    pub(super) fn note_wrong_way(&mut self, resources: &mut Resources) {
+        if !std::mem::replace(&mut self.migration.told, true) {
+            let cause = Some(Cause::MigrationPath);
+            self.raise(EventType::PathMigrationError, cause, resources);
+        }
+    }
+
+    /// All retries by the path in use were in vain. Whether there is another one, by which to go on.
+    pub(super) fn migrate_or_fail<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> bool {
+        let armed = self.migration.state == Migration::Armed;
+        if armed {
+            self.migrate(io);
+            self.raise(EventType::PathMigrated, None, resources);
+        }
+        armed
+    }
+
+    /// Goes over to the alternate path, and sends again by it what was not acknowledged.
+    fn migrate<M: Memory>(&mut self, io: &Io<'_, M>) {
+        let Some(Alternate { attributes, path }) = self.migration.alternate else {
+            return;
+        };
+        self.migration.state = Migration::Migrated;
+        self.path = path;
+        self.attributes.address = attributes.address;
+        self.attributes.pkey_index = attributes.pkey_index.get();
+        self.attributes.port = attributes.port;
+        if self.is_reliable() {
+            self.attributes.timeout = attributes.timeout;
+        }
+        self.congestion.change_path();
+        if !self.is_unreliable()
+            && matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain)
+        {
+            self.resend_by_new_path(io.now);
+        }
+    }
+}
