@@ -59,8 +59,10 @@ mod tests;
 
 pub use attr::{
     modify_is_ok,
+    AlternatePath,
     Attribute,
     AttributeMask,
+    Migration,
     QpAttr,
     State, //
 };

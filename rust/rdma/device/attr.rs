@@ -21,6 +21,8 @@ impl_flags!(
         BadPkeyCounter = bit_u64(1),
         /// Counts bad Q_Keys.
         BadQkeyCounter = bit_u64(2),
+        /// Connections can have alternate paths and migrate to them.
+        AutomaticPathMigration = bit_u64(4),
         /// Checks the state that a modify verb gives as the current one.
         CurrentQpState = bit_u64(7),
         /// Raises an event when a port becomes active.

@@ -39,6 +39,31 @@ c_enum! {
     }
 }
 
+c_enum! {
+    /// State of path migration (`enum ib_mig_state`; IBTA volume 1, section 17.2.8).
+    pub enum Migration: bindings::ib_mig_state {
+        /// There is no path to go over to, or the queue pair is to go over to it now.
+        Migrated = bindings::ib_mig_state_IB_MIG_MIGRATED,
+        /// An alternate path is loaded; the peer is not known to have done the same.
+        Rearm = bindings::ib_mig_state_IB_MIG_REARM,
+        /// Both ends can go over to their alternate paths.
+        Armed = bindings::ib_mig_state_IB_MIG_ARMED,
+    }
+}
+
+/// Another path to the peer of a connection.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct AlternatePath<P> {
+    /// The path.
+    pub path: P,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// Port.
+    pub port: Port,
+    /// Local ACK timeout: 4.096 µs times 2 to this.
+    pub timeout: u8,
+}
+
 impl_flags!(
     /// A set of queue pair attributes (`enum ib_qp_attr_mask`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
@@ -75,7 +100,7 @@ impl_flags!(
         RqPsn = bit_u32(12),
         /// [`QpAttr::max_rd_atomic`].
         MaxRdAtomic = bit_u32(13),
-        /// Alternate path.
+        /// [`QpAttr::alternate`].
         AlternatePath = bit_u32(14),
         /// [`QpAttr::min_rnr_timer`].
         MinRnrTimer = bit_u32(15),
@@ -83,7 +108,7 @@ impl_flags!(
         SqPsn = bit_u32(16),
         /// [`QpAttr::max_dest_rd_atomic`].
         MaxDestRdAtomic = bit_u32(17),
-        /// Path migration state.
+        /// [`QpAttr::migration`].
         PathMigrationState = bit_u32(18),
         /// Capabilities.
         Capabilities = bit_u32(19),
@@ -156,6 +181,10 @@ pub struct QpAttr<P> {
     pub draining: bool,
     /// Path to the peer.
     pub path: P,
+    /// Another path to the peer, if there is one.
+    pub alternate: Option<AlternatePath<P>>,
+    /// State of path migration.
+    pub migration: Migration,
 }
 
 impl<P: Path> Default for QpAttr<P> {
@@ -180,6 +209,8 @@ impl<P: Path> Default for QpAttr<P> {
             drain_notify: false,
             draining: false,
             path: P::default(),
+            alternate: None,
+            migration: Migration::Migrated,
         }
     }
 }
@@ -244,15 +275,26 @@ impl<P: Path> QpAttr<P> {
         if mask.contains(Attribute::DestQpn) {
             this.dest_qpn = raw.dest_qp_num;
         }
+        if mask.contains(Attribute::AlternatePath) {
+            this.alternate = Some(AlternatePath {
+                path: P::from_raw(&raw.alt_ah_attr)?,
+                pkey_index: raw.alt_pkey_index,
+                port: Port::try_from(raw.alt_port_num)?,
+                timeout: raw.alt_timeout,
+            });
+        }
+        if mask.contains(Attribute::PathMigrationState) {
+            this.migration = Migration::try_from(raw.path_mig_state)?;
+        }
         Ok(this)
     }
 
-    /// Writes all attributes into a zeroed C structure. There is no alternate path.
+    /// Writes all attributes into a zeroed C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_qp_attr) {
         raw.qp_state = self.state.raw();
         raw.cur_qp_state = self.current_state.raw();
         raw.path_mtu = self.path_mtu.raw();
-        raw.path_mig_state = bindings::ib_mig_state_IB_MIG_MIGRATED;
+        raw.path_mig_state = self.migration.raw();
         raw.qkey = self.qkey;
         raw.rq_psn = self.rq_psn;
         raw.sq_psn = self.sq_psn;
@@ -270,6 +312,12 @@ impl<P: Path> QpAttr<P> {
         raw.en_sqd_async_notify = self.drain_notify.into();
         raw.sq_draining = self.draining.into();
         self.path.write(&mut raw.ah_attr);
+        if let Some(alternate) = &self.alternate {
+            alternate.path.write(&mut raw.alt_ah_attr);
+            raw.alt_pkey_index = alternate.pkey_index;
+            raw.alt_port_num = alternate.port.number();
+            raw.alt_timeout = alternate.timeout;
+        }
     }
 }
 

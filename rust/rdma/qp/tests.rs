@@ -158,6 +158,53 @@ mod cases {
     }
 
     #[test]
+    fn an_alternate_path_is_taken_over_and_told() -> Result {
+        let path = ah::Roce {
+            service_level: 3,
+            dmac: [1, 2, 3, 4, 5, 6],
+            ..Default::default()
+        };
+        let mut raw = KBox::new(bindings::ib_qp_attr::default(), GFP_KERNEL)?;
+        path.write(&mut raw.alt_ah_attr);
+        (raw.alt_pkey_index, raw.alt_port_num, raw.alt_timeout) = (4, 2, 17);
+        raw.path_mig_state = bindings::ib_mig_state_IB_MIG_REARM;
+        let mask = qp::Attribute::AlternatePath | qp::Attribute::PathMigrationState;
+        let attributes = QpAttr::from_raw(&raw, mask)?;
+        let expected = QpAttr {
+            alternate: Some(qp::AlternatePath {
+                path,
+                pkey_index: 4,
+                port: second_port()?,
+                timeout: 17,
+            }),
+            migration: qp::Migration::Rearm,
+            ..Default::default()
+        };
+        assert_eq!(attributes, expected);
+
+        let mut told = KBox::new(bindings::ib_qp_attr::default(), GFP_KERNEL)?;
+        attributes.write(&mut told);
+        assert_eq!(ah::Roce::from_raw(&told.alt_ah_attr)?, path);
+        assert_eq!((told.alt_pkey_index, told.alt_port_num), (4, 2));
+        assert_eq!(told.alt_timeout, 17);
+        assert_eq!(told.path_mig_state, bindings::ib_mig_state_IB_MIG_REARM);
+
+        // What is not meant is not looked at, and what has no name is refused.
+        raw.path_mig_state = bindings::ib_mig_state_IB_MIG_ARMED + 1;
+        assert_eq!(QpAttr::<ah::Roce>::from_raw(&raw, mask), Err(EINVAL));
+        raw.path_mig_state = bindings::ib_mig_state_IB_MIG_ARMED;
+        raw.alt_port_num = 0;
+        assert_eq!(QpAttr::<ah::Roce>::from_raw(&raw, mask), Err(EINVAL));
+        let others = qp::Attribute::State | qp::Attribute::Qkey;
+        let nothing = QpAttr::<ah::Roce>::from_raw(&raw, others)?;
+        assert_eq!(nothing, QpAttr::default());
+        let mut told = KBox::new(bindings::ib_qp_attr::default(), GFP_KERNEL)?;
+        nothing.write(&mut told);
+        assert_eq!((told.alt_ah_attr.port_num, told.alt_port_num), (0, 0));
+        Ok(())
+    }
+
+    #[test]
     fn attributes_of_a_queue_pair_survive_the_translation() -> Result {
         let attributes = QpAttr {
             state: State::ReadyToSend,

@@ -92,8 +92,13 @@ fn queue_pairs_for_users(all: u32, link: Link) -> u32 {
     })
 }
 
-/// Returns the capabilities of a device with these limits, with or without memory placement.
-fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
+/// Returns the capabilities of a device with these limits, with or without memory placement and
+/// path migration.
+fn capabilities(
+    limits: &DeviceLimits,
+    memory_placement: bool,
+    path_migration: bool,
+) -> Capabilities {
     let mut capabilities = Capability::BadPkeyCounter
         | Capability::BadQkeyCounter
         | Capability::CurrentQpState
@@ -115,6 +120,9 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
     if memory_placement {
         capabilities |=
             Capability::FlushGlobal | Capability::FlushPersistent | Capability::AtomicWrite;
+    }
+    if path_migration {
+        capabilities |= Capability::AutomaticPathMigration;
     }
     capabilities
 }
@@ -189,7 +197,12 @@ impl Operations for Vrnic {
             vendor_id: PCI_VENDOR_ID.into(),
             vendor_part_id: PCI_DEVICE_ID.into(),
             hardware_version: 1,
-            capabilities: capabilities(limits, call.data().memory_placement),
+            capabilities: capabilities(
+                limits,
+                call.data().memory_placement,
+                // The core does not let connections on Ethernet have alternate paths.
+                call.data().path_migration && call.data().link == Link::InfiniBand,
+            ),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
             max_qp: queue_pairs_for_users(limits.max_qp.get(), call.data().link),

@@ -63,6 +63,7 @@ use vrnic_wire::{
         F_NESTED_PAGING,
         F_NULL_KEY,
         F_ON_DEMAND_PAGING,
+        F_PATH_MIGRATION,
         F_PORT_STATE,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
@@ -169,6 +170,9 @@ const CONTEXT_NAMES: Feature = Feature::device(F_CONTEXT_NAMES);
 /// On-demand regions can be made of other regions.
 const NESTED_PAGING: Feature = Feature::device(F_NESTED_PAGING);
 
+/// Connections can have alternate paths.
+const PATH_MIGRATION: Feature = Feature::device(F_PATH_MIGRATION);
+
 /// The port is an InfiniBand port.
 const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -193,6 +197,7 @@ const FEATURES: &[Feature] = {
         IGNORED_OVERRUN,
         CONTEXT_NAMES,
         NESTED_PAGING,
+        PATH_MIGRATION,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
@@ -320,6 +325,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) device_memory: Arc<Pool>,
     /// Whether on-demand regions can be made of other regions.
     pub(crate) nested_paging: bool,
+    /// Whether connections can have alternate paths.
+    pub(crate) path_migration: bool,
     /// Regions for which the device may ask for pages.
     pub(crate) faults: Arc<Faults>,
     /// Supervises the device for as long as there are users, who wait for posted requests.
@@ -403,6 +410,7 @@ impl<'bound> Resources<'bound> {
             detacher: Detacher::new()?,
             device_memory: Pool::new()?,
             nested_paging: dev.has_feature(NESTED_PAGING),
+            path_migration: dev.has_feature(PATH_MIGRATION),
             paging,
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),

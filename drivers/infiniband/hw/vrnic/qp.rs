@@ -47,7 +47,10 @@ use vrnic_wire::{
         DestroyQp,
         DeviceLimits,
         ModifyQp,
+        ModifyQpPaths,
+        QpPaths,
         QueryQp,
+        QueryQpPaths,
         RingDoorbell, //
     },
     memory::PageList,
@@ -417,17 +420,27 @@ impl QueuePair for Qp {
             return Err(EINVAL);
         }
 
+        let data = call.data();
         let command = ModifyQp {
             qpn: qp.object.number().into(),
             reserved: 0.into(),
-            attributes: attr::to_wire(mask, attributes, call.data().memory_placement)?,
+            attributes: attr::to_wire(
+                mask,
+                attributes,
+                data.memory_placement,
+                data.path_migration,
+            )?,
+        };
+        let alternate = match &attributes.alternate {
+            Some(alternate) => Some(attr::alternate_to_wire(alternate)?),
+            None => None,
         };
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_state(to);
         }
         let control = &call.data().control;
-        let mut result = match (&mut condition.stop, to) {
-            (Some(stop), State::Error) => stop.execute(control, &command).inspect_err(|err| {
+        let mut result = match (&mut condition.stop, to, alternate) {
+            (Some(stop), State::Error, _) => stop.execute(control, &command).inspect_err(|err| {
                 if !control.is_stopped() {
                     dev_err!(
                         control.health().dev(),
@@ -438,7 +451,13 @@ impl QueuePair for Qp {
                     control.fail("it does not stop a queue pair");
                 }
             }),
-            _ => control.execute(&command),
+            (_, _, None) => control.execute(&command),
+            (_, _, Some(alternate)) => control.execute(&ModifyQpPaths {
+                qpn: command.qpn,
+                reserved: 0.into(),
+                attributes: command.attributes,
+                alternate,
+            }),
         }
         .map(|_| ());
         // A queue pair of a stopped device is as good as in error. A user that moves it there to
@@ -467,10 +486,23 @@ impl QueuePair for Qp {
             capabilities: qp.capabilities,
             signal_all: qp.signal_all,
         };
-        let reply = call.data().control.execute(&QueryQp {
-            qpn: qp.object.number().into(),
-            ..Default::default()
-        });
+        let qpn = qp.object.number().into();
+        let control = &call.data().control;
+        let reply = if call.data().path_migration {
+            control.execute(&QueryQpPaths {
+                qpn,
+                ..Default::default()
+            })
+        } else {
+            let command = QueryQp {
+                qpn,
+                ..Default::default()
+            };
+            control.execute(&command).map(|attributes| QpPaths {
+                attributes,
+                ..Default::default()
+            })
+        };
         if reply.is_err() && call.data().control.is_stopped() {
             // As good as in error; the caller may be about to destroy the queue pair.
             let state = match qp.condition.lock().state {

@@ -11,13 +11,16 @@ use rdma::{
         Port, //
     },
     qp::{
+        AlternatePath,
         Attribute,
         AttributeMask,
+        Migration,
         QpAttr,
         State, //
     }, //
 };
 use vrnic_wire::{
+    command::QpPaths,
     memory::access,
     qp::{
         attribute,
@@ -31,21 +34,25 @@ use crate::{
     port::Link, //
 };
 
-/// Attributes that the device supports.
-const KNOWN: u32 = (attribute::DEST_QPN << 1)
-    - 1
-    - attribute::ALTERNATE_PATH
-    - attribute::PATH_MIGRATION_STATE
-    - attribute::CAPACITIES;
+/// Attributes of path migration.
+const MIGRATION: u32 = attribute::ALTERNATE_PATH | attribute::PATH_MIGRATION_STATE;
 
-/// Translates attributes for a device with or without memory placement. `EOPNOTSUPP` for attributes
-/// that the device does not support.
+/// Attributes that every device supports.
+const KNOWN: u32 = (attribute::DEST_QPN << 1) - 1 - MIGRATION - attribute::CAPACITIES;
+
+/// Translates attributes, except the alternate path, for a device with or without memory placement
+/// and path migration. `EOPNOTSUPP` for attributes that the device does not support.
 pub(crate) fn to_wire(
     mask: AttributeMask,
     attributes: &QpAttr<Any>,
     memory_placement: bool,
+    path_migration: bool,
 ) -> Result<QpAttributes> {
-    if mask.bits() & !KNOWN != 0 {
+    let known = match path_migration {
+        true => KNOWN | MIGRATION,
+        false => KNOWN,
+    };
+    if mask.bits() & !known != 0 {
         return Err(EOPNOTSUPP);
     }
     Ok(QpAttributes {
@@ -70,14 +77,32 @@ pub(crate) fn to_wire(
         retry_count: attributes.retry_count,
         rnr_retry: attributes.rnr_retry,
         sq_draining: 0,
-        path_migration_state: 0,
+        path_migration_state: attributes.migration.raw() as u8,
         reserved: [0; 25],
         address: ah::to_wire(&attributes.path),
     })
 }
 
+/// Translates an alternate path for the device.
+pub(crate) fn alternate_to_wire(
+    alternate: &AlternatePath<Any>,
+) -> Result<vrnic_wire::qp::AlternatePath> {
+    Ok(vrnic_wire::qp::AlternatePath {
+        address: ah::to_wire(&alternate.path),
+        pkey_index: alternate.pkey_index.into(),
+        port: u8::try_from(alternate.port.number())?,
+        timeout: alternate.timeout,
+        reserved: 0.into(),
+    })
+}
+
 /// Translates attributes from the device; `EINVAL` for invalid values.
-pub(crate) fn from_wire(wire: &QpAttributes, link: Link) -> Result<QpAttr<Any>> {
+pub(crate) fn from_wire(paths: &QpPaths, link: Link) -> Result<QpAttr<Any>> {
+    let QpPaths {
+        attributes: wire,
+        alternate,
+    } = paths;
+    let is_loaded = *alternate != Default::default();
     Ok(QpAttr {
         state: State::try_from(u32::from(wire.state))?,
         current_state: State::try_from(u32::from(wire.current_state))?,
@@ -99,6 +124,16 @@ pub(crate) fn from_wire(wire: &QpAttributes, link: Link) -> Result<QpAttr<Any>> 
         drain_notify: wire.sqd_async_notify != 0,
         draining: wire.sq_draining != 0,
         path: ah::from_wire(&wire.address, link),
+        alternate: match is_loaded {
+            true => Some(AlternatePath {
+                path: ah::from_wire(&alternate.address, link),
+                pkey_index: alternate.pkey_index.get(),
+                port: Port::try_from(u32::from(alternate.port))?,
+                timeout: alternate.timeout,
+            }),
+            false => None,
+        },
+        migration: Migration::try_from(u32::from(wire.path_migration_state))?,
     })
 }
 
@@ -108,6 +143,10 @@ const _: () = {
     assert!(QpState::Error.raw() as u32 == State::Error.raw());
     assert!(attribute::STATE == Attribute::State as u32);
     assert!(attribute::DEST_QPN == Attribute::DestQpn as u32);
+    assert!(attribute::PATH_MIGRATION_STATE == Attribute::PathMigrationState as u32);
+    assert!(vrnic_wire::qp::Migration::Migrated.raw() as u32 == Migration::Migrated.raw());
+    assert!(vrnic_wire::qp::Migration::Rearm.raw() as u32 == Migration::Rearm.raw());
+    assert!(vrnic_wire::qp::Migration::Armed.raw() as u32 == Migration::Armed.raw());
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -115,7 +154,10 @@ const _: () = {
 mod tests {
     use super::*;
 
-    use rdma::access::Access;
+    use rdma::{
+        access::Access,
+        ah::InfiniBand, //
+    };
 
     #[test]
     fn attributes_survive_the_translation() -> Result {
@@ -141,22 +183,66 @@ mod tests {
             ..Default::default()
         };
         let mask = Attribute::State | Attribute::PathMtu;
-        let wire = to_wire(mask, &attributes, true)?;
+        let wire = to_wire(mask, &attributes, true, false)?;
         assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
-        assert_eq!(from_wire(&wire, Link::Ethernet)?, attributes);
-        assert_eq!(
-            to_wire(mask | Attribute::AlternatePath, &attributes, true).err(),
-            Some(EOPNOTSUPP)
-        );
+        let reply = QpPaths {
+            attributes: wire,
+            ..Default::default()
+        };
+        assert_eq!(from_wire(&reply, Link::Ethernet)?, attributes);
+        for migration in [Attribute::AlternatePath, Attribute::PathMigrationState] {
+            let refused = to_wire(mask | migration, &attributes, true, false);
+            assert_eq!(refused.err(), Some(EOPNOTSUPP));
+            assert!(to_wire(mask | migration, &attributes, true, true).is_ok());
+        }
         let flush = QpAttr {
             access: attributes.access | Access::FlushGlobal,
             ..attributes
         };
         let access = |memory_placement| -> Result<u32> {
-            Ok(to_wire(mask, &flush, memory_placement)?.access.get())
+            Ok(to_wire(mask, &flush, memory_placement, true)?.access.get())
         };
         assert_eq!(access(true)?, flush.access.bits());
         assert_eq!(access(false)?, attributes.access.bits());
+        Ok(())
+    }
+
+    #[test]
+    fn an_alternate_path_survives_the_translation() -> Result {
+        let path = |dlid| {
+            Any::InfiniBand(InfiniBand {
+                dlid,
+                source_path_bits: 2,
+                ..Default::default()
+            })
+        };
+        let alternate = AlternatePath {
+            path: path(6),
+            pkey_index: 3,
+            port: Port::FIRST,
+            timeout: 17,
+        };
+        for migration in [Migration::Migrated, Migration::Rearm, Migration::Armed] {
+            let attributes = QpAttr {
+                path: path(5),
+                alternate: Some(alternate),
+                migration,
+                ..Default::default()
+            };
+            let mask = Attribute::AlternatePath | Attribute::PathMigrationState;
+            let mut reply = QpPaths {
+                attributes: to_wire(mask, &attributes, true, true)?,
+                alternate: alternate_to_wire(&alternate)?,
+            };
+            assert_eq!(from_wire(&reply, Link::InfiniBand)?, attributes);
+            // What a device must not say.
+            reply.alternate.port = 0;
+            assert_eq!(from_wire(&reply, Link::InfiniBand).err(), Some(EINVAL));
+            reply.alternate = Default::default();
+            assert_eq!(from_wire(&reply, Link::InfiniBand)?.alternate, None);
+            reply.attributes.path_migration_state = 3;
+            assert_eq!(from_wire(&reply, Link::InfiniBand).err(), Some(EINVAL));
+        }
         Ok(())
     }
 }
