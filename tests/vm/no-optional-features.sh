@@ -5,7 +5,8 @@
 # lab: fabric=roce
 # lab: one-fabric
 # lab: timeout=240
-# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging"]
+# lab: fresh
+# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration"]
 . "$LAB_LIB"
 
 on -t 60 a ibv_devinfo -v -d "$DEV" >"$LAB_DIR/devinfo"
@@ -33,5 +34,6 @@ wait $server || fail "the server of rping failed"
 # The counters of performance management are those of InfiniBand ports.
 on a test ! -e "/sys/class/infiniband/$DEV/ports/1/counters" || fail "sysfs offers counters that nobody keeps"
 on -t 60 a rmmod vrnic
-on -t 60 a modprobe vrnic || on -t 60 a insmod /lib/modules/vrnic.ko
+on -t 60 a modprobe vrnic
+active a
 on -t 60 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" zero-length

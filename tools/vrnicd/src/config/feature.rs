@@ -43,6 +43,8 @@ pub enum Feature {
     ContextNames,
     /// Regions of all of an address space.
     NestedPaging,
+    /// Alternate paths of connections.
+    PathMigration,
 }
 
 impl Feature {
@@ -66,15 +68,16 @@ impl Feature {
             Self::IgnoredOverrun => config::F_IGNORED_OVERRUN,
             Self::ContextNames => config::F_CONTEXT_NAMES,
             Self::NestedPaging => config::F_NESTED_PAGING,
+            Self::PathMigration => config::F_PATH_MIGRATION,
         }
     }
 }
 
 /// All features but some.
 pub fn all_without(without: &[Feature]) -> Features {
-    let bits = without
-        .iter()
-        .fold(Features::ALL.bits(), |bits, feature| bits & !(1 << feature.bit()));
+    let bits = without.iter().fold(Features::ALL.bits(), |bits, feature| {
+        bits & !(1 << feature.bit())
+    });
     Features::from_bits(bits)
 }
 
@@ -91,7 +94,7 @@ mod tests {
         let names = "without = ['memory-extensions', 'memory-windows', 'reregistration', 'shared-receive-queues', \
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
-                     'context-names', 'nested-paging']";
+                     'context-names', 'nested-paging', 'path-migration']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);
