@@ -38,7 +38,7 @@ use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
-use crate::recording::{Tape, replace_private};
+use crate::recording::{Progress, Tape};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec};
@@ -55,6 +55,9 @@ const SHORT_TURN: Budget = Budget {
 };
 /// How long a device counts as busy after it last had work.
 const BUSY_FOR: Duration = Duration::from_millis(2);
+/// Least time between two crash recordings of a device, so that a guest that makes it fail again and again does not keep
+/// the disk busy.
+const CRASH_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of explanations kept, even when the driver resets the device.
 const EXPLANATIONS: usize = 4096;
 /// Largest virtqueue.
@@ -98,6 +101,8 @@ pub struct Device {
     flown: Option<Vec<String>>,
     /// Directory for a recording of the last calls when the device fails.
     crash_directory: Option<PathBuf>,
+    /// When the last crash recording was begun, and the progress of its file.
+    crash: Option<(Instant, Arc<Progress>)>,
     /// Whether a fault has removed the device from its slot.
     removed: bool,
     /// Hostile behaviour, if enabled.
@@ -171,6 +176,7 @@ impl Device {
             tape: None,
             flown: None,
             crash_directory: None,
+            crash: None,
             removed: false,
             hostile: None,
             record: Record::new(EXPLANATIONS),
@@ -186,7 +192,8 @@ impl Device {
         self.hostile = Some(Hostile::new(settings));
     }
 
-    /// Sets the directory for a recording of the last calls when the device fails.
+    /// Sets the directory for a recording of the last calls when the device fails. There is none if the driver broke a
+    /// virtqueue, and at most one in [`CRASH_INTERVAL`].
     pub fn set_crash_directory(&mut self, directory: &Path) {
         self.crash_directory = Some(directory.to_owned());
     }
@@ -920,9 +927,10 @@ impl Device {
 
     /// Takes the engine down, tells the driver, and waits for its reset.
     fn fail(&mut self, shared: &mut Shared, cause: Cause) {
+        let leaves = self.may_leave(cause);
         if let Some(rnic) = self.rnic() {
             let flown = rnic.flight().collect();
-            let flight = rnic.take_flight(cause.text());
+            let flight = leaves.then(|| rnic.take_flight(cause.text())).flatten();
             self.flown = Some(flown);
             if let Some(flight) = flight
                 && let Err(error) = self.leave(flight, cause.text())
@@ -957,6 +965,17 @@ impl Device {
         session.notifier.needs_reset();
     }
 
+    /// Returns whether a failure may be recorded. One that the driver causes may not: a guest can cause it as often as it
+    /// likes, the engine did nothing that led to it, and it would replace the recording of a real failure.
+    fn may_leave(&self, cause: Cause) -> bool {
+        let rests = |(at, file): &(Instant, Arc<Progress>)| {
+            self.now - *at < CRASH_INTERVAL || !file.is_finished()
+        };
+        cause != Cause::VirtqueueBroken
+            && self.crash_directory.is_some()
+            && !self.crash.as_ref().is_some_and(rests)
+    }
+
     /// Writes a recording of the calls that led to a failure.
     fn leave(&mut self, flight: Vec<u8>, why: &str) -> Result<()> {
         let Some(directory) = &self.crash_directory else {
@@ -965,10 +984,9 @@ impl Device {
         let file = format!("{}-crash.vrnic", self.name.replace('/', "_"));
         let path = directory.join(file);
         let name = path.display().to_string();
-        let file = replace_private(&path).with_context(|| format!("cannot write {name}"))?;
-        let mut tape = Tape::new(file, &name, u64::MAX)?;
-        tape.hold(flight, why);
+        let tape = Tape::left(path, flight, why).with_context(|| format!("cannot write {name}"))?;
         warn!(device = %self.name, file = name, "a recording of the last calls is left");
+        self.crash = Some((self.now, tape.progress()));
         self.tape = Some(tape);
         Ok(())
     }
@@ -1060,6 +1078,118 @@ const _: () = assert!(DOORBELL_PAGE_SIZE as u64 == crate::pci::DOORBELL_PAGE_SIZ
 mod tests {
     use super::*;
     use crate::config::MAX_WEIGHT;
+    use crate::guest_memory::GuestMemory;
+    use crate::virtio::Notifier;
+    use vrnic_engine::recording::Recording;
+
+    /// A driver that does not listen.
+    struct Deaf;
+
+    impl Notifier for Deaf {
+        fn queue_used(&self, _: u16) {}
+        fn needs_reset(&self) {}
+        fn reset_done(&self, _: u64) {}
+    }
+
+    /// Longer than anything takes that happens.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn shared(names: &[&str]) -> Shared {
+        Shared {
+            regions: RegionTable::new(),
+            outbox: Outbox::new(),
+            captures: Captures::new(names.iter().map(|name| (*name).to_owned()).collect()),
+        }
+    }
+
+    fn device(name: &str, more: &str) -> Device {
+        let config = config::Config::parse(&format!(
+            "[[device]]\nname = {name:?}\nsocket = \"s\"\nmac = \"02:00:00:00:00:01\"\n{more}"
+        ));
+        let waker = Arc::new(Waker::new().unwrap());
+        Device::new(0, &config.unwrap().devices[0], 1, Mtu::Mtu4096, waker)
+    }
+
+    /// A driver comes, and something is done.
+    fn bring_up(device: &mut Device, shared: &mut Shared) {
+        device.activate(
+            shared,
+            Activation {
+                features: u64::MAX,
+                queues: Vec::new(),
+                memory: Arc::new(GuestMemory::new()),
+                notifier: Arc::new(Deaf),
+            },
+        );
+        device.rnic().unwrap().doorbell(0, 0);
+    }
+
+    /// The device fails then, with a driver; why the recording in `file` ended once all of that is written.
+    fn fail(device: &mut Device, seconds: u64, cause: Cause, file: &Path) -> Option<String> {
+        let shared = &mut shared(&["x"]);
+        device.now = at(seconds);
+        bring_up(device, shared);
+        device.fail(shared, cause);
+        assert!(device.wait_for_tape(std::time::Instant::now() + PATIENCE));
+        let bytes = std::fs::read(file).ok()?;
+        let mut recording = Recording::new(&bytes).unwrap();
+        assert!(recording.by_ref().all(|call| call.is_ok()));
+        recording.ended().map(str::to_owned)
+    }
+
+    #[test]
+    fn failures_leave_a_recording_now_and_then() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("x-crash.vrnic");
+        let mut device = device("x", "");
+        device.set_crash_directory(directory.path());
+        let fault = Some(Cause::InternalFault.text().to_owned());
+        assert_eq!(fail(&mut device, 5, Cause::InternalFault, &file), fault);
+        for seconds in 6..60 {
+            assert_eq!(fail(&mut device, seconds, Cause::Provoked, &file), fault);
+        }
+        let later = fail(&mut device, 65, Cause::Provoked, &file);
+        assert_eq!(later.as_deref(), Some(Cause::Provoked.text()));
+        assert_eq!(directory.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_driver_leaves_no_recording_by_breaking_a_queue() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("x-crash.vrnic");
+        let mut device = device("x", "");
+        device.set_crash_directory(directory.path());
+        for seconds in (0..100).map(|n| n * 1000) {
+            let left = fail(&mut device, seconds, Cause::VirtqueueBroken, &file);
+            assert_eq!(left, None);
+        }
+        // What the device was called with is still known.
+        let flight = device.flight_of_failure().unwrap();
+        assert!(flight.last().unwrap().contains("doorbell"), "{flight:?}");
+    }
+
+    #[test]
+    fn no_failure_leaves_a_recording_while_another_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("x-crash.vrnic");
+        let mut device = device("x", "");
+        device.set_crash_directory(directory.path());
+        // One that waits for somebody to read the pipe.
+        let (reader, writer) = std::io::pipe().unwrap();
+        let writer = std::fs::File::from(std::os::fd::OwnedFd::from(writer));
+        let mut stuck = Tape::new(writer, "pipe", u64::MAX).unwrap();
+        device.crash = Some((at(1), stuck.progress()));
+        assert_eq!(fail(&mut device, 1000, Cause::InternalFault, &file), None);
+        drop(reader);
+        stuck.end("enough");
+        assert!(stuck.wait(std::time::Instant::now() + PATIENCE));
+        let left = fail(&mut device, 1001, Cause::InternalFault, &file);
+        assert_eq!(left.as_deref(), Some(Cause::InternalFault.text()));
+    }
 
     #[test]
     fn a_turn_is_in_proportion_to_the_weight() {

@@ -8,7 +8,7 @@
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,11 +82,18 @@ struct End {
 
 /// Progress of a recording.
 #[derive(Debug)]
-struct Progress {
+pub struct Progress {
     /// Size of the file in bytes.
     bytes: AtomicU64,
     /// Why it ended; none while it waits or runs.
     ended: Mutex<Option<String>>,
+}
+
+impl Progress {
+    /// Returns whether the file is complete.
+    pub fn is_finished(&self) -> bool {
+        lock(&self.ended).is_some()
+    }
 }
 
 /// A recording that waits for the driver of its device, runs, or has ended.
@@ -114,8 +121,34 @@ impl Tape {
     /// The file is not open for writing.
     pub fn new(file: File, name: &str, limit: u64) -> Result<Self> {
         let name = name.escape_debug().to_string();
-        let mut sink =
-            Sink::new(file, PATIENCE).with_context(|| format!("cannot record to {name}"))?;
+        let sink = Sink::new(file, PATIENCE).with_context(|| format!("cannot record to {name}"))?;
+        Self::begun(name, limit, move || Ok(sink))
+    }
+
+    /// A whole recording, which ended because of `why`, on its way to the file at `path`, where it takes the place of
+    /// another ([`replace_private`]). The caller does not wait for that, either.
+    ///
+    /// # Errors
+    /// There is no thread for it. What is wrong with the file becomes the reason why the recording ended.
+    pub fn left(path: PathBuf, recording: Vec<u8>, why: &str) -> Result<Self> {
+        let name = path.display().to_string().escape_debug().to_string();
+        let open = move || Sink::new(replace_private(&path)?, PATIENCE);
+        let mut tape = Self::begun(name, u64::MAX, open)?;
+        tape.runs = true;
+        if let Some(sender) = &tape.sender {
+            // There is room for the first.
+            let _ = sender.try_send(recording);
+        }
+        tape.end(why);
+        Ok(tape)
+    }
+
+    /// A recording whose file is called `name`, with control characters escaped. Its own thread opens the file.
+    fn begun(
+        name: String,
+        limit: u64,
+        open: impl FnOnce() -> std::io::Result<Sink> + Send + 'static,
+    ) -> Result<Self> {
         let (sender, receiver) = sync_channel::<Vec<u8>>(WAITING);
         let end = Arc::new(Mutex::new(End::default()));
         let progress = Arc::new(Progress {
@@ -126,8 +159,11 @@ impl Tape {
         std::thread::Builder::new()
             .name("recording".into())
             .spawn(move || {
-                let why = write(&mut sink, &receiver, &told, &written.bytes);
-                let why = why.unwrap_or_else(|error| error.to_string());
+                let why = open().and_then(|sink| write(sink, &receiver, &told, &written.bytes));
+                let why = why.unwrap_or_else(|error| {
+                    warn!(file, %error, "a recording cannot be written");
+                    error.to_string()
+                });
                 info!(file, why, "recording ends");
                 *lock(&written.ended) = Some(why);
             })?;
@@ -139,6 +175,11 @@ impl Tape {
             progress,
             runs: false,
         })
+    }
+
+    /// Returns the progress of its file, which goes on when the recording is dropped.
+    pub fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
     }
 
     /// Returns whether it waits for the driver of its device.
@@ -181,16 +222,6 @@ impl Tape {
         !over
     }
 
-    /// Passes on a whole recording and ends.
-    pub fn hold(&mut self, recording: Vec<u8>, why: &str) {
-        self.runs = true;
-        if let Some(sender) = &self.sender {
-            // The channel is empty, so there is room.
-            let _ = sender.try_send(recording);
-        }
-        self.end(why);
-    }
-
     /// Ends with the reason `why`: nothing more will be passed on.
     pub fn end(&mut self, why: &str) {
         if self.sender.take().is_some() {
@@ -212,7 +243,7 @@ impl Tape {
 
     /// Waits until the file is finished. Returns false if that has not happened by the deadline.
     pub fn wait(&self, deadline: Instant) -> bool {
-        while lock(&self.progress.ended).is_none() {
+        while !self.progress.is_finished() {
             if Instant::now() > deadline {
                 return false;
             }
@@ -240,18 +271,15 @@ impl Tape {
 
 /// Writes pieces until no more come. Returns why it stopped.
 fn write(
-    sink: &mut Sink,
+    mut sink: Sink,
     pieces: &Receiver<Vec<u8>>,
     end: &Mutex<End>,
     bytes: &AtomicU64,
 ) -> std::io::Result<String> {
     let mut put = |piece: &[u8]| {
-        if let Err(error) = sink.write_all(piece) {
-            warn!(%error, "a recording cannot be written");
-            return Err(error);
-        }
+        sink.write_all(piece)?;
         bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
-        Ok(())
+        Ok::<_, Error>(())
     };
     while let Ok(piece) = pieces.recv() {
         put(&piece)?;
@@ -300,6 +328,25 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(replace_private(&path).is_err());
+    }
+
+    #[test]
+    fn a_whole_recording_takes_the_place_of_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x");
+        for text in ["a long first", "second"] {
+            let tape = Tape::left(path.clone(), text.into(), "it broke").unwrap();
+            assert!(tape.is_over());
+            assert_eq!(ended(&tape), "ended: it broke");
+            assert!(tape.progress().is_finished());
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let tape = Tape::left(path, b"third".into(), "it broke").unwrap();
+        let state = ended(&tape);
+        assert!(state.contains("directory"), "{state}");
+        assert!(tape.progress().is_finished());
     }
 
     #[test]
