@@ -356,6 +356,13 @@ impl Resources {
                 && segment.destination_qpn == SMI_QPN
     }
 
+    /// Whether what comes by this path, which leads to no group, is for the port. On Ethernet whoever carries packets
+    /// knows that by the GID; on a subnet they come by the LID, whatever GID they name.
+    pub(crate) fn may_be_for_port(&self, path: &Path) -> bool {
+        let subnet = self.subnet.as_ref();
+        subnet.is_none_or(|subnet| subnet.port.is_named_by(path))
+    }
+
     /// Whether datagrams to a group that come by this path are for the port at all.
     pub(crate) fn may_be_in_group(&self, path: &Path) -> bool {
         match (path.lids, &self.subnet) {

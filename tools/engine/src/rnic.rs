@@ -540,6 +540,7 @@ impl Engine {
         }
         let qpn = segment.destination_qpn;
         let taken = self.resources.passes(&segment)
+            && self.resources.may_be_for_port(&segment.path)
             && self
                 .act(qpn, |qp, resources| {
                     qp.take_segment(&segment, resources, io);

@@ -24,6 +24,9 @@ use vrnic_wire::{
 /// GIDs of a port.
 pub const GIDS: u32 = 8;
 
+/// The upper half of a link-local GID.
+const DEFAULT_GID_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
+
 /// Most violations that wait to be told.
 const MAX_VIOLATIONS: usize = 16;
 
@@ -98,6 +101,17 @@ impl HcaPort {
     /// Whether the GID is one of the port's.
     pub fn has_gid(&self, gid: &Gid) -> bool {
         (0..GIDS).any(|index| self.gid(index).as_ref() == Some(gid))
+    }
+
+    /// Whether a packet by that path, which has no multicast LID, is for the port: if it has a global route header, one
+    /// of the port's GIDs is its destination. The default prefix is valid whatever the subnet's is (IBTA volume 1,
+    /// 4.1.1, 9.6.1.2).
+    pub(crate) fn is_named_by(&self, path: &Path) -> bool {
+        let (prefix, guid) = path.destination.split_at(8);
+        let own = self.subnet.gid_prefix.get().to_be_bytes();
+        let has_guid = |index| self.gid(index).is_some_and(|gid| gid[8..] == *guid);
+        !path.lids.is_some_and(|lids| lids.global)
+            || (prefix == own || prefix == DEFAULT_GID_PREFIX) && (0..GIDS).any(has_guid)
     }
 
     /// The P_Key with that index; 0 if there is none.

@@ -5,7 +5,7 @@
 
 use vrnic_engine::{
     Cause, Io, LinkLayer, Outbox, RnicConfig,
-    segment::{Body, LidRoute, Path, Payload, Position, SendTail},
+    segment::{Body, LidRoute, Path, Payload, Position, Segment, SendTail},
     subnet::{HcaPort, PortAnswer, PortRequest},
     testing::{Connection, DatagramEnd, Faults, QpOptions, Send, World, hca_port_of, lid_of},
     time::Instant,
@@ -17,6 +17,7 @@ use vrnic_wire::{
         SetGid, SetMtu, SetPortState, Status as CommandStatus,
     },
     completion::{Status, flags},
+    counter::Counter,
     event::EventType,
     port::{Mtu, PortState},
     qp::{GSI_QPN, MULTICAST_QPN, QpState, QpType, SMI_QPN},
@@ -65,23 +66,53 @@ fn to(node: usize, global: bool) -> AddressVector {
     }
 }
 
-/// Connects nodes 0 and 1: each sends from the LID that the other sends to.
+/// The address of the group.
+fn to_group() -> AddressVector {
+    AddressVector {
+        dgid: GROUP,
+        dmac: LidAddress {
+            dlid: GROUP_LID.into(),
+            flags: lid_flags::GRH,
+            ..LidAddress::default()
+        }
+        .to_bytes(),
+        ..AddressVector::default()
+    }
+}
+
+/// The address of a peer for a connection: each sends from the LID that the other sends to.
+fn to_peer(node: usize, global: bool) -> AddressVector {
+    AddressVector {
+        dmac: LidAddress {
+            dlid: (lid_of(node) + 1).into(),
+            path_bits: 1,
+            flags: if global { lid_flags::GRH } else { 0 },
+            ..LidAddress::default()
+        }
+        .to_bytes(),
+        ..to(node, global)
+    }
+}
+
+/// Connects nodes 0 and 1.
 fn connect(world: &mut World, qp_type: QpType, global: bool, mtu: Mtu) -> Connection {
+    connect_by(world, qp_type, mtu, |peer| to_peer(peer, global))
+}
+
+/// Connects nodes 0 and 1, each of which has the `address` of the other.
+fn connect_by(
+    world: &mut World,
+    qp_type: QpType,
+    mtu: Mtu,
+    address: impl Fn(usize) -> AddressVector,
+) -> Connection {
     let options = QpOptions {
         qp_type,
         ..QpOptions::default()
     };
     let c = world.connect([0, 1], &options, MR, |side, attributes| {
         attributes.path_mtu = mtu.raw();
-        let peer = 1 - side;
-        attributes.address = to(peer, global);
-        attributes.address.dmac = LidAddress {
-            dlid: (lid_of(peer) + 1).into(),
-            path_bits: 1,
-            flags: if global { lid_flags::GRH } else { 0 },
-            ..LidAddress::default()
-        }
-        .to_bytes();
+        attributes.address = address(1 - side);
     });
     for mr in &c.mrs {
         let bytes: Vec<u8> = (0..TARGETS).map(|at| (at * 7 + at / 256) as u8).collect();
@@ -341,14 +372,7 @@ fn packets_of_others_do_not_reach_a_connection() {
         for path in bad {
             let mut segment = c.packet(0, 0xff_fff0, body, payload());
             segment.path = path;
-            let node = &mut world.nodes[1];
-            let mut outbox = Outbox::new();
-            let mut io = Io {
-                memory: &node.guest.view,
-                now: Instant::from_nanos(5),
-                outbox: &mut outbox,
-            };
-            node.rnic.receive(segment, &mut io);
+            arrive(&mut world, 1, segment);
             world.settle();
             assert!(c.recv_cqs[1].drain().is_empty(), "{path:?}");
         }
@@ -365,6 +389,10 @@ fn set_port(world: &mut World, node: usize, change: impl FnOnce(&mut HcaPort)) {
     let mut port = hca_port_of(node);
     change(&mut port);
     world.nodes[node].rnic.set_hca_port(port, false);
+}
+
+fn counter(world: &World, node: usize, counter: Counter) -> u64 {
+    world.nodes[node].rnic.counters()[counter as usize]
 }
 
 fn events(world: &mut World, node: usize) -> Vec<EventType> {
@@ -418,6 +446,59 @@ fn two_limited_members_do_not_hear_each_other() {
             let count = std::iter::from_fn(|| world.nodes[1].rnic.next_violation()).count();
             assert!(count < 16);
         }
+    }
+}
+
+/// Lets a segment arrive at a node, whomever it is for.
+fn arrive(world: &mut World, node: usize, segment: Segment<'_>) {
+    let node = &mut world.nodes[node];
+    let mut outbox = Outbox::new();
+    let mut io = Io {
+        memory: &node.guest.view,
+        now: Instant::from_nanos(5),
+        outbox: &mut outbox,
+    };
+    node.rnic.receive(segment, &mut io);
+}
+
+#[test]
+fn a_datagram_for_another_gid_is_dropped() {
+    const PREFIX: u64 = 0x1234;
+    let with_prefix = |prefix: u64| {
+        let mut gid = hca_port_of(1).gid(2).expect("a GID");
+        gid[..8].copy_from_slice(&prefix.to_be_bytes());
+        gid
+    };
+    let mut world = world(2, 18);
+    set_port(&mut world, 1, |port| port.subnet.gid_prefix = PREFIX.into());
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
+    let mut broadcast = [0xff; 16];
+    broadcast[1] = 0x12;
+    for (dgid, global, taken) in [
+        (with_prefix(PREFIX), true, true),
+        // The default prefix is always valid.
+        (with_prefix(0xfe80 << 48), true, true),
+        (with_prefix(0xfe80 << 48 | 1), true, false),
+        (hca_port_of(0).gid(2).expect("a GID"), true, false),
+        (GROUP, true, false),
+        (broadcast, true, false),
+        ([0xff; 16], true, false),
+        ([0; 16], true, false),
+        (broadcast, false, true),
+    ] {
+        b.receive(&mut world, 7, 1000, 50);
+        let address = AddressVector {
+            dgid,
+            ..to(1, global)
+        };
+        let before = counter(&world, 1, Counter::Dropped);
+        let send = datagram(&a, address, b.qp.qpn, QKEY);
+        a.send(&mut world, &send);
+        world.settle();
+        assert_eq!(b.recv_cq.drain().len(), usize::from(taken), "{dgid:x?}");
+        let dropped = counter(&world, 1, Counter::Dropped) - before;
+        assert_eq!(dropped, u64::from(!taken), "{dgid:x?}");
     }
 }
 
@@ -490,17 +571,7 @@ fn groups_have_a_lid_and_a_gid() {
     }
     let lids: Vec<u16> = world.nodes[0].rnic.group_lids().collect();
     assert_eq!(lids, [GROUP_LID]);
-    let address = AddressVector {
-        dgid: GROUP,
-        dmac: LidAddress {
-            dlid: GROUP_LID.into(),
-            flags: lid_flags::GRH,
-            ..LidAddress::default()
-        }
-        .to_bytes(),
-        ..AddressVector::default()
-    };
-    let send = datagram(&ends[0], address, MULTICAST_QPN, QKEY);
+    let send = datagram(&ends[0], to_group(), MULTICAST_QPN, QKEY);
     ends[0].send(&mut world, &send);
     world.settle();
     let got: Vec<usize> = ends

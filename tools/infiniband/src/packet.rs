@@ -142,10 +142,11 @@ impl Grh {
         let (mut source, mut destination) = ([0; 16], [0; 16]);
         source.copy_from_slice(&bytes[8..24]);
         destination.copy_from_slice(&bytes[24..]);
-        (word >> 28 == 6).then_some(Self {
+        let next = bytes[6];
+        (word >> 28 == 6 && next == GRH_NEXT_HEADER).then_some(Self {
             traffic_class: (word >> 20) as u8,
             flow_label: word & LOW_20,
-            next_header: bytes[6],
+            next_header: next,
             hop_limit: bytes[7],
             source,
             destination,
@@ -271,7 +272,7 @@ pub enum PacketError {
     Vcrc,
     /// The link version is not 0.
     LinkVersion,
-    /// The global route header is not valid.
+    /// The global route header is not valid: its version, its length or what it says follows it.
     Grh,
     /// The invariant CRC is wrong.
     Icrc,
@@ -888,6 +889,11 @@ mod tests {
         let (bth, deth, payload) = packet.as_datagram().unwrap();
         assert_eq!((bth.pad, deth.source_qp, payload), (3, 72, &b"hello"[..]));
         assert_eq!(transport(&frame), Some(*bth));
+        let mut other = packet.clone();
+        if let Body::Transport { grh: Some(grh), .. } = &mut other.body {
+            grh.next_header = 17;
+        }
+        assert_eq!(Packet::parse(&other.to_bytes()), Err(PacketError::Grh));
         // A router changes the hop limit, and the variant CRC only.
         frame[15] = 0;
         set_lane(&mut frame, 0);
