@@ -30,7 +30,7 @@ use vrnic_wire::{
     completion::{Cqe, Status},
     counter::Counter,
     event::EventType,
-    port::{DEFAULT_PKEY, Mtu},
+    port::{DEFAULT_PKEY, FULL_MEMBERSHIP, Mtu},
     qp::SMI_QPN,
     work::Sge,
 };
@@ -416,9 +416,9 @@ impl Resources {
         }
     }
 
-    /// Sends a segment, unless the port is down.
+    /// Sends a segment, unless the port is down or the entry of the P_Key table that it has its P_Key from is empty.
     pub(crate) fn send<M: Memory>(&mut self, segment: Segment<'static>, io: &mut Io<'_, M>) {
-        if !self.passes(&segment) {
+        if !self.passes(&segment) || segment.pkey & !FULL_MEMBERSHIP == 0 {
             io.outbox.recycle(segment.payload);
             return;
         }
