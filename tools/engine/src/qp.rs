@@ -284,8 +284,8 @@ impl Qp {
         let from_peer = matches!(way, Way::Current | Way::Alternate);
         let expected = match segment.body {
             Body::Datagram { .. } => !self.is_connection(),
-            // It does not tell the service.
-            Body::CongestionNotification => from_peer,
+            // It does not tell the service. InfiniBand has none.
+            Body::CongestionNotification => from_peer && segment.path.lids.is_none(),
             ref body => from_peer && self.takes(segment.service, body),
         };
         let admitted = self.admits(segment, way, resources);

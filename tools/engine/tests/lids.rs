@@ -547,6 +547,46 @@ fn a_datagram_for_another_gid_is_dropped() {
 }
 
 #[test]
+fn there_are_no_congestion_notifications_of_roce() {
+    let mut world = world(2, 19);
+    // On Ethernet a switch would have marked all of it.
+    let marked = |peer| AddressVector {
+        traffic_class: 3,
+        ..to_peer(peer, true)
+    };
+    let mtu = Mtu::Mtu1024;
+    let mut c = connect_by(&mut world, QpType::ReliableConnection, mtu, marked);
+    let write = Send::new(1, SendOpcode::Write)
+        .rdma(c.mrs[1].iova, c.mrs[1].key)
+        .element(c.mrs[0].sge(0, 30_000));
+    c.send(&mut world, 0, &write);
+    world.settle();
+    assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
+    let mut notification = c.packet(1, 0, Body::CongestionNotification, Payload::Empty);
+    notification.path = Path {
+        source: hca_port_of(1).gid(2).expect("a GID"),
+        destination: hca_port_of(0).gid(2).expect("a GID"),
+        lids: Some(LidRoute {
+            source: lid_of(1) + 1,
+            destination: lid_of(0) + 1,
+            global: true,
+        }),
+        ..Path::default()
+    };
+    arrive(&mut world, 0, notification);
+    for node in 0..2 {
+        for nothing in [
+            Counter::MarkedPackets,
+            Counter::NotificationsSent,
+            Counter::NotificationsHandled,
+        ] {
+            assert_eq!(counter(&world, node, nothing), 0, "{nothing:?}");
+        }
+    }
+    assert_eq!(counter(&world, 0, Counter::Dropped), 1);
+}
+
+#[test]
 fn a_wrong_qkey_is_a_violation() {
     let mut world = world(2, 7);
     let mut a = end(&mut world, 0, QpType::UnreliableDatagram);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Congestion control (annex A17, 9). A queue pair answers packets that a switch marked with congestion
-//! notification packets. A queue pair that gets such a notification sends more slowly for a while.
+//! Congestion control of RoCE (annex A17, 9), which InfiniBand does not have. A queue pair answers packets that a
+//! switch marked with congestion notification packets. A queue pair that gets such a notification sends more slowly for
+//! a while.
 //!
 //! The rate follows DCQCN in its simplest form. Each notification reduces the rate by a share, which is
 //! larger if more notifications came lately. Without notifications the rate first goes half-way back to
@@ -165,7 +166,8 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        if segment.path.traffic_class & ECN_MASK != ECN_MARKED {
+        // On InfiniBand these bits are the sender's own.
+        if segment.path.lids.is_some() || segment.path.traffic_class & ECN_MASK != ECN_MARKED {
             return;
         }
         resources.counters.count(Counter::MarkedPackets);
