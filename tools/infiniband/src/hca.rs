@@ -154,12 +154,13 @@ impl Hca {
         outputs
     }
 
-    /// Sends a packet. Its source is one of the port's own LIDs in any case, and its lane that of its service level.
+    /// Makes a packet what it is on the link, as [`send`](Self::send) does: its source is one of the port's own LIDs in
+    /// any case, and its lane that of its service level. Gives where it goes.
     ///
     /// # Errors
     ///
-    /// The port does not let the packet out.
-    pub fn send(&mut self, mut packet: Packet, now: Duration) -> Result<Vec<Output>, SendError> {
+    /// The port does not let such a packet out.
+    fn prepare(&self, packet: &mut Packet) -> Result<Step, SendError> {
         let port = self.agent.end_port();
         let info = port.info();
         let management =
@@ -188,7 +189,7 @@ impl Hca {
                     if step == Step::Discard {
                         return Err(SendError::Management);
                     }
-                    packet = smp_packet(&smp, (PERMISSIVE, PERMISSIVE), packet.service_level);
+                    *packet = smp_packet(&smp, (PERMISSIVE, PERMISSIVE), packet.service_level);
                 }
             }
             if step == Step::Lid(PERMISSIVE) {
@@ -210,6 +211,28 @@ impl Hca {
                 return Err(SendError::Partition);
             }
         }
+        Ok(step)
+    }
+
+    /// What a packet is on the link if it is sent now.
+    ///
+    /// # Errors
+    ///
+    /// The port does not let such a packet out.
+    pub fn as_sent(&self, mut packet: Packet) -> Result<Packet, SendError> {
+        self.prepare(&mut packet)?;
+        Ok(packet)
+    }
+
+    /// Sends a packet. Its source is one of the port's own LIDs in any case, and its lane that of its service level.
+    ///
+    /// # Errors
+    ///
+    /// The port does not let the packet out.
+    pub fn send(&mut self, mut packet: Packet, now: Duration) -> Result<Vec<Output>, SendError> {
+        let step = self.prepare(&mut packet)?;
+        let management = packet.lane == MANAGEMENT_LANE;
+        let port = self.agent.end_port();
         let (Body::Transport { rest, .. } | Body::Raw(rest)) = &packet.body;
         if rest.len() > MAX_FRAME {
             return Err(SendError::TooLong);

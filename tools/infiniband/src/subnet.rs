@@ -337,6 +337,18 @@ impl Subnet {
         Ok(())
     }
 
+    /// What a packet is on the link if an HCA sends it now: its source and its lane are the HCA's choice.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send), but for what depends on the link.
+    pub fn as_sent(&self, node: NodeId, packet: Packet) -> Result<Packet, SendError> {
+        match &self.nodes[node.0].device {
+            Device::Hca(hca) => hca.as_sent(packet),
+            Device::Switch(_) => Err(SendError::Down),
+        }
+    }
+
     /// Sends a packet of subnet management from an HCA, along its directed route or to `lid`.
     ///
     /// # Errors

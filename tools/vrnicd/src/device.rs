@@ -32,7 +32,7 @@ use vrnic_wire::event::{AsyncEvent, EventType};
 use vrnic_wire::port::Mtu;
 use zerocopy::IntoBytes;
 
-use crate::capture::{Captures, Direction};
+use crate::capture::{self, Captures, Direction};
 use crate::config::{self, FabricKind, RecoveryKind, feature::all_without};
 use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
@@ -432,8 +432,8 @@ impl Device {
             .filter(|firing| firing.direction != Some(Way::Out))
             .collect();
         for firing in new.into_iter().rev() {
-            let mac = &self.config.mac;
-            shared.captures.firing(self.index, mac, firing, by);
+            let frame = capture::no_packet(self.config.link_layer, &self.config.mac);
+            shared.captures.firing(self.index, &frame, firing, by);
             names += ", fault ";
             names += firing.name;
         }
@@ -633,14 +633,17 @@ impl Device {
             let Some(packet) = subnet.packet(index, segment, memory) else {
                 return;
             };
-            if !captures.is_empty() {
-                captures.frame(index, Direction::Out, segment, &packet.to_bytes(), "");
-            }
+            let watched = !captures.is_empty();
+            let seen = watched.then(|| subnet.as_sent(index, &packet)).flatten();
             // A packet that a fault damages does not get beyond the first port that looks at it.
-            if segment.touched.withheld || segment.touched.damage.is_some() {
+            let left = if segment.touched.withheld || segment.touched.damage.is_some() {
                 subnet.recycle(packet);
+                true
             } else {
-                subnet.send(index, packet);
+                subnet.send(index, packet)
+            };
+            if let Some(frame) = seen.filter(|_| left) {
+                captures.frame(index, Direction::Out, segment, &frame, "");
             }
         });
     }
@@ -1077,9 +1080,11 @@ const _: () = assert!(DOORBELL_PAGE_SIZE as u64 == crate::pci::DOORBELL_PAGE_SIZ
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capture::{Center, Choice};
     use crate::config::MAX_WEIGHT;
     use crate::guest_memory::GuestMemory;
     use crate::virtio::Notifier;
+    use pcap_file::pcapng::{Block, PcapNgReader};
     use vrnic_engine::recording::Recording;
 
     /// A driver that does not listen.
@@ -1189,6 +1194,42 @@ mod tests {
         assert!(stuck.wait(std::time::Instant::now() + PATIENCE));
         let left = fail(&mut device, 1001, Cause::InternalFault, &file);
         assert_eq!(left.as_deref(), Some(Cause::InternalFault.text()));
+    }
+
+    #[test]
+    fn captures_of_an_hca_have_packets_of_infiniband_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("capture.pcapng");
+        let center = Center::new(vec!["x".into()], std::iter::empty());
+        let center = center.with_infiniband(vec!["x".into()]);
+        let mut shared = shared(&["x"]);
+        let file = std::fs::File::create(&path).unwrap();
+        let capture = center.start(Choice::default(), file, "capture").unwrap();
+        shared.captures.add(capture);
+        let mut device = device("x", "fabric = \"infiniband\"\n");
+        let spec = "event-gid-change count=3".parse().unwrap();
+        device.faults().arm(spec, at(0)).unwrap();
+        bring_up(&mut device, &mut shared);
+        for _ in 0..3 {
+            device.now = device.now + Duration::from_secs(1);
+            let now = device.now;
+            device.contained(&mut shared, |device, shared| {
+                device.work(shared, now, false)
+            });
+        }
+        drop(shared);
+        assert!(center.wait(None, PATIENCE));
+        let mut reader = PcapNgReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+        let mut packets = 0;
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(block) = block.unwrap() {
+                packets += 1;
+                let packet = Packet::parse(&block.data).expect("a packet");
+                // Nobody takes it for one of a transport.
+                assert_eq!(packet.transport_bytes(), None);
+            }
+        }
+        assert_eq!(packets, 3);
     }
 
     #[test]

@@ -1176,7 +1176,14 @@ fn a_source_is_ones_own() {
     let hcas: Vec<_> = subnet.hcas().collect();
     let [own, other, to] = [0, 1, 2].map(|place| lid(&subnet, hcas[place]));
     let mut packet = datagram(to, 0xffff, b"forged");
-    packet.source = other;
+    (packet.source, packet.service_level) = (other, 2);
+    let seen = subnet.as_sent(manager.at, packet.clone()).unwrap();
+    assert_eq!((seen.source, seen.lane), (own, 2));
+    let stranger = datagram(to, 0x8009, b"forged");
+    assert_eq!(
+        subnet.as_sent(manager.at, stranger),
+        Err(SendError::Partition)
+    );
     subnet.send(manager.at, packet).unwrap();
     subnet.run_until(subnet.now() + MILLISECOND);
     let (node, packet) = next_datagram(&mut subnet).unwrap();

@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, SystemTime};
 
-use vrnic_engine::Segment;
 use vrnic_engine::fault::Firing;
 use vrnic_engine::memory::Memory;
+use vrnic_engine::{LinkLayer, Segment};
+use vrnic_infiniband::packet as infiniband;
 use vrnic_roce::{MAX_FRAME, encode, opcode_name, split};
 
 mod center;
@@ -36,6 +37,24 @@ pub const RENDERED_MTU: u64 = 4096;
 /// Ethertype of placeholder frames that were never sent and whose comments describe faults: one reserved for local
 /// experiments (IEEE 802).
 pub const NO_PACKET: u16 = 0x88b5;
+
+/// Returns a placeholder frame for comments, with the type [`NO_PACKET`]. On Ethernet, it has the given MAC address as
+/// source and destination; on InfiniBand, it is a raw packet without LIDs.
+pub fn no_packet(link_layer: LinkLayer, mac: &[u8; 6]) -> Vec<u8> {
+    let [high, low] = NO_PACKET.to_be_bytes();
+    match link_layer {
+        LinkLayer::Ethernet => [&mac[..], mac, &[high, low]].concat(),
+        LinkLayer::InfiniBand => infiniband::Packet {
+            lane: 0,
+            service_level: 0,
+            source: 0,
+            destination: 0,
+            // The raw header (IBTA volume 1, 5.3): 16 bits are reserved before the type.
+            body: infiniband::Body::Raw(vec![0, 0, high, low]),
+        }
+        .to_bytes(),
+    }
+}
 
 /// Largest number of packets that wait to be written.
 const QUEUE: usize = 8192;
@@ -237,20 +256,15 @@ impl Captures {
         self.buffer = buffer;
     }
 
-    /// Shows the captures that a fault fired on the device with that MAC address. A capture gets a placeholder frame
-    /// with a comment, unless it has the packet that arrived for the queue pair `by`, whose own comment describes the
-    /// fault.
-    pub fn firing(&mut self, device: usize, mac: &[u8; 6], firing: &Firing, by: Option<u32>) {
+    /// Shows the captures that a fault fired on a device. A capture gets the placeholder `frame` ([`no_packet`]) with a
+    /// comment, unless it has the packet that arrived for the queue pair `by`, whose own comment describes the fault.
+    pub fn firing(&mut self, device: usize, frame: &[u8], firing: &Firing, by: Option<u32>) {
         self.drop_ended();
-        let mut frame = [0; 14];
-        frame[..6].copy_from_slice(mac);
-        frame[6..12].copy_from_slice(mac);
-        frame[12..].copy_from_slice(&NO_PACKET.to_be_bytes());
         for capture in &mut self.captures {
             let has_packet = |qpn| capture.scope.has_packet(device, Direction::In, qpn);
             if capture.scope.has_firing(device, firing.qpn) && !by.is_some_and(has_packet) {
                 let comment = firing_comment(&self.devices[device], firing);
-                capture.put(device, None, &frame, comment);
+                capture.put(device, None, frame, comment);
             }
         }
     }

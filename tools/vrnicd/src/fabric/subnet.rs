@@ -326,17 +326,26 @@ impl SubnetFabric {
         }
     }
 
-    /// The RNIC of a device sends a packet, at the time of the last [turn](Self::turn). Its HCA may refuse it: then
-    /// it is lost.
-    pub fn send(&mut self, device: usize, packet: Packet) {
+    /// Returns the bytes of a packet as the HCA of a device sends it; none if the HCA refuses it.
+    pub fn as_sent(&self, device: usize, packet: &Packet) -> Option<Vec<u8>> {
+        let node = self.ends[device].as_ref()?.node;
+        let packet = self.subnet.as_sent(node, packet.clone()).ok()?;
+        Some(packet.to_bytes())
+    }
+
+    /// The RNIC of a device sends a packet, at the time of the last [turn](Self::turn). Returns false if its HCA refuses
+    /// the packet, which is then lost.
+    pub fn send(&mut self, device: usize, packet: Packet) -> bool {
         let Some(node) = self.ends[device].as_ref().map(|end| end.node) else {
-            return;
+            return false;
         };
-        if let Some(Err(error)) = self.contained(|subnet| subnet.send(node, packet)) {
-            self.note_unsent(device, &error);
+        let sent = self.contained(|subnet| subnet.send(node, packet));
+        if let Some(Err(error)) = &sent {
+            self.note_unsent(device, error);
         }
         // What goes to the RNIC itself is there already.
         self.take_arrived();
+        matches!(sent, Some(Ok(_)))
     }
 
     fn note_unsent(&mut self, device: usize, why: &dyn std::fmt::Display) {
@@ -724,6 +733,12 @@ mod tests {
                 assert!(matches!(came.payload, Payload::Frame(b"bytes")));
             }
         }
+        let packet = fabric.packet(0, &segment(false), &memory).unwrap();
+        assert_eq!(
+            fabric.as_sent(0, &packet),
+            None,
+            "nobody made the port active"
+        );
         let raw = Packet {
             body: Body::Raw(vec![1; 8]),
             ..fabric.packet(0, &segment(false), &memory).unwrap()
