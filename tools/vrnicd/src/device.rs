@@ -984,8 +984,7 @@ impl Device {
         let Some(directory) = &self.crash_directory else {
             return Ok(());
         };
-        let file = format!("{}-crash.vrnic", self.name.replace('/', "_"));
-        let path = directory.join(file);
+        let path = directory.join(format!("{}-crash.vrnic", file_name(&self.name)));
         let name = path.display().to_string();
         let tape = Tape::left(path, flight, why).with_context(|| format!("cannot write {name}"))?;
         warn!(device = %self.name, file = name, "a recording of the last calls is left");
@@ -1052,6 +1051,11 @@ fn send_all(
     outbox.segments = segments;
 }
 
+/// Returns the part of a file name that stands for the device of that name, and for no other.
+fn file_name(device: &str) -> String {
+    device.replace('%', "%25").replace('/', "%2F")
+}
+
 /// Returns a seed that no guest can guess; keys are derived from it.
 fn random_seed() -> [u8; 32] {
     let mut seed = [0; 32];
@@ -1079,6 +1083,8 @@ const _: () = assert!(DOORBELL_PAGE_SIZE as u64 == crate::pci::DOORBELL_PAGE_SIZ
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::capture::{Center, Choice};
     use crate::config::MAX_WEIGHT;
@@ -1194,6 +1200,29 @@ mod tests {
         assert!(stuck.wait(std::time::Instant::now() + PATIENCE));
         let left = fail(&mut device, 1001, Cause::InternalFault, &file);
         assert_eq!(left.as_deref(), Some(Cause::InternalFault.text()));
+    }
+
+    #[test]
+    fn recordings_of_all_devices_have_files_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = ["a/b", "a_b", "a%2Fb", "a%252Fb", "a", "..", "/"];
+        for name in names {
+            let mut device = device(name, "");
+            device.set_crash_directory(directory.path());
+            fail(&mut device, 1, Cause::InternalFault, Path::new("/"));
+        }
+        let files = directory.path().read_dir().unwrap();
+        let mut files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        files.sort();
+        assert_eq!(files.len(), names.len(), "{files:?}");
+        let devices: BTreeSet<String> = files
+            .iter()
+            .map(|file| {
+                let bytes = std::fs::read(directory.path().join(file)).unwrap();
+                Recording::new(&bytes).unwrap().header().device.clone()
+            })
+            .collect();
+        assert_eq!(devices, BTreeSet::from(names.map(String::from)));
     }
 
     #[test]
