@@ -27,7 +27,7 @@ pub const GIDS: u32 = 8;
 /// The upper half of a link-local GID.
 const DEFAULT_GID_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 
-/// Most violations that wait to be told.
+/// Most violations that wait to be told, beside one of a kind of key of which none does.
 const MAX_VIOLATIONS: usize = 16;
 
 /// What a link and a subnet manager made of a port (IBTA volume 1, 14.2.5.5 to 14.2.5.7).
@@ -214,6 +214,8 @@ pub struct Violation {
     pub source_qpn: u32,
     /// Queue pair that it was for.
     pub destination_qpn: u32,
+    /// Packets that it stands for, of which it describes one; more than 1 if too many came at once.
+    pub count: u32,
 }
 
 impl Violation {
@@ -224,6 +226,7 @@ impl Violation {
             path: segment.path,
             source_qpn: segment.source_qpn,
             destination_qpn: segment.destination_qpn,
+            count: 1,
         }
     }
 }
@@ -266,10 +269,14 @@ impl Subnet {
         self.answer.take()
     }
 
-    /// A packet used a wrong key. Whoever floods others with such packets is told of now and then.
+    /// A packet used a wrong key. Each one counts, but whoever floods others with such packets is told of now and then:
+    /// when too many wait, the last with a wrong key of that kind stands for this one as well.
     pub(crate) fn note_violation(&mut self, violation: Violation) {
-        if self.violations.len() < MAX_VIOLATIONS {
-            self.violations.push_back(violation);
+        let full = self.violations.len() >= MAX_VIOLATIONS;
+        let mut known = self.violations.iter_mut();
+        match known.rfind(|known| full && known.qkey == violation.qkey) {
+            Some(known) => known.count = known.count.saturating_add(violation.count),
+            None => self.violations.push_back(violation),
         }
     }
 

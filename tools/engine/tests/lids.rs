@@ -604,6 +604,25 @@ fn a_wrong_qkey_is_a_violation() {
 }
 
 #[test]
+fn violations_count_however_many_there_are() {
+    let mut world = world(2, 20);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let b = end(&mut world, 1, QpType::UnreliableDatagram);
+    for number in 0..100 {
+        // Of 20 keys, more than are told of one by one.
+        let send = datagram(&a, to(1, false), b.qp.qpn, QKEY + 1 + number % 20);
+        a.send(&mut world, &send);
+        world.settle();
+        a.send_cq.drain();
+    }
+    let told: Vec<_> = std::iter::from_fn(|| world.nodes[1].rnic.next_violation()).collect();
+    assert!(told.len() <= 16, "{}", told.len());
+    let count = told.iter().map(|violation| violation.count).sum::<u32>();
+    assert_eq!(count, 100);
+    assert!(told.iter().all(|violation| violation.qkey));
+}
+
+#[test]
 fn the_gsi_takes_any_pkey_and_tells_which() {
     const KEY: u32 = 0x8001_0000;
     let mut world = world(2, 8);

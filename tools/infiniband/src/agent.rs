@@ -367,16 +367,16 @@ impl Agent {
         }
     }
 
-    /// The owner of the node found a packet with a wrong key that ended there: counts it, and tells the subnet manager
-    /// ([`Trap::PKey`], [`Trap::QKey`]).
-    pub fn note_violation(&mut self, trap: Trap) {
+    /// The owner of the node found so many `packets` with a wrong key that ended there: counts them, and tells the
+    /// subnet manager of one ([`Trap::PKey`], [`Trap::QKey`]).
+    pub fn note_violations(&mut self, trap: Trap, packets: u32) {
         let info = &mut self.end_port_mut().info;
         let count = match trap {
             Trap::PKey(_) => &mut info.p_key_violations,
             Trap::QKey(_) => &mut info.q_key_violations,
             _ => return,
         };
-        *count = count.saturating_add(1);
+        *count = count.saturating_add(u16::try_from(packets).unwrap_or(u16::MAX));
         self.raise(trap);
     }
 

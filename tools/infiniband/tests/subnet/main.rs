@@ -22,7 +22,7 @@ use vrnic_infiniband::{
     performance::ALL_PORTS,
     subnet::{NodeId, Subnet},
     topology::Topology,
-    trap::Trap,
+    trap::{KeyViolation, Trap},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -1188,6 +1188,27 @@ fn a_source_is_ones_own() {
     subnet.run_until(subnet.now() + MILLISECOND);
     let (node, packet) = next_datagram(&mut subnet).unwrap();
     assert_eq!((node, packet.source), (hcas[2], own));
+}
+
+/// What an owner finds of wrong keys is counted, and told of once.
+#[test]
+fn violations_that_an_owner_found_count() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let hca = subnet.hcas().nth(1).unwrap();
+    let details = KeyViolation {
+        key: 7,
+        ..KeyViolation::default()
+    };
+    for (packets, count) in [(3, 3), (u32::MAX, u16::MAX)] {
+        subnet.change_agent(hca, |agent| {
+            agent.note_violations(Trap::QKey(details), packets)
+        });
+        let info = subnet.agent(hca).end_port().info();
+        assert_eq!((info.q_key_violations, info.p_key_violations), (count, 0));
+    }
+    manager.wait(&mut subnet, SECOND);
+    let told = |trap: &&Trap| matches!(trap, Trap::QKey(it) if it.key == 7);
+    assert_eq!(manager.traps.iter().filter(told).count(), 1);
 }
 
 /// Two switches that send a packet to each other do so for ever, as they do in hardware; time passes nevertheless, and

@@ -397,7 +397,9 @@ impl SubnetFabric {
         };
         while let Some(violation) = rnic.next_violation() {
             let trap = trap_of(&violation);
-            self.contained(|subnet| subnet.change_agent(node, |agent| agent.note_violation(trap)));
+            self.contained(|subnet| {
+                subnet.change_agent(node, |agent| agent.note_violations(trap, violation.count))
+            });
         }
         while let Some(request) = rnic.next_port_request() {
             let answer = self.serve(device, node, request);
