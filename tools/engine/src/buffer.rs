@@ -5,7 +5,7 @@
 use crate::memory::{HostRange, RegionId};
 use serde::{Deserialize, Serialize};
 
-/// A run of bytes that is contiguous on the host. It ends where the next one begins.
+/// A run of bytes that is contiguous on the host. It ends where the next extent begins.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Extent {
     /// Byte offset in the buffer.
@@ -16,7 +16,7 @@ struct Extent {
     region: RegionId,
 }
 
-/// A buffer in guest memory as the host ranges that make it up, the fewest possible.
+/// A buffer in guest memory, as the smallest possible number of host ranges.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Buffer {
     extents: Vec<Extent>,
@@ -24,17 +24,17 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Number of host ranges.
+    /// Returns the number of host ranges.
     pub(crate) fn translations(&self) -> usize {
         self.extents.len()
     }
 
-    /// Place of the extent with the byte at `offset`.
+    /// Returns the index of the extent with the byte at `offset`.
     fn find(&self, offset: u64) -> Option<usize> {
         if self.extents.len() == 1 {
             return Some(0);
@@ -44,7 +44,7 @@ impl Buffer {
             .checked_sub(1)
     }
 
-    /// What an extent covers from `offset` on.
+    /// Returns the host range of an extent from `offset` in the buffer on.
     fn rest(&self, index: usize, offset: u64) -> Option<HostRange> {
         let extent = self.extents.get(index)?;
         let end = self
@@ -59,20 +59,20 @@ impl Buffer {
         })
     }
 
-    /// All host ranges.
+    /// Returns all host ranges.
     pub(crate) fn all(&self) -> impl Iterator<Item = HostRange> {
         let starts = self.extents.iter().map(|extent| extent.start);
         (starts.enumerate()).filter_map(|(index, start)| self.rest(index, start))
     }
 
-    /// The `length` bytes at `offset`, or `None` if they are not all in one host range.
+    /// Returns the host range of the `length` bytes at `offset`, or `None` if they are not all in one.
     pub(crate) fn contiguous(&self, offset: u64, length: u64) -> Option<HostRange> {
         let rest = self.rest(self.find(offset)?, offset)?;
         rest.slice(0, length)
     }
 
-    /// Appends the host ranges of the `length` bytes at `offset` to `ranges`; `None`, with nothing
-    /// appended, if they do not lie within the buffer.
+    /// Appends the host ranges of the `length` bytes at `offset` to `ranges`. If they exceed the buffer, appends
+    /// nothing and returns `None`.
     pub(crate) fn ranges(
         &self,
         mut offset: u64,
@@ -98,7 +98,7 @@ impl Buffer {
     }
 }
 
-/// Puts a buffer together, range by range.
+/// Builds a buffer, range by range.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct BufferBuilder {
     extents: Vec<Extent>,
@@ -107,7 +107,7 @@ pub(crate) struct BufferBuilder {
 }
 
 impl BufferBuilder {
-    /// A builder that uses the memory of a buffer for another.
+    /// Creates a builder that reuses the allocation of a buffer.
     pub(crate) fn reusing(buffer: Buffer) -> Self {
         let mut extents = buffer.extents;
         extents.clear();
@@ -117,7 +117,7 @@ impl BufferBuilder {
         }
     }
 
-    /// Appends a range that is not empty.
+    /// Appends a range, which must not be empty.
     pub(crate) fn push(&mut self, range: HostRange) {
         match &mut self.last {
             Some(last) if last.is_followed_by(&range) => last.length += range.length,
@@ -133,18 +133,18 @@ impl BufferBuilder {
         self.length += range.length;
     }
 
-    /// Number of host ranges so far.
+    /// Returns the number of host ranges so far.
     pub(crate) fn translations(&self) -> usize {
         self.extents.len()
     }
 
-    /// The buffer, which takes no more memory than it needs.
+    /// Returns the buffer, without spare capacity.
     pub(crate) fn finish(mut self) -> Buffer {
         self.extents.shrink_to_fit();
         self.finish_for_reuse()
     }
 
-    /// The buffer, which keeps its memory for [`reusing`](Self::reusing).
+    /// Returns the buffer, with its spare capacity for [`reusing`](Self::reusing).
     pub(crate) fn finish_for_reuse(self) -> Buffer {
         Buffer {
             extents: self.extents,

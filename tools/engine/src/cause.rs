@@ -18,17 +18,17 @@ macro_rules! causes {
             /// All causes.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The number, as it stands in a `vendor_error` field; never 0.
+            /// Returns the number of the cause in a `vendor_error` field, which is never 0.
             pub const fn code(self) -> u32 {
                 self as u32
             }
 
-            /// The cause with that number.
+            /// Returns the cause with this number.
             pub fn from_code(code: u32) -> Option<Self> {
                 Self::ALL.iter().copied().find(|cause| cause.code() == code)
             }
 
-            /// What went wrong, in words.
+            /// Returns a description of what went wrong.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -39,9 +39,9 @@ macro_rules! causes {
 }
 
 causes! {
-    /// The command is shorter or longer than its code asks for.
+    /// The command is shorter or longer than its code requires.
     CommandLength = 1 => "command has the wrong length",
-    /// The command code means nothing.
+    /// Unknown command code.
     CommandCode = 2 => "unknown command code",
     /// A reserved field is not 0.
     ReservedField = 3 => "reserved field is not 0",
@@ -57,15 +57,15 @@ causes! {
     UnknownKey = 14 => "no memory region has this key",
     /// No such port.
     UnknownPort = 15 => "no such port",
-    /// Not the index of a GID.
+    /// The GID index is out of range, or its entry is empty.
     GidIndex = 16 => "GID index is outside of the table, or its entry is empty",
     /// No such shared receive queue.
     UnknownSrq = 17 => "no such shared receive queue",
     /// No such XRC domain.
     UnknownXrcd = 18 => "no such XRC domain",
-    /// Not a kind of context.
+    /// Unknown kind of context.
     ContextKind = 20 => "unknown kind of context",
-    /// A context may not have so many doorbell slots.
+    /// The number of doorbell slots is not a power of two within the limits.
     SlotCount = 21 => "number of doorbell slots is not a power of two within the limits",
     /// All doorbell slots of the context are taken.
     SlotsExhausted = 22 => "context has no doorbell slot left",
@@ -73,229 +73,229 @@ causes! {
     LimitReached = 23 => "device has no room for another object",
     /// The object is in use.
     InUse = 24 => "object is used by another",
-    /// Objects of different contexts do not go together.
+    /// The objects belong to different contexts.
     ContextMismatch = 25 => "objects belong to different contexts",
-    /// Objects of different protection domains do not go together.
+    /// The objects belong to different protection domains.
     PdMismatch = 26 => "memory region belongs to another protection domain",
-    /// Only the driver itself may do this.
+    /// Only kernel contexts may do this.
     KernelOnly = 27 => "reserved to kernel contexts",
-    /// Not a completion vector.
+    /// The completion vector is out of range.
     CompletionVector = 28 => "completion vector is out of range",
-    /// The ring does not have a valid layout or does not lie in its buffer.
+    /// The ring does not have a valid layout or exceeds its buffer.
     RingLayout = 29 => "ring layout is not valid",
-    /// Queue pair type means nothing.
+    /// Unknown queue pair type.
     QpType = 30 => "unknown queue pair type",
-    /// A type of queue pair whose feature was not negotiated.
+    /// The feature for this type of queue pair was not negotiated.
     QpTypeAbsent = 46 => "queue pairs of this type were not negotiated",
-    /// More entries, elements or inline bytes than the device does.
+    /// More entries, elements or inline bytes than the device supports.
     QueueCapacity = 31 => "queue capacities exceed the limits",
-    /// The stride does not hold the capacities asked for.
+    /// The stride is too small for the requested capacities.
     QueueStride = 32 => "ring stride is too small for the capacities",
     /// Undefined flag bits.
     Flags = 33 => "undefined flag bits",
-    /// Undefined access rights, or remote rights to change without the local one.
+    /// Undefined access rights, or remote rights to change memory without the local one.
     AccessRights = 34 => "access rights are not valid",
-    /// A region is too long, or wraps around, or is empty and may not be.
+    /// The region is too long, wraps around, or is empty where it must not be.
     RegionLength = 35 => "region is empty, too long or wraps around",
-    /// The GSI queue pair exists already.
+    /// The GSI queue pair already exists.
     GsiExists = 36 => "GSI queue pair exists already",
     /// The GID type is not supported.
     GidType = 37 => "GID type is not supported",
-    /// Not an MTU of the port.
+    /// The MTU is not one that the port supports.
     Mtu = 38 => "MTU is not one of the port",
-    /// An address with a LID that cannot be, or with none of the port's.
+    /// The address has a LID that is not valid, or path bits that the port does not have.
     LidAddress = 166 => "LID, path bits or flags of the address are not valid",
-    /// The LID is none of a multicast group, or there is one where there are no LIDs.
+    /// The LID is not that of a multicast group, or there is a LID on a port without LIDs.
     MulticastLid = 167 => "LID is not that of a multicast group",
-    /// Only queue pair 0 and others like it send to each other.
+    /// Only queue pair 0 may send to queue pair 0.
     ManagementQp = 168 => "only queue pair 0 sends to queue pair 0",
-    /// Not the index of a P_Key.
+    /// The P_Key index is out of range.
     PkeyIndex = 169 => "P_Key index is outside of the table",
     /// No such counter set.
     UnknownCounterSet = 164 => "no such counter set",
-    /// Not a state of a port.
+    /// Unknown port state.
     PortState = 163 => "unknown state of a port",
-    /// The limit of a shared receive queue is never met.
+    /// The limit of a shared receive queue exceeds its number of entries.
     SrqLimit = 39 => "limit is more than the entries of the shared receive queue",
-    /// The GID names no multicast group.
+    /// The GID is not that of a multicast group.
     MulticastGid = 160 => "GID is not that of a multicast group",
-    /// The queue pair is not in the group.
+    /// The queue pair is not attached to the multicast group.
     NotAttached = 161 => "queue pair is not attached to the multicast group",
-    /// The queue pair is in the group already.
+    /// The queue pair is already attached to the multicast group.
     Attached = 162 => "queue pair is attached to the multicast group already",
     /// The page list contradicts itself.
     PageListShape = 40 => "page list contradicts itself",
     /// A page list chunk is misaligned, empty or too full.
     PageListChunk = 41 => "page list chunk is not valid",
-    /// A page list chunk is not memory of the guest.
+    /// A page list chunk is not in guest memory.
     PageListUnmapped = 42 => "page list chunk is not guest memory",
     /// A page is misaligned.
     PageMisaligned = 43 => "page address is misaligned",
-    /// A page is not memory of the guest.
+    /// A page is not in guest memory.
     PageUnmapped = 44 => "page is not guest memory",
-    /// No room to translate so many pages.
+    /// There is no room for the translations of so many pages.
     TranslationsExhausted = 45 => "device has no room for so many pages",
-    /// No such transition, or an attribute that it does not allow.
+    /// The transition does not exist, or an attribute is not allowed in it.
     Transition = 50 => "queue pair state transition is not allowed",
     /// The transition lacks an attribute.
     AttributeMissing = 51 => "transition lacks a required attribute",
     /// The transition does not allow an attribute.
     AttributeForbidden = 52 => "transition does not allow an attribute",
-    /// The current state is not the one that the driver believes.
+    /// The current state is not the one that the driver expects.
     CurrentState = 53 => "queue pair is not in the stated current state",
     /// An attribute has a value out of range.
     AttributeValue = 54 => "attribute value is out of range",
-    /// No such step of path migration, or no path to go over to.
+    /// This step of path migration is not possible, or there is no path to migrate to.
     MigrationState = 55 => "state of path migration cannot be changed like this",
-    /// The peer went over to a path that is not loaded.
+    /// The peer migrated to a path that is not loaded.
     MigrationPath = 56 => "peer migrated to a path that is not the alternate one",
-    /// The send ring's producer index cannot be.
+    /// The send ring's producer index is not possible.
     SendProducer = 60 => "send queue producer index is more than a ring ahead",
-    /// The receive ring's producer index cannot be.
+    /// The receive ring's producer index is not possible.
     ReceiveProducer = 61 => "receive queue producer index is more than a ring ahead",
-    /// Ring memory is gone.
+    /// The memory of the ring is no longer mapped.
     RingUnmapped = 62 => "ring memory is not mapped any more",
     /// The completion queue had no free entry.
     CqOverrun = 63 => "completion queue overran",
-    /// The completion queue's consumer index cannot be.
+    /// The completion queue's consumer index is not possible.
     CqConsumer = 64 => "completion queue consumer index is ahead of the device",
     /// The completion queue of the queue pair failed.
     CqFailed = 65 => "completion queue of the queue pair failed",
-    /// The shared receive queue failed before.
+    /// The shared receive queue failed earlier.
     SrqFailed = 66 => "shared receive queue failed",
-    /// The new ring of a completion queue has too few entries.
+    /// The new ring of a completion queue is too small for the completions that have not been read.
     CqTooSmall = 67 => "completions that were not read do not fit the new ring",
-    /// The opcode means nothing, or not for this type of queue pair.
+    /// The opcode is unknown or not valid for this type of queue pair.
     WqeOpcode = 70 => "work request opcode is not valid for the queue pair",
-    /// The flags mean nothing, or not for this opcode.
+    /// The flags are unknown or not valid for this opcode.
     WqeFlags = 71 => "work request flags are not valid",
-    /// More elements or inline bytes than the queue was created for.
+    /// More elements or inline bytes than the capacities of the queue.
     WqeCapacity = 72 => "work request exceeds the capacities of its queue",
-    /// The message is longer than the device does.
+    /// The message is longer than the device supports.
     WqeLength = 73 => "message is too long",
-    /// Atomics take 8 bytes.
+    /// The buffer of an atomic does not have 8 bytes.
     WqeAtomicLength = 74 => "atomic needs a buffer of 8 bytes",
     /// A reserved field is not 0.
     WqeReserved = 75 => "reserved field of a work request is not 0",
     /// `max_rd_atomic` is 0.
     WqeReadDepth = 76 => "queue pair may not have reads or atomics outstanding",
-    /// The local GID of the address vector does not exist.
+    /// The address vector names a local GID that does not exist.
     WqeAddress = 77 => "address vector names no local GID",
-    /// A flush of no, or of an unknown, placement, or of an unknown selectivity.
+    /// The placement or selectivity of a flush is missing or unknown.
     FlushKind = 78 => "flush does not say how far or how much",
     /// No region has the local key.
     LocalKey = 80 => "no memory region has the local key",
     /// The local key belongs to another protection domain.
     LocalKeyPd = 81 => "local key belongs to another protection domain",
-    /// The region of the local key does not give the right.
+    /// The region of the local key does not grant the access right.
     LocalRights = 82 => "local memory region lacks the access right",
-    /// The element leaves the region.
+    /// The element exceeds the region.
     LocalBounds = 83 => "scatter/gather element exceeds its memory region",
-    /// The memory of the region is gone.
+    /// The memory of the region is no longer mapped.
     LocalUnmapped = 84 => "memory of the local region is not mapped",
-    /// The region of the local key is free.
+    /// The region of the local key is not registered.
     LocalFree = 85 => "memory region of the local key is not registered",
     /// The window of the key was bound by another queue pair.
     LocalKeyQp = 87 => "memory window was bound by another queue pair",
     /// The key may not be invalidated.
     LocalInvalidate = 86 => "key cannot be invalidated",
-    /// The driver has no page behind the bytes.
+    /// The driver has no page for the accessed bytes.
     LocalPage = 88 => "there is no page behind the local region",
-    /// A page is not there yet.
+    /// A page is not present yet.
     PageAbsent = 89 => "page of the memory region is not there yet",
     /// No region has the remote key.
     RemoteKey = 90 => "no memory region has the remote key",
     /// The remote key belongs to another protection domain.
     RemoteKeyPd = 91 => "remote key belongs to another protection domain",
-    /// The queue pair or the region of the remote key does not give the right.
+    /// The queue pair or the region of the remote key does not grant the access right.
     RemoteRights = 92 => "remote memory region or queue pair lacks the access right",
-    /// The request leaves the region.
+    /// The request exceeds the region.
     RemoteBounds = 93 => "remote access exceeds its memory region",
-    /// The memory of the region is gone.
+    /// The memory of the region is no longer mapped.
     RemoteUnmapped = 94 => "memory of the remote region is not mapped",
     /// The key may not be invalidated.
     RemoteInvalidate = 95 => "key cannot be invalidated by a peer",
-    /// The region of the remote key is free.
+    /// The region of the remote key is not registered.
     RemoteFree = 96 => "memory region of the remote key is not registered",
     /// The window of the remote key was bound by another queue pair.
     RemoteKeyQp = 97 => "memory window of the remote key was bound by another queue pair",
-    /// The driver has no page behind the bytes.
+    /// The driver has no page for the accessed bytes.
     RemotePage = 98 => "there is no page behind the remote region",
-    /// A packet does not fit the message that it belongs to.
+    /// A packet does not continue the message that it belongs to.
     PacketSequence = 100 => "packet does not continue the message",
     /// The payload of a packet has the wrong length.
     PacketLength = 101 => "packet has the wrong length",
     /// The peer sent more reads, atomics, atomic writes or flushes than agreed.
     TooManyReads = 102 => "more reads and atomics outstanding than agreed",
-    /// An atomic or an atomic write that is not aligned to 8 bytes.
+    /// The address of an atomic or an atomic write is not a multiple of 8.
     AtomicAlignment = 103 => "address of an atomic is not a multiple of 8",
-    /// The message does not fit the receive.
+    /// The message is longer than the receive.
     ReceiveTooShort = 104 => "message is longer than the receive",
     /// The receive entry is not valid.
     ReceiveEntry = 105 => "receive entry is not valid",
-    /// The opcode of a packet is reserved, or of an operation that there is not.
+    /// The opcode of a packet is reserved, or its operation is not supported.
     PacketOpcode = 109 => "packet has an opcode that is reserved or not supported",
-    /// A packet names no shared receive queue of the XRC domain, or not that of its message.
+    /// A packet names no shared receive queue of the XRC domain, or not the one of its message.
     XrcSrq = 115 => "packet names no shared receive queue that its message can go to",
     /// A packet before this one is missing.
     PacketMissing = 107 => "a packet before this one did not come",
     /// No receive is posted.
     NoReceive = 108 => "no receive is posted",
-    /// The response does not fit the request.
+    /// The response has the wrong length or kind.
     ResponseLength = 106 => "response has the wrong length or kind",
     /// Timeouts or sequence errors used up all retries.
     Retries = 110 => "peer did not answer within all retries",
     /// RNR NAKs used up all retries.
     RnrRetries = 111 => "peer had no receive within all retries",
-    /// The peer says that the request is not valid.
+    /// The peer reports that the request is not valid.
     PeerInvalidRequest = 112 => "peer found the request not valid",
-    /// The peer says that the access is not allowed.
+    /// The peer reports that the access is not allowed.
     PeerAccess = 113 => "peer does not allow the access",
-    /// The peer says that it could not do it.
+    /// The peer reports that it failed to execute the operation.
     PeerOperation = 114 => "peer could not do the operation",
-    /// The driver put something impossible into a virtqueue.
+    /// The driver put something into a virtqueue that is not valid.
     VirtqueueBroken = 150 => "driver broke a virtqueue",
-    /// Somebody armed a fault.
+    /// A fault that was armed.
     Provoked = 152 => "a fault that was armed",
-    /// The device found itself in a state that cannot be.
+    /// The device found itself in an impossible state.
     InternalFault = 151 => "internal fault of the device",
     /// The driver moved the queue pair to the error state, or an earlier request failed.
     QpInError = 120 => "queue pair is in the error state",
     /// The key names no region for fast registration.
     RegisterKey = 130 => "no memory region for fast registration has this key",
-    /// A fast registration of a region that is valid.
+    /// The region of a fast registration is already registered.
     RegisterValid = 131 => "memory region for fast registration is not free",
-    /// The pages of a fast registration do not fit its length or its table.
+    /// The pages of a fast registration do not match its length or do not fit its table.
     RegisterPages = 132 => "pages do not fit the fast registration",
-    /// The table of a region for fast registration is gone.
+    /// The table of a region for fast registration is no longer mapped.
     RegisterTable = 133 => "table of the memory region is not mapped any more",
-    /// A region for fast registration has no pages or too many.
+    /// The number of pages of a region for fast registration is 0 or too large.
     TableLength = 134 => "number of pages of the memory region is out of range",
     /// The key names no memory window.
     WindowKey = 140 => "no memory window has this key",
-    /// A window of type 2 that is bound cannot be bound.
+    /// A type 2 window that is already bound cannot be bound.
     WindowBound = 141 => "memory window is bound",
-    /// Not a type of memory windows.
+    /// Unknown type of memory window.
     WindowType = 142 => "unknown type of memory window",
     /// Windows are bound to the region.
     RegionBound = 143 => "memory windows are bound to the memory region",
-    /// The region has no page of that number.
+    /// The region has no page with this number.
     PageNumber = 145 => "page number is outside of the memory region",
-    /// What cannot be a page of a nested region, or has none.
+    /// The region cannot be a page of a nested region, or the other region is not nested.
     NestedPage = 165 => "no region on demand that is as long as a page, or no nested region",
-    /// The right to make memory survive, for memory that is lost with the machine.
+    /// The right to flush to persistence was requested for memory that is not persistent.
     NotPersistent = 146 => "memory does not survive a loss of power",
-    /// A flush came again before it was done.
+    /// A flush was repeated before it was finished.
     FlushUnderWay = 147 => "flush is still being done",
-    /// The machine could not make memory survive.
+    /// Memory could not be made persistent.
     FlushFailed = 148 => "memory could not be made to survive a loss of power",
-    /// The region cannot be changed.
+    /// The region cannot be reregistered.
     RegionFixed = 144 => "memory region is not one that can be reregistered",
 }
 
 impl Cause {
-    /// Whether a memory access of the peer, not of this side, is what failed; turns the local
-    /// access causes into their remote counterparts.
+    /// Converts the cause of a failed local access to that of a failed access by the peer. Returns all other causes
+    /// unchanged.
     pub(crate) const fn as_remote(self) -> Self {
         match self {
             Self::LocalKey => Self::RemoteKey,

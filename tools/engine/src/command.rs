@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Control commands: from bytes to typed requests, and back.
+//! Control commands: conversion from bytes to typed requests, execution, and conversion of the replies to bytes.
 
 mod context;
 mod counter;
@@ -38,9 +38,9 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A command that the device executes. It changes nothing if it fails.
+/// A command that the device executes. A command that fails changes nothing.
 trait Execute: Command {
-    /// Executes it.
+    /// Executes the command.
     fn execute<M: Memory>(
         self,
         rnic: &mut Engine,
@@ -48,8 +48,8 @@ trait Execute: Command {
     ) -> Result<<Self as Command>::Reply, Cause>;
 }
 
-/// Executes the command in `request` and appends its reply to `reply`. `false` if it takes long and
-/// has to be called again, with the same request, for the rest; nothing was appended then.
+/// Executes the command in `request` and appends its reply to `reply`. Returns false if the command takes long. In that
+/// case nothing was appended, and the caller must call again with the same request for the rest.
 pub(crate) fn execute<M: Memory>(
     rnic: &mut Engine,
     request: &[u8],
@@ -64,7 +64,7 @@ pub(crate) fn execute<M: Memory>(
         reply.extend_from_slice(head(status, 0, vendor).as_bytes());
         return true;
     }
-    // The pages, and what an agent does, first: nothing else of a command takes long.
+    // First the page list and the work of an agent: nothing else in a command takes long.
     if let Some(list) = page_list_of(request)
         && !rnic.resolve_part(&list, io)
     {
@@ -102,13 +102,13 @@ pub(crate) fn execute<M: Memory>(
     true
 }
 
-/// The code of the command in `request`, if it is one.
+/// Returns the code of the command in `request` if it is known.
 fn code_of(request: &[u8]) -> Option<CommandCode> {
     let (header, _) = CommandHeader::read_from_prefix(request).ok()?;
     CommandCode::try_from(header.code.get()).ok()
 }
 
-/// The header of a reply.
+/// Creates the header of a reply.
 fn head(status: Status, length: u32, vendor_error: u32) -> ReplyHeader {
     ReplyHeader {
         status: status.raw().into(),
@@ -118,7 +118,7 @@ fn head(status: Status, length: u32, vendor_error: u32) -> ReplyHeader {
     }
 }
 
-/// The page list in a command that has one.
+/// Returns the page list of a command that has one.
 fn page_list_of(request: &[u8]) -> Option<PageList> {
     let (header, body) = CommandHeader::read_from_prefix(request).ok()?;
     let list = match CommandCode::try_from(header.code.get()).ok()? {
@@ -143,7 +143,7 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
     (list.page_count.get() > 0).then_some(list)
 }
 
-/// Executes a command, and appends its reply without the header.
+/// Executes a command and appends its reply without the header.
 fn dispatch<M: Memory>(
     rnic: &mut Engine,
     request: &[u8],
@@ -230,7 +230,7 @@ fn run<C: Execute, M: Memory>(
     Ok(())
 }
 
-/// Fails unless a reserved field is 0.
+/// Returns an error unless a reserved field is 0.
 fn reserved(field: impl IntoBytes + zerocopy::Immutable) -> Result<(), Cause> {
     if field.as_bytes().iter().any(|&byte| byte != 0) {
         return Err(Cause::ReservedField);
@@ -238,7 +238,7 @@ fn reserved(field: impl IntoBytes + zerocopy::Immutable) -> Result<(), Cause> {
     Ok(())
 }
 
-/// The status with which a command fails for a reason.
+/// Returns the status of a command that fails for this cause.
 fn status_of(cause: Cause) -> Status {
     match cause {
         Cause::CommandLength | Cause::ReservedField => Status::Malformed,
@@ -271,7 +271,7 @@ fn status_of(cause: Cause) -> Status {
     }
 }
 
-/// A reply without content.
+/// Creates a reply without content.
 fn done() -> Result<command::Empty, Cause> {
     Ok(command::Empty {})
 }

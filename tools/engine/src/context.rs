@@ -21,21 +21,21 @@ use vrnic_wire::{
     notify::{self, SUMMARY_WORDS, SlotBits, flags},
 };
 
-/// A context that had no work for so long is not polled any more.
+/// How long the device keeps polling a context without work.
 const POLL_FOR: Duration = Duration::from_millis(2);
 
-/// Pending words that one look at a notify area takes at most.
+/// Largest number of pending words that one look at a notify area takes.
 const WORDS_PER_LOOK: u32 = 32;
 
-/// Slots of no queue pair.
+/// Owner of a slot that belongs to no queue pair.
 const NOBODY: u32 = u32::MAX;
 
-/// The process that a context is for, as the driver names it.
+/// The process for which a context was created, as named by the driver.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Its number; 0 if it has none.
+    /// Its process ID; 0 if it has none.
     pub pid: u32,
-    /// What it is called, padded with zeros.
+    /// Its name, padded with zeros.
     pub name: [u8; 16],
 }
 
@@ -48,7 +48,7 @@ impl Owner {
 }
 
 impl fmt::Display for Owner {
-    /// The name, fit for a terminal. Empty if nobody is known.
+    /// Writes the name with control characters replaced, or nothing if the owner is unknown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.split(|byte| *byte == 0).next();
         let name = String::from_utf8_lossy(name.unwrap_or_default());
@@ -61,30 +61,30 @@ impl fmt::Display for Owner {
 /// A context.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Context {
-    /// Who owns it.
+    /// Kind of context.
     #[serde(with = "wire")]
     pub(crate) kind: ContextKind,
-    /// Whom it is for.
+    /// Process for which the context was created.
     pub(crate) owner: Owner,
-    /// Objects that belong to it.
+    /// Number of objects that belong to the context.
     pub(crate) users: u32,
     area: Buffer,
     slots: u32,
     /// Queue pair of each slot that was ever in use.
     owners: Vec<u32>,
     free: VecDeque<u32>,
-    /// Summary bits that were taken but not yet followed.
+    /// Summary bits that were taken but not handled yet.
     #[serde(with = "wire")]
     backlog: [u64; SUMMARY_WORDS],
-    /// Whether the device looks at the notify area by itself.
+    /// Whether the device polls the notify area.
     pub(crate) polled: bool,
-    /// Whether it is in the list of contexts that are, or are to be, polled.
+    /// Whether the context is in the list of contexts that are or will be polled.
     pub(crate) listed: bool,
     busy_at: Instant,
 }
 
 impl Context {
-    /// A context whose notify area is `area`.
+    /// Creates a context whose notify area is `area`.
     pub(crate) fn new(kind: ContextKind, slots: u32, area: Buffer) -> Self {
         Self {
             kind,
@@ -104,12 +104,12 @@ impl Context {
         }
     }
 
-    /// Host ranges that the notify area needs.
+    /// Returns the number of host ranges of the notify area.
     pub(crate) fn translations(&self) -> usize {
         self.area.translations()
     }
 
-    /// Takes a slot that no queue pair has; `None` if there is none.
+    /// Takes a slot that belongs to no queue pair; `None` if there is none.
     pub(crate) fn take_slot(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop_front() {
             return Some(slot);
@@ -122,14 +122,14 @@ impl Context {
         Some(slot)
     }
 
-    /// Gives a slot that was taken to a queue pair.
+    /// Assigns a slot that was taken to a queue pair.
     pub(crate) fn set_owner(&mut self, slot: u32, qpn: u32) {
         if let Some(owner) = self.owners.get_mut(slot as usize) {
             *owner = qpn;
         }
     }
 
-    /// Takes a slot back.
+    /// Releases a slot.
     pub(crate) fn free_slot(&mut self, slot: u32) {
         if let Some(owner) = self.owners.get_mut(slot as usize) {
             *owner = NOBODY;
@@ -137,7 +137,7 @@ impl Context {
         }
     }
 
-    /// The queue pair of a slot.
+    /// Returns the queue pair of a slot.
     pub(crate) fn owner(&self, slot: u32) -> Option<u32> {
         let owner = *self.owners.get(slot as usize)?;
         (owner != NOBODY).then_some(owner)
@@ -147,7 +147,7 @@ impl Context {
         (self.slots as usize / 64).div_ceil(64)
     }
 
-    /// The 8 bytes at `offset` in the notify area.
+    /// Returns the 8 bytes at `offset` in the notify area.
     fn word(&self, offset: usize) -> Result<HostRange, Unmapped> {
         self.area.contiguous(offset as u64, 8).ok_or(Unmapped)
     }
@@ -156,33 +156,32 @@ impl Context {
         memory.store_u32(self.word(notify::FLAGS_OFFSET)?, 0, value)
     }
 
-    /// Begins to poll.
+    /// Starts polling.
     pub(crate) fn start_polling<M: Memory>(&mut self, now: Instant, memory: &M) {
         self.polled = true;
         self.busy_at = now;
-        // If the area is gone, so is the process, and nothing will be found.
+        // If the area is gone, the process is gone too, and polling will find nothing.
         let _ = self.set_flags(flags::POLLING, memory);
     }
 
-    /// Does not poll any more, after [`announce_sleep`](Self::announce_sleep) and a last look.
+    /// Stops polling, after [`announce_sleep`](Self::announce_sleep) and a last look.
     pub(crate) fn stop_polling(&mut self) {
         self.polled = false;
         self.listed = false;
     }
 
-    /// Whether the context had no work for a while.
+    /// Returns whether the context has not had work for a while.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         now - self.busy_at > POLL_FOR
     }
 
-    /// Says that the device does not poll any more. A fence and a call of
-    /// [`has_work`](Self::has_work) must follow.
+    /// Announces that the device stops polling. A fence and a call of [`has_work`](Self::has_work) must follow.
     pub(crate) fn announce_sleep<M: Memory>(&self, memory: &M) {
-        // As above.
+        // An error has no consequence, as in `start_polling`.
         let _ = self.set_flags(0, memory);
     }
 
-    /// Whether summary bits are set.
+    /// Returns whether summary bits are set.
     pub(crate) fn has_work<M: Memory>(&self, memory: &M) -> bool {
         self.backlog.iter().any(|&bits| bits != 0)
             || (0..self.words()).any(|word| {
@@ -192,7 +191,7 @@ impl Context {
             })
     }
 
-    /// Takes pending bits, and calls `found` with the queue pair of each. Whether there were any.
+    /// Takes pending bits, and calls `found` with the queue pair of each. Returns whether there were any.
     pub(crate) fn look<M: Memory>(
         &mut self,
         now: Instant,
@@ -203,7 +202,7 @@ impl Context {
         let mut left = WORDS_PER_LOOK;
         let mut any = false;
         for word in 0..self.words() {
-            // Whoever cannot be read has no work.
+            // An area that cannot be read has no work.
             let fresh = self
                 .word(notify::SUMMARY_OFFSET + word * 8)
                 .and_then(|range| match memory.load_u64(range, 0)? {

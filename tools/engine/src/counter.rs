@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Counters of the port, and separate counters of chosen queue pairs.
+//! Counters of the port, and separate counters of selected queue pairs.
 
 use crate::{state::wire, table::Table};
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{command, counter::Counter};
 
-/// A value of every counter, in the order of [`Counter::ALL`].
+/// The value of each counter, in the order of [`Counter::ALL`].
 type Values = [u64; Counter::ALL.len()];
 
-/// Counters of some queue pairs.
+/// Counters of a set of queue pairs.
 #[derive(Debug, Serialize, Deserialize)]
 struct CounterSet {
     #[serde(with = "wire")]
     values: Values,
-    /// Queue pairs that have it.
+    /// Number of queue pairs that use it.
     users: u32,
 }
 
 /// Values of all counters.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Counters {
-    /// What was counted at all.
+    /// All counts.
     #[serde(with = "wire")]
     values: Values,
-    /// What of it was counted in counter sets, also in those that are gone.
+    /// Counts in counter sets, including sets that have been destroyed.
     #[serde(with = "wire")]
     elsewhere: Values,
     sets: Table<CounterSet>,
-    /// Counter set of the queue pair that acts now.
+    /// Counter set of the queue pair for which the engine acts.
     current: Option<u32>,
 }
 
 impl Counters {
-    /// All 0, with up to `limit` counter sets.
+    /// Creates counters that are 0, with up to `limit` counter sets.
     pub(crate) fn new(limit: u32) -> Self {
         const NOTHING: Values = [0; Counter::ALL.len()];
         Self {
@@ -64,17 +64,17 @@ impl Counters {
         }
     }
 
-    /// From now on a queue pair with that counter set acts, or none.
+    /// Sets the counter set, if any, of the queue pair for which the engine acts from now on.
     pub(crate) fn act_for(&mut self, set: Option<u32>) {
         self.current = set;
     }
 
-    /// All values, of whatever queue pairs, in the order of [`Counter::ALL`].
+    /// Returns all values, for all queue pairs, in the order of [`Counter::ALL`].
     pub(crate) fn values(&self) -> &[u64] {
         &self.values
     }
 
-    /// The counters of the port as the device reports them: without those of counter sets.
+    /// Returns the counters of the port as the device reports them: without the counts in counter sets.
     pub(crate) fn report(&self) -> command::Counters {
         let mut values = self.values;
         for (value, elsewhere) in values.iter_mut().zip(self.elsewhere) {
@@ -83,7 +83,7 @@ impl Counters {
         reply(&values)
     }
 
-    /// Makes a counter set; `None` if there are as many as may be.
+    /// Creates a counter set and returns its number; `None` if the limit is reached.
     pub(crate) fn create_set(&mut self) -> Option<u32> {
         let set = |_| CounterSet {
             values: [0; Counter::ALL.len()],
@@ -92,17 +92,17 @@ impl Counters {
         self.sets.insert_with(set).map(|(number, _)| number)
     }
 
-    /// The values of a counter set as the device reports them.
+    /// Returns the values of a counter set as the device reports them.
     pub(crate) fn report_set(&self, number: u32) -> Option<command::Counters> {
         self.sets.get(number).map(|set| reply(&set.values))
     }
 
-    /// Queue pairs that have a counter set, if there is one.
+    /// Returns the number of queue pairs that use a counter set, if it exists.
     pub(crate) fn users(&self, number: u32) -> Option<u32> {
         self.sets.get(number).map(|set| set.users)
     }
 
-    /// A queue pair gets another counter set.
+    /// Moves a queue pair from one counter set to another.
     pub(crate) fn rebind(&mut self, from: Option<u32>, to: Option<u32>) {
         if let Some(set) = from.and_then(|from| self.sets.get_mut(from)) {
             set.users -= 1;
@@ -112,18 +112,18 @@ impl Counters {
         }
     }
 
-    /// Forgets a counter set that no queue pair has.
+    /// Destroys a counter set that no queue pair uses.
     pub(crate) fn destroy_set(&mut self, number: u32) {
         self.sets.remove(number);
     }
 
-    /// Number of counter sets.
+    /// Returns the number of counter sets.
     pub(crate) fn sets(&self) -> u32 {
         self.sets.len()
     }
 }
 
-/// Values as the device reports them.
+/// Converts values to the format in which the device reports them.
 fn reply(from: &Values) -> command::Counters {
     let mut values = [0.into(); command::MAX_COUNTERS];
     for (place, value) in values.iter_mut().zip(from) {

@@ -26,32 +26,32 @@ pub(crate) struct Cq {
     pub(crate) vector: u16,
     /// Queue pairs that use it.
     pub(crate) users: BTreeSet<u32>,
-    /// Shared receive queues that complete on it.
+    /// Shared receive queues whose receives complete on it.
     pub(crate) srqs: BTreeSet<u32>,
     ring: Ring,
-    /// Whether completions are written where there is no room for them.
+    /// Whether completions are written even if there is no room for them.
     ignores_overrun: bool,
     producer: u32,
-    /// The driver's consumer index when it was last read.
+    /// The driver's consumer index as last read.
     consumer: u32,
-    /// Number of the arm request that got its event.
+    /// Number of the arm request that was last answered with an event.
     notified: u32,
-    /// Whether an event waits for a buffer.
+    /// Whether an event waits for a buffer of the driver.
     pub(crate) event_waits: bool,
-    /// Completions since the arm word was last looked at.
+    /// Completions since the last look at the arm word.
     unannounced: Announcement,
-    /// The producer index then.
+    /// Producer index at that time.
     announced: u32,
     /// How long events are held back.
     moderation: Moderation,
     /// An event that is held back.
     held: Option<Held>,
-    /// When it is looked at next because of that.
+    /// When the queue looks at the event that is held back.
     pub(crate) reminder: Option<Instant>,
     failed: bool,
 }
 
-/// How long events are held back: until there are so many completions, but no longer than that time.
+/// Event moderation: events are held back until there are `count` completions, but no longer than `period`.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Moderation {
     pub(crate) count: u32,
@@ -61,9 +61,9 @@ pub(crate) struct Moderation {
 /// An event that is held back.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Held {
-    /// Completions so far.
+    /// Number of completions so far.
     completions: u32,
-    /// When it is raised at the latest.
+    /// When the event is raised at the latest.
     due: Instant,
 }
 
@@ -74,36 +74,36 @@ pub(crate) enum Notice {
     Nothing,
     /// Raise it.
     Raise,
-    /// Look at the queue again at that time.
+    /// Look at the queue again at this time.
     Wait(Instant),
 }
 
-/// What completions have been written since the arm word was last looked at.
+/// Completions that have been written since the last look at the arm word.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Announcement {
     /// None.
     Nothing,
-    /// Unsolicited ones only.
+    /// Only unsolicited ones.
     Plain,
-    /// A solicited one or an error among them.
+    /// At least one that is solicited or an error.
     Solicited,
 }
 
-/// What has to follow after a completion was written.
+/// Result of writing a completion.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// Nothing.
+    /// It was written.
     Done,
-    /// It is the first since the arm word was last looked at.
+    /// It was written as the first since the last look at the arm word.
     First,
-    /// It was lost, as all from now on: the queue failed just now.
+    /// It was lost, and so will be all that follow: the queue has just failed.
     Failed(Cause),
-    /// It was lost: the queue had failed before.
+    /// It was lost: the queue had failed earlier.
     Lost,
 }
 
 impl Cq {
-    /// A completion queue over a ring of CQEs.
+    /// Creates a completion queue with a ring of CQEs.
     pub(crate) fn new(context: u32, vector: u16, ring: Ring, ignores_overrun: bool) -> Self {
         Self {
             context,
@@ -134,7 +134,7 @@ impl Cq {
             Ok(()) => {}
             Err(cause) => {
                 self.failed = true;
-                // If the memory is gone there is nobody to tell in this way.
+                // If the memory is gone, the flag cannot be set, and no one could read it.
                 let _ = self.ring.set_device_flags(ring::flags::OVERRUN, memory);
                 return Pushed::Failed(cause);
             }
@@ -149,7 +149,7 @@ impl Cq {
         if first { Pushed::First } else { Pushed::Done }
     }
 
-    /// Fails, if it has not yet.
+    /// Makes the queue fail. Returns whether it had not failed before.
     pub(crate) fn fail<M: Memory>(&mut self, memory: &M) -> bool {
         let _ = self.ring.set_device_flags(ring::flags::OVERRUN, memory);
         !std::mem::replace(&mut self.failed, true)
@@ -185,11 +185,11 @@ impl Cq {
     /// Publishes the producer index, which is informative, before the fence that precedes
     /// [`take_event`](Self::take_event).
     pub(crate) fn publish<M: Memory>(&self, memory: &M) {
-        // If the memory is gone the next completion finds out.
+        // If the memory is gone, writing the next completion will fail.
         let _ = self.ring.set_device_index(self.producer, memory);
     }
 
-    /// Looks at the arm word, after a fence that followed the completions.
+    /// Looks at the arm word, after a fence that followed the completions, and returns what to do about an event.
     pub(crate) fn take_event<M: Memory>(&mut self, now: Instant, memory: &M) -> Notice {
         let what = std::mem::replace(&mut self.unannounced, Announcement::Nothing);
         if what == Announcement::Nothing {
@@ -217,7 +217,7 @@ impl Cq {
         self.release(arm, now)
     }
 
-    /// Lets the event that is held back go, if there is one and it is time.
+    /// Decides whether to raise the event that is held back, if there is one.
     fn release(&mut self, arm: ring::Arm, now: Instant) -> Notice {
         let Some(held) = self.held else {
             return Notice::Nothing;
@@ -236,7 +236,7 @@ impl Cq {
         }
     }
 
-    /// Looks whether the event that is held back is due.
+    /// Decides whether the event that is held back is due.
     pub(crate) fn look_at_held<M: Memory>(&mut self, now: Instant, memory: &M) -> Notice {
         match self.ring.arm(memory) {
             Ok(arm) => self.release(arm, now),
@@ -244,7 +244,7 @@ impl Cq {
         }
     }
 
-    /// Holds events back in another way from now on. One that is held back is due.
+    /// Changes the event moderation from now on. An event that is held back is due immediately.
     pub(crate) fn moderate(&mut self, moderation: Moderation, now: Instant) {
         self.moderation = moderation;
         if let Some(held) = &mut self.held {
@@ -252,7 +252,7 @@ impl Cq {
         }
     }
 
-    /// Goes on in another ring, in which what was written so far has its places.
+    /// Moves to another ring, which already has the unread completions in their places.
     pub(crate) fn resize<M: Memory>(&mut self, ring: Ring, memory: &M) -> Result<(), Cause> {
         if self.failed {
             return Err(Cause::CqFailed);
@@ -269,7 +269,7 @@ impl Cq {
         Ok(())
     }
 
-    /// What it is doing, for people.
+    /// Describes the queue for display.
     pub(crate) fn snapshot(&self, number: u32, glance: Glance<'_>) -> CqSnapshot {
         let entries = self.ring.entries();
         let seen = self.ring.glance_at_index(glance);
@@ -294,12 +294,12 @@ impl Cq {
         }
     }
 
-    /// Memory of all entries.
+    /// Returns the memory of all entries.
     pub(crate) fn places(&self) -> Vec<HostRange> {
         self.ring.places()
     }
 
-    /// Host ranges that the ring needs.
+    /// Returns the number of host ranges of the ring.
     pub(crate) fn translations(&self) -> usize {
         self.ring.translations()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A device as its users see it: an engine, and the seam at which everything that enters it can be recorded.
+//! A device as its users see it: an engine, behind an interface at which every input can be recorded.
 
 use crate::{
     explain::Explanation,
@@ -23,16 +23,16 @@ use zerocopy::IntoBytes;
 /// An RDMA device. See the [crate documentation](crate) for how to drive it, and [`recording`](crate::recording) for
 /// how to record what it does.
 ///
-/// What changes nothing is called through [`Engine`]. Everything else has its method here, which records the call if a
-/// recording is under way: that is one test otherwise.
+/// Calls that change nothing go to [`Engine`]. All others have a method here that records the call if a recording is
+/// running; if none is, recording costs one test.
 #[derive(Debug)]
 pub struct Rnic {
     engine: Engine,
     recorder: Option<Box<Recorder>>,
     flight: Flight,
-    /// What the flight recorder has besides, if it can be replayed.
+    /// Bookkeeping of the flight recorder, if its recordings can be replayed.
     halves: Option<Box<Halves>>,
-    /// Whether the recorder is the flight recorder's.
+    /// Whether `recorder` belongs to the flight recorder.
     flies: bool,
 }
 
@@ -44,7 +44,7 @@ impl Deref for Rnic {
     }
 }
 
-/// Makes a call that is given guest memory, and records it if a recorder is there, in which `begin` begins it.
+/// Makes a call that takes guest memory. If there is a recorder, also records the call; `begin` starts its entry.
 macro_rules! call {
     (
         $self:ident,
@@ -70,18 +70,18 @@ macro_rules! call {
     }};
 }
 
-/// What comes of a call that says whether it worked.
+/// Digests the result of a call that returns whether it worked.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "answers are lent")]
 fn answer(digest: &mut Digest, answer: &bool) {
     digest.byte((*answer).into());
 }
 
-/// What comes of a call that gives nothing.
+/// Digests the result of a call that returns nothing.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "answers are lent")]
 fn nothing(_: &mut Digest, (): &()) {}
 
 impl Rnic {
-    /// A device in the state after a reset. To reset a device, make a new one with a fresh seed.
+    /// Creates a device in the state after a reset. To reset a device, create a new one with a fresh seed.
     pub fn new(config: RnicConfig) -> Self {
         Self {
             engine: Engine::new(config),
@@ -92,7 +92,8 @@ impl Rnic {
         }
     }
 
-    /// A device in the state after a reset, named `device`, that is recorded from now on until there are `limit` bytes.
+    /// Creates a device named `device` in the state after a reset, and records it until the recording has `limit`
+    /// bytes.
     pub fn recorded(config: RnicConfig, device: &str, limit: u64) -> Self {
         let header = Header::new(device, config.clone());
         Self {
@@ -101,7 +102,8 @@ impl Rnic {
         }
     }
 
-    /// A device as it was when the recording with that header began, itself recorded; `None` if it has no such state.
+    /// Restores a device to the state at the beginning of the recording with this header, and records it again. Returns
+    /// `None` if the header's state is not valid.
     pub fn resumed(header: &Header) -> Option<Self> {
         let config = header.config.clone();
         let engine = match &header.state {
@@ -117,8 +119,8 @@ impl Rnic {
         })
     }
 
-    /// Records the device, named `device`, from now on until there are `limit` bytes. A recording that runs is
-    /// replaced.
+    /// Records the device, named `device`, from now on until the recording has `limit` bytes. Replaces a recording that
+    /// is already running.
     pub fn record(&mut self, device: &str, limit: u64) {
         let header = Header {
             state: Some(self.engine.state(usize::MAX).unwrap_or_default()),
@@ -129,21 +131,22 @@ impl Rnic {
         self.flies = false;
     }
 
-    /// Keeps the last calls for [`take_flight`](Self::take_flight) whenever the device, named `device`, is not recorded
-    /// otherwise.
+    /// Keeps the last calls for [`take_flight`](Self::take_flight) whenever no other recording of the device, named
+    /// `device`, is running.
     pub fn keep_flight(&mut self, device: &str) {
         self.halves = Some(Box::new(Halves::new(device)));
     }
 
-    /// The recording of the last calls, which ends now because of `why`, or with the panic of the last one. `None` if
-    /// nobody wanted it, if another recording has them, or if the state was too large.
+    /// Returns the recording of the last calls. It ends now because of `why`, or with the panic of the last call.
+    /// Returns `None` if [`keep_flight`](Self::keep_flight) was not called, if another recording has the calls, or if
+    /// the state was too large.
     pub fn take_flight(&mut self, why: &str) -> Option<Vec<u8>> {
         let halves = self.halves.take()?;
         let mut recorder = self.recorder.take_if(|_| self.flies)?;
         Some(halves.finish(&mut recorder, why))
     }
 
-    /// Goes on in the other half of the flight recorder, if that is due.
+    /// Switches to the other half of the flight recorder if that is due.
     #[inline]
     fn turn(&mut self) {
         let recorder = self.recorder.as_deref();
@@ -168,7 +171,7 @@ impl Rnic {
         self.flies = self.recorder.is_some();
     }
 
-    /// Does nothing, which a recording has.
+    /// Does nothing, but leaves an entry in the recording.
     pub(crate) fn mark(&mut self) {
         if let Some(recorder) = self.recorder.as_deref_mut()
             && recorder.goes_on()
@@ -177,22 +180,23 @@ impl Rnic {
         }
     }
 
-    /// What the device was called with lately, oldest first, in words. Also after a panic.
+    /// Returns the last calls to the device in words, oldest first. This also works after a panic.
     pub fn flight(&self) -> impl Iterator<Item = String> {
         self.flight.lines()
     }
 
-    /// The recorder, if there is one, but for the flight recorder.
+    /// Returns the recorder, unless it is the flight recorder's.
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut().filter(|_| !self.flies)
     }
 
-    /// Takes the recorder away: nothing is recorded any more.
+    /// Stops recording and returns the recorder, unless it is the flight recorder's.
     pub fn take_recorder(&mut self) -> Option<Box<Recorder>> {
         self.recorder.take_if(|_| !self.flies)
     }
 
-    /// Makes a call without guest memory, and records it if a recorder is there and `matters` says so of the result.
+    /// Makes a call without guest memory. If there is a recorder and `matters` returns true for the result, also
+    /// records it.
     fn plain<R>(
         &mut self,
         input: impl FnOnce() -> Input,
@@ -215,9 +219,9 @@ impl Rnic {
         result
     }
 
-    /// Executes a control command: `request` is its readable part, and the writable part is appended
-    /// to `reply`. Any bytes get an answer. `false` if the command takes long: there is no reply
-    /// yet, and after others had their turn this has to be called again with the same request.
+    /// Executes a control command. `request` is the readable part of the command; the writable part is appended to
+    /// `reply`. Any bytes get an answer. Returns false if the command takes long: there is no reply yet, and the caller
+    /// must call again with the same request after it has given others their turn.
     #[must_use]
     pub fn execute<M: Memory>(
         &mut self,
@@ -239,7 +243,7 @@ impl Rnic {
         )
     }
 
-    /// The driver side wrote `value` to doorbell page `page`.
+    /// Handles a write of `value` to doorbell page `page` by the driver side.
     pub fn doorbell(&mut self, page: u32, value: u32) {
         self.flight.note(Kind::Doorbell, page, value);
         self.plain(
@@ -250,9 +254,8 @@ impl Rnic {
         );
     }
 
-    /// Looks at the notify areas of polled contexts, and does as much work as `budget` is for. What
-    /// the last segment is longer than that, later turns have less. Whether there was or still is
-    /// work, or there are new events.
+    /// Looks at the notify areas of polled contexts, and does as much work as `budget` allows. If the last segment
+    /// exceeds the budget, later turns get less. Returns whether there was or still is work, or there are new events.
     pub fn poll<M: Memory>(&mut self, budget: Budget, io: &mut Io<'_, M>) -> bool {
         self.flight.at(io.now);
         let before = io.outbox.segments.len();
@@ -270,8 +273,8 @@ impl Rnic {
         worked
     }
 
-    /// Before the worker sleeps: announces it to all polled contexts and looks once more. If this
-    /// gives `true` there is work after all, and the worker must not sleep.
+    /// Prepares for the worker to sleep: announces the sleep to all polled contexts and looks once more for work. If
+    /// this returns true, there is work after all, and the worker must not sleep.
     pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         self.flight.at(io.now);
         let work = call!(
@@ -287,8 +290,8 @@ impl Rnic {
         work
     }
 
-    /// A segment arrived for a GID of this device. Its payload is taken back by `io.outbox`.
-    /// [`poll`](Self::poll) has to follow.
+    /// Takes a segment that arrived for a GID of this device. `io.outbox` takes the payload's memory back. The caller
+    /// must call [`poll`](Self::poll) afterwards.
     pub fn receive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
         self.flight.at(io.now).packet(&segment);
         call!(
@@ -300,7 +303,7 @@ impl Rnic {
         );
     }
 
-    /// Counts a packet that arrived but is no segment, or not for a GID of this device.
+    /// Counts a packet that is not a segment or not for a GID of this device.
     pub fn count_bad_packet(&mut self, wrong_crc: bool) {
         self.flight.note(Kind::BadPacket, 0, 0);
         self.plain(
@@ -323,7 +326,7 @@ impl Rnic {
         );
     }
 
-    /// The next asynchronous event, when the driver has a buffer for it.
+    /// Returns the next asynchronous event. Call it when the driver has a buffer for one.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
         let faulty = !self.faults().is_idle();
         if !faulty && self.engine.resources.async_events.is_empty() {
@@ -337,7 +340,7 @@ impl Rnic {
         )
     }
 
-    /// The next completion event of a vector, when the driver has a buffer for it.
+    /// Returns the next completion event of a vector. Call it when the driver has a buffer for one.
     pub fn next_completion_event(&mut self, vector: u16) -> Option<CompletionEvent> {
         if self.engine.resources.completion_events.is_empty(vector) {
             return None;
@@ -350,7 +353,7 @@ impl Rnic {
         )
     }
 
-    /// Brings the link of the port up or down. While the port is down everything sent or received is lost.
+    /// Brings the link of the port up or down. While the port is down, everything that is sent or received is lost.
     pub fn set_link(&mut self, up: bool) {
         self.flight.note(Kind::Link, up.into(), 0);
         self.plain(
@@ -361,8 +364,8 @@ impl Rnic {
         );
     }
 
-    /// A subnet manager or the link changed the port of a device on a subnet, which is now like this; and clients are
-    /// to register again, if it wants that. Raises the events for what changed.
+    /// Sets the state of the port of a device on a subnet after a subnet manager or the link changed it. With
+    /// `reregister`, also asks clients to register again. Raises the events for the changes.
     pub fn set_hca_port(&mut self, port: HcaPort, reregister: bool) {
         self.flight.note(Kind::Link, 2, 0);
         let saved = self.recorder.is_some().then(|| port.clone());
@@ -374,7 +377,7 @@ impl Rnic {
         );
     }
 
-    /// What a command asks of an agent of the port, once.
+    /// Takes the next request of a command to an agent of the port.
     pub fn next_port_request(&mut self) -> Option<PortRequest> {
         self.plain(
             || Input::PortRequest,
@@ -384,7 +387,7 @@ impl Rnic {
         )
     }
 
-    /// The agent did what a command asked of it. The command has to be executed again.
+    /// Passes on the agent's answer to a command's request. The command has to be executed again.
     pub fn answer_port_request(&mut self, answer: PortAnswer) {
         let saved = self.recorder.is_some().then(|| answer.clone());
         self.plain(
@@ -395,7 +398,7 @@ impl Rnic {
         );
     }
 
-    /// The next packet that used a wrong key, for the agent to count and to tell of.
+    /// Takes the next report of a packet with a wrong key, for the agent to count and report.
     pub fn next_violation(&mut self) -> Option<Violation> {
         self.plain(
             || Input::Violation,
@@ -405,7 +408,7 @@ impl Rnic {
         )
     }
 
-    /// Gives the device another rate limit, from now on.
+    /// Sets the rate limit of the device from now on.
     pub fn set_rate_limit(&mut self, limit: RateLimit) {
         self.flight.note(Kind::RateLimit, 0, 0);
         self.plain(
@@ -416,7 +419,8 @@ impl Rnic {
         );
     }
 
-    /// The faults of the device, to arm some or to clear them. [`advance`](Self::advance) has to follow.
+    /// Returns the faults of the device, to arm or clear some. The caller must call [`advance`](Self::advance)
+    /// afterwards.
     pub fn faults_mut(&mut self) -> Armory<'_> {
         self.flight.note(Kind::Fault, 0, 0);
         self.turn();
@@ -430,7 +434,7 @@ impl Rnic {
         }
     }
 
-    /// Gives the device other faults than it has: those of the device before a reset, which are at rest.
+    /// Replaces the faults of the device with `faults`: those of the device before a reset, which are at rest.
     pub fn set_faults(&mut self, faults: Faults) {
         let saved = self.recorder.is_some().then(|| faults.saved());
         self.plain(
@@ -441,7 +445,7 @@ impl Rnic {
         );
     }
 
-    /// Takes the faults of the device, which has none then.
+    /// Takes the faults of the device, which is left without any.
     pub fn take_faults(&mut self) -> Faults {
         self.plain(
             || Input::SetFaults(crate::fault::Saved::default()),
@@ -451,7 +455,7 @@ impl Rnic {
         )
     }
 
-    /// How the reply to the command that was executed last is to be delivered; once.
+    /// Returns how the reply to the last command is to be delivered, and resets this.
     pub fn take_delivery(&mut self) -> Delivery {
         self.plain(
             || Input::TakeDelivery,
@@ -466,8 +470,8 @@ impl Rnic {
         )
     }
 
-    /// What has to be made to survive a loss of power next, one range in each block of memory;
-    /// `None` if nothing, or if it was asked before and [`synced`](Self::synced) was not called.
+    /// Returns what to make persistent next, one range in each block of memory. Returns `None` if there is nothing, or
+    /// if [`synced`](Self::synced) has not been called since the last request.
     pub fn next_sync(&mut self) -> Option<Vec<HostRange>> {
         if !self.wants_sync() {
             return None;
@@ -484,8 +488,8 @@ impl Rnic {
         )
     }
 
-    /// What [`next_sync`](Self::next_sync) gave last was made to survive, or could not be.
-    /// [`poll`](Self::poll) has to follow.
+    /// Reports whether the ranges from the last [`next_sync`](Self::next_sync) were made persistent. The caller must
+    /// call [`poll`](Self::poll) afterwards.
     pub fn synced(&mut self, done: bool) {
         self.flight.note(Kind::Synced, 0, 0);
         self.plain(
@@ -496,14 +500,14 @@ impl Rnic {
         );
     }
 
-    /// Up to `limit` steps that the device did lately, from number `from` on. The device traces its steps while it is
-    /// asked for them, and for a while after, with the time of `clock` in nanoseconds. That changes nothing of what it
-    /// does.
+    /// Returns up to `limit` recent steps of the device, from number `from` on. The device traces its steps as long as
+    /// this is called, and for a while after, with timestamps in nanoseconds from `clock`. Tracing does not change what
+    /// the device does.
     pub fn trace(&mut self, clock: fn() -> u64, from: u64, limit: usize) -> TracePage {
         self.engine.resources.trace.look(clock, from, limit)
     }
 
-    /// Takes the oldest thing that went wrong. The device keeps a few hundred.
+    /// Takes the oldest explanation of something that went wrong. The device keeps a few hundred.
     pub fn next_explanation(&mut self) -> Option<Explanation> {
         if self.engine.resources.record.is_empty() {
             return None;
@@ -517,17 +521,17 @@ impl Rnic {
     }
 }
 
-/// The faults of a device or of a [`Line`](crate::fault::Line), to arm some or to clear them.
+/// The faults of a device or of a [`Line`](crate::fault::Line), to arm or clear some.
 #[derive(Debug)]
 pub struct Armory<'a> {
     faults: &'a mut Faults,
     recorder: Option<&'a mut Recorder>,
-    /// Whether they are those of a line, which cannot have all faults.
+    /// Whether the faults are those of a line, which does not support all faults.
     of_line: bool,
 }
 
 impl<'a> Armory<'a> {
-    /// Those of a device that nobody records.
+    /// Wraps the faults of a device that is not recorded.
     pub fn new(faults: &'a mut Faults) -> Self {
         Self {
             faults,
@@ -536,7 +540,7 @@ impl<'a> Armory<'a> {
         }
     }
 
-    /// Those of a line.
+    /// Wraps the faults of a line.
     pub(crate) fn of_line(faults: &'a mut Faults) -> Self {
         Self {
             of_line: true,
@@ -544,11 +548,11 @@ impl<'a> Armory<'a> {
         }
     }
 
-    /// Arms a fault and gives its number. It is noticed with the next call of the device.
+    /// Arms a fault and returns its number. The fault takes effect with the next call of the device.
     ///
     /// # Errors
     ///
-    /// Too many are armed, or a line cannot have it.
+    /// Too many faults are armed, or a line does not support the fault.
     pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
         if self.of_line {
             spec.check_for_port()?;
@@ -563,14 +567,15 @@ impl<'a> Armory<'a> {
         armed
     }
 
-    /// Disarms a fault, or all. What it made last ends with the next call of the device. How many there were.
+    /// Disarms one fault, or all, and returns how many there were. Lasting effects end with the next call of the
+    /// device.
     pub fn clear(&mut self, id: Option<u64>) -> usize {
         if let Some(recorder) = &mut self.recorder {
             recorder.begin_untimed(|out| Input::Clear(id).put(out));
         }
         let count = self.faults.clear(id);
         if let Some(recorder) = &mut self.recorder {
-            // Those that are done are no concern of the engine, nor of a recording.
+            // The count includes faults that are done, which concern neither the engine nor a recording.
             recorder.finish(|_| {});
         }
         count

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Events that wait until the driver gives buffers for them.
+//! Events that wait until the driver supplies buffers for them.
 
 use crate::{
     state::{self, wire},
@@ -13,24 +13,24 @@ use vrnic_wire::{
     event::{AsyncEvent, CompletionEvent, EventType},
 };
 
-/// Asynchronous events that wait. An event that waits already is not queued again, so their number
-/// is bounded by that of the objects; events of a destroyed object go with it.
+/// Asynchronous events that wait. An event that is already waiting is not queued again, so their number is limited by
+/// that of the objects. Events of an object are removed when the object is destroyed.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct AsyncEvents {
     #[serde(with = "wire")]
     queue: VecDeque<AsyncEvent>,
     #[serde(serialize_with = "state::set")]
     waiting: rustc_hash::FxHashSet<(u16, u32)>,
-    /// Events that a fault keeps back, and until when.
+    /// Events that a fault delays, and until when.
     #[serde(with = "wire")]
     held: Vec<(Instant, AsyncEvent)>,
-    /// Events that were kept back, and are not any more.
+    /// Events that were delayed and can now go out.
     #[serde(with = "wire")]
     released: VecDeque<AsyncEvent>,
 }
 
 impl AsyncEvents {
-    /// Raises an event of the object `number`.
+    /// Raises an event of the object with this number.
     pub(crate) fn raise(
         &mut self,
         event_type: EventType,
@@ -50,14 +50,14 @@ impl AsyncEvents {
         });
     }
 
-    /// Keeps an event that was taken back until then.
+    /// Delays an event that was taken until `due`.
     pub(crate) fn hold(&mut self, event: AsyncEvent, due: Instant) {
         self.waiting
             .insert((event.event_type.get(), event.number.get()));
         self.held.push((due, event));
     }
 
-    /// Lets events go that were kept back until now.
+    /// Releases events whose delay is over.
     pub(crate) fn release(&mut self, now: Instant) {
         while let Some(index) = self.held.iter().position(|(due, _)| *due <= now) {
             let (_, event) = self.held.remove(index);
@@ -65,17 +65,17 @@ impl AsyncEvents {
         }
     }
 
-    /// When the first event that is kept back is due.
+    /// Returns when the first delayed event is due.
     pub(crate) fn next_held(&self) -> Option<Instant> {
         self.held.iter().map(|(due, _)| *due).min()
     }
 
-    /// Whether there is none that goes out now.
+    /// Returns whether there is no event that can go out now.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.released.is_empty()
     }
 
-    /// Takes an event that was kept back, and is not any more.
+    /// Takes a released event.
     pub(crate) fn pop_released(&mut self) -> Option<AsyncEvent> {
         let event = self.released.pop_front()?;
         self.waiting
@@ -83,7 +83,7 @@ impl AsyncEvents {
         Some(event)
     }
 
-    /// The next event.
+    /// Takes the next event.
     pub(crate) fn pop(&mut self) -> Option<AsyncEvent> {
         let event = self.queue.pop_front()?;
         self.waiting
@@ -91,7 +91,7 @@ impl AsyncEvents {
         Some(event)
     }
 
-    /// Forgets the events of an object, which is one that `is_kind` events name.
+    /// Removes the events of an object. `is_kind` returns whether events of a type name objects of its kind.
     pub(crate) fn forget(&mut self, number: u32, is_kind: impl Fn(EventType) -> bool) {
         let of_object = |event_type: u16, owner: u32| {
             owner == number && EventType::try_from(event_type).is_ok_and(&is_kind)
@@ -114,7 +114,7 @@ impl AsyncEvents {
     }
 }
 
-/// Whether events of this type name a queue pair.
+/// Returns whether events of this type name a queue pair.
 pub(crate) fn names_qp(event_type: EventType) -> bool {
     matches!(
         event_type,
@@ -129,34 +129,34 @@ pub(crate) fn names_qp(event_type: EventType) -> bool {
     )
 }
 
-/// Whether events of this type name a shared receive queue.
+/// Returns whether events of this type name a shared receive queue.
 pub(crate) fn names_srq(event_type: EventType) -> bool {
     matches!(event_type, EventType::SrqError | EventType::SrqLimitReached)
 }
 
-/// Whether events of this type tell the state of a port, and so make earlier ones void.
+/// Returns whether events of this type report the state of a port, and so supersede earlier ones.
 pub(crate) fn names_port(event_type: EventType) -> bool {
     matches!(event_type, EventType::PortActive | EventType::PortError)
 }
 
-/// Whether events of this type name a memory region.
+/// Returns whether events of this type name a memory region.
 pub(crate) fn names_region(event_type: EventType) -> bool {
     event_type == EventType::PageFault
 }
 
-/// Whether events of this type name a completion queue.
+/// Returns whether events of this type name a completion queue.
 pub(crate) fn names_cq(event_type: EventType) -> bool {
     event_type == EventType::CqError
 }
 
-/// Completion events that wait, by vector: at most one per completion queue.
+/// Waiting completion events by vector: at most one per completion queue.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CompletionEvents {
     vectors: Vec<VecDeque<u32>>,
 }
 
 impl CompletionEvents {
-    /// Empty queues for that many vectors.
+    /// Creates empty queues for this number of vectors.
     pub(crate) fn new(vectors: u16) -> Self {
         Self {
             vectors: vec![VecDeque::new(); usize::from(vectors)],
@@ -170,13 +170,13 @@ impl CompletionEvents {
         }
     }
 
-    /// Whether a vector has none.
+    /// Returns whether a vector has no waiting events.
     pub(crate) fn is_empty(&self, vector: u16) -> bool {
         let queue = self.vectors.get(usize::from(vector));
         queue.is_none_or(VecDeque::is_empty)
     }
 
-    /// The next event of a vector.
+    /// Takes the next event of a vector.
     pub(crate) fn pop(&mut self, vector: u16) -> Option<CompletionEvent> {
         let cqn = self.vectors.get_mut(usize::from(vector))?.pop_front()?;
         Some(CompletionEvent {

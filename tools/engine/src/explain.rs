@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A bounded record of what went wrong, and why: every negative acknowledgement, dropped message of
-//! an unreliable connection, error completion, fatal event and refused command, with the check that
-//! failed and what it was about.
+//! A bounded record of what went wrong, and why: every negative acknowledgement, dropped message of an unreliable
+//! connection, error completion, fatal event and refused command, with the check that failed and its subject.
 
 use crate::{
     cause::Cause,
@@ -19,13 +18,13 @@ use vrnic_wire::{
     event::EventType,
 };
 
-/// Entries that a device keeps until somebody takes them.
+/// Number of entries that a device keeps until they are taken.
 const KEPT: usize = 256;
 
-/// Youngest entries that a repetition is looked for in.
+/// Number of the youngest entries that are searched for a repetition.
 const LOOK_BACK: usize = 16;
 
-/// A name out of a table.
+/// A name from a table.
 pub type Name = &'static str;
 
 /// What happened.
@@ -33,24 +32,24 @@ pub type Name = &'static str;
 pub enum Happening {
     /// The queue pair sent a negative acknowledgement.
     NakSent(Syndrome),
-    /// The queue pair got a negative acknowledgement.
+    /// The queue pair received a negative acknowledgement.
     NakReceived(Syndrome),
     /// The queue pair of an unreliable connection dropped a message.
     Dropped,
-    /// A work request completed with an error; of a row of flushed ones the first.
+    /// A work request completed with an error. Of a series of flushed ones, this is the first.
     Completion {
-        /// Chosen by whoever posted it.
+        /// Chosen by the consumer that posted it.
         wr_id: u64,
-        /// What it was to do.
+        /// Operation of the work request.
         #[serde(with = "wire")]
         opcode: Opcode,
         /// Its status.
         #[serde(with = "wire")]
         status: Status,
     },
-    /// An asynchronous event was raised that tells of an error.
+    /// An asynchronous event that reports an error was raised.
     Event(#[serde(with = "wire")] EventType),
-    /// A fault fired that somebody armed.
+    /// An armed fault fired.
     Fault {
         /// Its number.
         id: u64,
@@ -60,7 +59,7 @@ pub enum Happening {
     },
     /// A command of the driver was refused.
     Command {
-        /// Its code, which may mean nothing.
+        /// Its code, which may be unknown.
         code: u16,
         /// The status of the reply.
         #[serde(with = "wire")]
@@ -69,7 +68,7 @@ pub enum Happening {
 }
 
 impl Happening {
-    /// Whether a row of these is told as one: they say the same, and there may be many.
+    /// Returns whether a series of these is merged into one entry, because there may be many that say the same.
     fn is_mass(&self) -> bool {
         match self {
             Self::Completion { status, .. } => *status == Status::Flushed,
@@ -81,7 +80,7 @@ impl Happening {
         }
     }
 
-    /// Whether `later` is more of the same.
+    /// Returns whether `later` is a repetition of this.
     fn is_repeated_by(&self, later: &Self) -> bool {
         self.is_mass()
             && match (self, later) {
@@ -104,29 +103,29 @@ impl Happening {
 /// An access to memory that was refused.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// The key.
+    /// The key that was used.
     pub key: u32,
     /// Protection domain of the queue pair.
     pub pd: u32,
-    /// [`access`](vrnic_wire::memory::access) rights that it needs.
+    /// Rights ([`access`](vrnic_wire::memory::access)) that the access needs.
     pub rights: u32,
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
-/// A packet that came.
+/// A packet that arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packet {
-    /// What it is.
+    /// Kind of packet.
     #[serde(deserialize_with = "packet_name")]
     pub name: Name,
     /// Its PSN.
     pub psn: u32,
 }
 
-/// What packets are called here, in the order of [`PacketKind::NAMES`].
+/// Names of packets in explanations, in the order of [`PacketKind::NAMES`].
 const PACKETS: [&str; PacketKind::NAMES.len()] = [
     "SEND",
     "RDMA WRITE",
@@ -155,7 +154,7 @@ fn fault_name<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Err
 }
 
 impl Packet {
-    /// What `body` with that PSN is.
+    /// Describes a packet with this body and PSN.
     pub(crate) fn new(body: &Body, psn: u32) -> Self {
         let name = PACKETS[PacketKind::of(body) as usize];
         Self { name, psn }
@@ -165,7 +164,7 @@ impl Packet {
 /// One thing that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// When; the last time, if it was repeated.
+    /// Time; if it was repeated, that of the last repetition.
     pub time: Instant,
     /// Number of the queue pair, or of the completion queue if the event is about one; 0 if neither.
     pub number: u32,
@@ -175,18 +174,18 @@ pub struct Explanation {
     pub happening: Happening,
     /// The check that failed.
     pub cause: Option<Cause>,
-    /// PSN of the request or of the acknowledgement; the one that was expected if a packet was not.
+    /// PSN of the request or of the acknowledgement. If a packet had an unexpected PSN, this is the expected one.
     pub psn: Option<u32>,
     /// The packet that the check was about.
     pub packet: Option<Packet>,
     /// The access that the check was about.
     pub access: Option<Access>,
-    /// How often it happened.
+    /// Number of occurrences.
     pub count: u64,
 }
 
 impl Explanation {
-    /// Something that happened to object `number`, with nothing more to say of it.
+    /// Creates an explanation of something that happened to object `number`, without further details.
     pub fn new(happening: Happening, number: u32, cause: Option<Cause>) -> Self {
         Self {
             time: Instant::default(),
@@ -217,7 +216,7 @@ impl Default for Record {
 }
 
 impl Record {
-    /// An empty record with room for `limit` entries.
+    /// Creates an empty record with room for `limit` entries.
     pub fn new(limit: usize) -> Self {
         Self {
             entries: VecDeque::new(),
@@ -226,8 +225,8 @@ impl Record {
         }
     }
 
-    /// Adds an entry; the oldest goes if there is no room. More of what an entry tells already is
-    /// counted there. Whether there is a new entry.
+    /// Adds an entry, or counts it in an older entry that it repeats. If there is no room, the oldest entry is dropped.
+    /// Returns whether there is a new entry.
     pub fn add(&mut self, new: Explanation) -> bool {
         let young = self.entries.iter_mut().rev().take(LOOK_BACK);
         for (_, old) in young {
@@ -248,22 +247,22 @@ impl Record {
         true
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Takes the oldest entry out.
+    /// Removes and returns the oldest entry.
     pub fn take(&mut self) -> Option<Explanation> {
         Some(self.entries.pop_front()?.1)
     }
 
-    /// Number of the next entry.
+    /// Returns the number of the next entry.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The entries, oldest first.
+    /// Returns the entries with their numbers, oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &Explanation)> {
         self.entries.iter().map(|(number, entry)| (*number, entry))
     }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults on demand: the device, its wire or its commands fail because somebody asked for it.
+//! Faults on demand: make the device, its wire or its commands fail on request.
 //!
-//! A fault is an input of the device, like the time. [`Faults`] is empty unless faults are armed. The
-//! rest of the engine asks it only at a few seams ([`Seam`]): when a packet leaves or arrives, when the
-//! responder decides, before a completion is written, a command answered or an event raised, when a
-//! doorbell rings, when a timer is set, and as time passes. Each such moment is an occasion. Those
-//! that match a fault's description are numbered, from 1. Whether the fault fires on one follows from
-//! its seed and that number alone, so the same faults and the same traffic give the same firings.
+//! A fault is an input of the device, like the time. [`Faults`] is empty unless faults are armed. The rest of the
+//! engine consults it only at a few seams ([`Seam`]): when a packet leaves or arrives, when the responder decides,
+//! before a completion is written, a command answered or an event raised, when a doorbell rings, when a timer is set,
+//! and as time passes. Each such moment is an occasion. The occasions that match a fault's description are numbered
+//! from 1. Whether the fault fires on one depends only on its seed and that number, so the same faults and the same
+//! traffic always give the same firings.
 //!
-//! [`table`] lists and describes all faults. [`spec`] reads descriptions such as `drop opcode=ack nth=3`.
-//! `wire` has what faults do to packets, `field` the fields of these that they change, `seam` and `timed`
-//! what they do to everything else. What a fault delays waits in `later`. [`mod@line`] has those of a port of
-//! a switch, which somebody else's packets pass.
+//! [`table`] lists and describes all faults. [`spec`] parses descriptions such as `drop opcode=ack nth=3`. `wire`
+//! implements what faults do to packets, `field` the packet fields that they change, and `seam` and `timed` what they
+//! do to everything else. `later` holds what faults delay. [`mod@line`] has the faults of a switch port, through which
+//! other devices' packets pass.
 
 mod field;
 pub(crate) mod later;
@@ -36,25 +36,25 @@ use std::{collections::VecDeque, time::Duration};
 pub use table::Kind;
 pub use timed::Conditions;
 
-/// Faults of a device that may be armed at a time.
+/// Largest number of armed faults of a device.
 pub const MAX_ARMED: usize = 64;
 
-/// What the engine says when a fault makes it panic.
+/// Message of the panic that a fault causes in the engine.
 pub const PROVOKED_PANIC: &str = "a fault that was armed makes the engine panic";
 
-/// Faults that are done and still listed.
+/// Number of finished faults that are still listed.
 const MAX_DONE: usize = 64;
 
-/// Firings that are remembered.
+/// Number of firings that are remembered.
 const MAX_LOG: usize = 4096;
 
-/// What may happen to a reply of the device's control queue.
+/// How a reply of the device's control queue is delivered.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Delivery {
-    /// It goes out.
+    /// It goes out immediately.
     #[default]
     Now,
-    /// It goes out after that time.
+    /// It goes out after this time.
     Late(Duration),
     /// It goes out twice.
     Twice,
@@ -62,131 +62,131 @@ pub enum Delivery {
     Never,
 }
 
-/// One time that a fault did something.
+/// One firing of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Firing {
-    /// Counts from 0 for each device.
+    /// Number of the firing, counted from 0 for each device.
     pub number: u64,
-    /// When.
+    /// Time of the firing.
     pub time: Instant,
-    /// The fault.
+    /// Number of the fault.
     pub id: u64,
-    /// Name of its kind.
+    /// Name of the fault's kind.
     pub name: &'static str,
-    /// Place in the fault's stream of occasions, from 1.
+    /// Number of the occasion among those that matched the fault, from 1.
     pub position: u64,
-    /// Queue pair; 0 if it was about none.
+    /// Number of the queue pair; 0 if none was affected.
     pub qpn: u32,
-    /// Its peer; 0 if there is none.
+    /// Number of its peer; 0 if there is none.
     pub peer_qpn: u32,
-    /// Completion queue; 0 if it was about none.
+    /// Number of the completion queue; 0 if none was affected.
     pub cqn: u32,
     /// PSN of the packet.
     pub psn: Option<u32>,
-    /// Which way the packet went.
+    /// Direction of the packet.
     pub direction: Option<Direction>,
     /// The occasion, in words.
     pub what: String,
 }
 
-/// How far a fault is.
+/// Progress of a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Progress {
-    /// It waits for that fault to fire.
+    /// It waits for the fault with this number to fire.
     Waiting(u64),
     /// It may fire.
     Armed,
-    /// It has fired, and what it does lasts.
+    /// It has fired, and its effect lasts.
     Active,
     /// It will not fire any more.
     Done,
 }
 
-/// A fault, as it is listed.
+/// A fault in a list.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listed {
     /// Its number, from 1.
     pub id: u64,
     /// Its description.
     pub spec: Spec,
-    /// How far it is.
+    /// Its progress.
     pub progress: Progress,
-    /// Occasions that matched.
+    /// Number of occasions that matched.
     pub seen: u64,
-    /// How often it fired.
+    /// Number of firings.
     pub fired: u64,
 }
 
-/// A fault that is armed.
+/// An armed fault.
 #[derive(Debug, Serialize, Deserialize)]
 struct Armed {
     id: u64,
     spec: Spec,
-    /// When it was armed, or the fault fired that it waits for.
+    /// When it was armed, or when the fault that it waits for fired.
     since: Option<Instant>,
     seen: u64,
     fired: u64,
-    /// Occasions left of a burst.
+    /// Occasions left in a burst.
     burst: u64,
-    /// When it fires next by itself.
+    /// When it fires next on its own.
     next: Option<Instant>,
-    /// When a line that it slows down is free.
+    /// When the line that it slows down becomes free.
     free: Instant,
-    /// The fault that has to fire before.
+    /// The fault that has to fire first.
     waits_for: Option<u64>,
 }
 
-/// A fault fires: what there is to do.
+/// A firing of a fault: what to do.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Strike {
     pub(crate) id: u64,
     pub(crate) kind: &'static Kind,
     pub(crate) args: spec::Args,
-    /// Drawn for this firing.
+    /// Random value drawn for this firing.
     pub(crate) chance: u64,
-    /// How long what it does lasts; `None` is until it is cleared.
+    /// How long its effect lasts; `None` means until it is cleared.
     pub(crate) lasts: Option<Duration>,
-    /// When the packet arrives on a line that is slow.
+    /// When the packet arrives if the fault slows the line down.
     pub(crate) due: Option<Instant>,
 }
 
 /// The faults of a device. Empty by default.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
-    /// Whether any is armed or has something to do; the one thing that is tested while none is.
+    /// Whether any fault is armed or in effect: the only field that is tested while there are none.
     busy: bool,
     armed: Vec<Armed>,
     done: VecDeque<Listed>,
-    /// It decides nothing: what is about to be told was added just before.
+    /// Youngest firings. They influence no decision: the one to be reported was always added just before.
     #[serde(skip)]
     log: VecDeque<Firing>,
-    /// Firings so far.
+    /// Number of firings so far.
     fired: u64,
     /// Number of the last fault.
     last_id: u64,
-    /// The queue pair that acts. Between calls there is none.
+    /// The queue pair for which the engine acts; none between calls.
     #[serde(skip)]
     acting: Option<Subject>,
-    /// What is put off.
+    /// Delayed actions.
     pub(crate) later: Later,
-    /// What lasts.
+    /// Lasting effects.
     pub(crate) conditions: Conditions,
-    /// Queue pairs whose completion was made an error, and that will be in the error state, with
-    /// whether it was a send.
+    /// Queue pairs whose completion was turned into an error and that must enter the error state, with whether it was a
+    /// send completion.
     victims: Vec<(u32, bool)>,
-    /// What becomes of the command that is being executed.
+    /// What happens to the command that is being executed.
     command: Option<seam::CommandFate>,
     delivery: Delivery,
 }
 
 impl Faults {
-    /// Whether anything is armed, lasts or is put off.
+    /// Returns whether any fault is armed, lasting or delayed.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Whether nothing is armed, lasts or is put off, so that the device is as any other.
+    /// Returns whether no fault is armed, lasting or delayed, so that the device behaves normally.
     pub fn is_idle(&self) -> bool {
         !self.busy
     }
@@ -199,11 +199,11 @@ impl Faults {
             || self.command.is_some();
     }
 
-    /// Arms a fault and gives its number. It is noticed with the next call of the device.
+    /// Arms a fault and returns its number. The fault takes effect with the next call of the device.
     ///
     /// # Errors
     ///
-    /// Too many are armed.
+    /// Too many faults are armed.
     pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
         if self.armed.len() >= MAX_ARMED {
             return Err(BadSpec::new(format!(
@@ -226,7 +226,8 @@ impl Faults {
         Ok(self.last_id)
     }
 
-    /// Disarms a fault, or all. What it made last ends with the next call of the device. How many there were.
+    /// Disarms one fault, or all, and returns how many there were. Lasting effects end with the next call of the
+    /// device.
     pub fn clear(&mut self, id: Option<u64>) -> usize {
         let before = self.armed.len() + self.done.len();
         let keeps = |other: u64| id.is_some_and(|id| id != other);
@@ -252,7 +253,7 @@ impl Faults {
         before - self.armed.len() - self.done.len()
     }
 
-    /// All faults that are armed or were, oldest first.
+    /// Returns all faults that are or were armed, oldest first.
     pub fn list(&self) -> Vec<Listed> {
         let armed = self.armed.iter().map(|fault| Listed {
             id: fault.id,
@@ -278,17 +279,18 @@ impl Faults {
         all
     }
 
-    /// Firings so far.
+    /// Returns the number of firings so far.
     pub fn fired(&self) -> u64 {
         self.fired
     }
 
-    /// The youngest firings, oldest first.
+    /// Returns the youngest firings, oldest first.
     pub fn log(&self) -> impl DoubleEndedIterator<Item = &Firing> {
         self.log.iter()
     }
 
-    /// The device is reset: faults stay armed, what they put off or made last is gone, but that it is not there.
+    /// Brings the faults into their state after a reset of the device: they stay armed, but delayed actions and lasting
+    /// effects end, except the removal of the device.
     pub fn rest(&mut self) {
         self.later = Later::default();
         self.conditions.rest();
@@ -302,32 +304,32 @@ impl Faults {
         self.update();
     }
 
-    /// The queue pair that acts from now on.
+    /// Sets the queue pair for which the engine acts from now on.
     pub(crate) fn act_for(&mut self, acting: Option<Subject>) {
         self.acting = acting;
     }
 
-    /// Whether the completion of a send of the queue pair was made an error, and it does not know yet: those that
-    /// follow are flushed, signaled or not.
+    /// Returns whether a send completion of the queue pair was turned into an error of which the queue pair does not
+    /// know yet. The send completions that follow are flushed, signaled or not.
     #[inline]
     pub(crate) fn flushes_sends(&self, qpn: u32) -> bool {
         self.busy && self.victims.contains(&(qpn, true))
     }
 
-    /// Forgets what is put off of a queue pair that begins anew or goes. Its packets stay on their way.
+    /// Forgets what is delayed for a queue pair that is reset or destroyed. Its packets stay in flight.
     pub(crate) fn forget_qp(&mut self, qpn: u32) {
         self.victims.retain(|(victim, _)| *victim != qpn);
         self.later.forget_qp(qpn);
     }
 
-    /// Takes a queue pair that has to go to the error state, and whether because of a send.
+    /// Takes a queue pair that has to enter the error state, with whether a send is the reason.
     pub(crate) fn next_victim(&mut self) -> Option<(u32, bool)> {
         let victim = self.victims.pop();
         self.update();
         victim
     }
 
-    /// When something is due.
+    /// Returns when something is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         if !self.busy {
             return None;
@@ -336,12 +338,12 @@ impl Faults {
             let due = fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none();
             due.then(|| fault.due())
         });
-        // What was put off waits until the device goes on.
+        // Delayed actions wait while the device is stuck.
         let later = self.later.next().filter(|_| !self.conditions.is_stuck());
         timed.chain(later).chain(self.conditions.next()).min()
     }
 
-    /// Looks which fault fires on an occasion: the first that does has it for itself.
+    /// Finds the fault that fires on an occasion: the first that matches takes the occasion.
     pub(crate) fn strike(&mut self, now: Instant, mut occasion: Occasion) -> Option<Strike> {
         occasion.qp = occasion.qp.or(self.acting);
         let mut index = 0;
@@ -359,7 +361,7 @@ impl Faults {
         None
     }
 
-    /// The fault at `index` fires.
+    /// Fires the fault at `index`.
     fn fire(&mut self, index: usize, now: Instant, occasion: &Occasion) -> Strike {
         let fault = &mut self.armed[index];
         fault.fired += 1;
@@ -421,7 +423,7 @@ impl Faults {
         self.fired += 1;
     }
 
-    /// The fault at `index` fires no more.
+    /// Retires the fault at `index`, which will not fire any more.
     fn finish(&mut self, index: usize) {
         let fault = self.armed.remove(index);
         if self.done.len() == MAX_DONE {
@@ -438,40 +440,41 @@ impl Faults {
     }
 }
 
-/// What a recording has to know of faults at rest, so that they go on from there.
+/// State of faults at rest as a recording needs it to continue from there.
 #[derive(Clone, Debug, Default)]
 pub struct Saved {
     /// Number of the last fault.
     pub last_id: u64,
-    /// Firings so far.
+    /// Number of firings so far.
     pub fired: u64,
-    /// What is armed.
+    /// Armed faults.
     pub armed: Vec<SavedFault>,
 }
 
-/// A fault that is armed, and how far it is.
+/// An armed fault and its progress.
 #[derive(Clone, Debug)]
 pub struct SavedFault {
     /// Its description.
     pub text: String,
     /// Its number.
     pub id: u64,
-    /// When it was armed, or the fault fired that it waits for.
+    /// When it was armed, or when the fault that it waits for fired.
     pub since: Option<Instant>,
-    /// Occasions that matched.
+    /// Number of occasions that matched.
     pub seen: u64,
-    /// How often it fired.
+    /// Number of firings.
     pub fired: u64,
-    /// When it fires next by itself.
+    /// When it fires next on its own.
     pub next: Option<Instant>,
-    /// When a line that it slows down is free.
+    /// When the line that it slows down becomes free.
     pub free: Instant,
-    /// The fault that has to fire before.
+    /// The fault that has to fire first.
     pub waits_for: Option<u64>,
 }
 
 impl Faults {
-    /// What is armed. Faults that are not [at rest](Self::rest) have put off or made last more than that.
+    /// Returns the armed faults. For faults that are not [at rest](Self::rest), delayed and lasting effects are
+    /// missing.
     pub fn saved(&self) -> Saved {
         let armed = self.armed.iter().map(|fault| SavedFault {
             text: fault.spec.to_string(),
@@ -490,7 +493,7 @@ impl Faults {
         }
     }
 
-    /// Faults that go on from there; `None` if there are none of such a description, or too many.
+    /// Restores faults; `None` if a description is not valid or there are too many.
     pub fn from_saved(saved: &Saved) -> Option<Self> {
         if saved.armed.len() > MAX_ARMED {
             return None;
@@ -519,11 +522,11 @@ impl Faults {
     }
 }
 
-/// Bytes of a packet that are not payload, on a line that is slow: Ethernet, IPv6, UDP, BTH, ICRC and gap.
+/// Bytes of a packet besides its payload, on a slow line: Ethernet, IPv6, UDP, BTH, ICRC and gap.
 const HEADERS: u64 = 14 + 40 + 8 + 12 + 4 + 24;
 
 impl Armed {
-    /// Whether it fires on an occasion of its seam, which takes a place in its stream if it matches.
+    /// Returns whether it fires on an occasion of its seam. An occasion that matches is counted.
     fn fires(&mut self, now: Instant, occasion: &Occasion) -> bool {
         if self.waits_for.is_some() || !self.spec.place.has(occasion) {
             return false;
@@ -541,7 +544,7 @@ impl Armed {
         {
             return false;
         }
-        // A packet without the field could not suffer.
+        // A packet without the field cannot be changed.
         let field = self.spec.args.field;
         let has = |(body, service)| field.is_none_or(|field| field.is_in(&body, service));
         if !occasion.headers.is_none_or(has) {
@@ -559,7 +562,7 @@ impl Armed {
         hit
     }
 
-    /// Whether its time is over.
+    /// Returns whether its time is over.
     fn is_over(&self, now: Instant) -> bool {
         let moment = &self.spec.moment;
         self.spec.kind.seam() != Seam::Time

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use vrnic_wire::port::{GidEntry, GidType};
 
-/// GIDs of the port by their index.
+/// GIDs of the port by index.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct GidTable {
     #[serde(with = "wire")]
@@ -18,7 +18,7 @@ pub(crate) struct GidTable {
 }
 
 impl GidTable {
-    /// An empty table of `length` entries.
+    /// Creates an empty table of `length` entries.
     pub(crate) fn new(length: u32) -> Self {
         Self {
             entries: vec![None; length as usize],
@@ -27,12 +27,12 @@ impl GidTable {
         }
     }
 
-    /// Grows by one with each change.
+    /// Returns the generation, which increases by one with each change.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The entry with that index, if in use.
+    /// Returns the entry with this index if it is in use.
     pub(crate) fn get(&self, index: u8) -> Option<&GidEntry> {
         self.entries
             .get(usize::from(index))?
@@ -57,21 +57,21 @@ impl GidTable {
         Ok(())
     }
 
-    /// Whether frames of that VLAN and version of RoCE are for this port at all.
+    /// Returns whether frames with this VLAN and RoCE version can be for this port at all.
     pub(crate) fn has_link(&self, vlan: u16, roce_v1: bool) -> bool {
         self.iter().any(|entry| {
             entry.vlan.get() == vlan && (entry.gid_type == GidType::RoceV1.raw()) == roce_v1
         })
     }
 
-    /// All GIDs in use.
+    /// Returns all GIDs in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &GidEntry> {
         let entries = self.entries.iter().zip(0..);
         let seen = entries.filter(|(_, index)| !self.hides(*index));
         seen.filter_map(|(entry, _)| entry.as_ref())
     }
 
-    /// Hides the entries with these indices, and no others.
+    /// Hides the entries with these indices and shows all others.
     pub(crate) fn hide(&mut self, hidden: Range<u32>) {
         if self.hidden != hidden {
             self.hidden = hidden;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a device is doing, for people who watch it. Lists come in pages, each of which takes a bounded
-//! time.
+//! What a device is doing, for display. Lists come in pages, each of which takes a bounded time.
 
 use crate::{
     explain::Explanation,
@@ -18,7 +17,7 @@ use vrnic_wire::{
     qp::{GSI_QPN, SMI_QPN},
 };
 
-/// A completion queue.
+/// State of a completion queue.
 #[derive(Copy, Clone, Debug)]
 pub struct CqSnapshot {
     /// Number.
@@ -27,25 +26,25 @@ pub struct CqSnapshot {
     pub context: u32,
     /// Completion vector.
     pub vector: u16,
-    /// Places.
+    /// Number of entries in the ring.
     pub entries: u32,
-    /// Events wait for so many completions; with less than 2 they do not wait.
+    /// Number of completions for which an event waits; it does not wait if this is less than 2.
     pub moderation_count: u32,
-    /// Longest time that an event waits.
+    /// Longest time for which an event waits.
     pub moderation_period: Duration,
-    /// Completions that the driver side has not read; `None` if its index cannot be.
+    /// Number of completions that the driver side has not read; `None` if its index is not possible.
     pub unread: Option<u32>,
-    /// Whether they are so many; else at most, because the index of the driver side is not known.
+    /// Whether `unread` is exact. If not, it is an upper bound, because the driver side's index is not known.
     pub exact: bool,
-    /// Whether an event is asked for; `None` if that is not known.
+    /// Whether an event is requested; `None` if that is not known.
     pub armed: Option<bool>,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use it.
     pub queue_pairs: usize,
     /// Whether it overran or its memory is gone.
     pub failed: bool,
 }
 
-/// A shared receive queue.
+/// State of a shared receive queue.
 #[derive(Copy, Clone, Debug)]
 pub struct SrqSnapshot {
     /// Number.
@@ -54,25 +53,25 @@ pub struct SrqSnapshot {
     pub context: u32,
     /// Protection domain.
     pub pd: u32,
-    /// Places.
+    /// Number of entries in the ring.
     pub entries: u32,
-    /// Receives that nobody took; `None` if the ring is broken.
+    /// Number of posted receives that have not been taken; `None` if the ring is broken.
     pub posted: Option<u32>,
-    /// Whether they are so many; else at least, because the index of the driver side is not known.
+    /// Whether `posted` is exact. If not, it is a lower bound, because the driver side's index is not known.
     pub exact: bool,
     /// The limit; 0 if none is set or it was reached.
     pub limit: u32,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use it.
     pub queue_pairs: u32,
-    /// XRC domain that it is for.
+    /// XRC domain, if it belongs to one.
     pub xrcdn: Option<u32>,
-    /// Completion queue of its receives, if it is for an XRC domain.
+    /// Completion queue of its receives, if it belongs to an XRC domain.
     pub cqn: Option<u32>,
     /// Whether it failed.
     pub failed: bool,
 }
 
-/// A memory region.
+/// State of a memory region.
 #[derive(Copy, Clone, Debug)]
 pub struct MrSnapshot {
     /// Its key.
@@ -83,16 +82,16 @@ pub struct MrSnapshot {
     pub access: u32,
     /// Address of the first byte in work requests.
     pub iova: u64,
-    /// Bytes; `None` if it covers all memory of the guest.
+    /// Length in bytes; `None` if it covers all memory of the guest.
     pub length: Option<u64>,
-    /// Host ranges that it needs.
+    /// Number of host ranges that it needs.
     pub translations: usize,
-    /// Whether it can be used: not if it waits for a fast registration.
+    /// Whether it can be used: false while it waits for a fast registration.
     pub valid: bool,
 }
 
 impl MrSnapshot {
-    /// A region with its key.
+    /// Describes a region with this key.
     pub(crate) fn new(key: u32, region: &Region) -> Self {
         Self {
             key,
@@ -106,7 +105,7 @@ impl MrSnapshot {
     }
 }
 
-/// A memory window.
+/// State of a memory window.
 #[derive(Copy, Clone, Debug)]
 pub struct MwSnapshot {
     /// Its key.
@@ -115,12 +114,12 @@ pub struct MwSnapshot {
     pub pd: u32,
     /// Type.
     pub mw_type: MwType,
-    /// What it is bound to, if it is.
+    /// What it is bound to; `None` if it is not bound.
     pub bound: Option<BoundMw>,
 }
 
 impl MwSnapshot {
-    /// A window with its key, and the key of the region that it is bound to.
+    /// Describes a window with this key. `region` is the key of the region to which it is bound.
     pub(crate) fn new(key: u32, window: &Window, region: Option<u32>) -> Self {
         Self {
             key,
@@ -137,31 +136,31 @@ impl MwSnapshot {
     }
 }
 
-/// What a key names.
+/// The object that a key names.
 #[derive(Copy, Clone, Debug)]
 pub enum Named {
-    /// A memory region. Its own key may end with another byte than the one that was asked for.
+    /// A memory region. The last byte of its key may differ from that in the request.
     Region(MrSnapshot),
-    /// A memory window. As above.
+    /// A memory window. The last byte of its key may differ as well.
     Window(MwSnapshot),
-    /// Something that was removed not long ago.
+    /// An object that was removed recently.
     Removed,
-    /// Nothing that anybody remembers.
+    /// No known object.
     Nothing,
 }
 
-/// What a memory window is bound to.
+/// Binding of a memory window.
 #[derive(Copy, Clone, Debug)]
 pub struct BoundMw {
     /// Key of the region.
     pub region: u32,
     /// Address of the first byte for peers.
     pub first: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub length: u64,
     /// [`access`](vrnic_wire::memory::access) rights.
     pub access: u32,
-    /// Queue pair that bound it; 0 once it is gone.
+    /// Queue pair that bound it; 0 once the queue pair is gone.
     pub qpn: u32,
 }
 
@@ -176,21 +175,21 @@ pub struct GroupSnapshot {
     pub members: Vec<u32>,
 }
 
-/// A queue that has a ring in guest memory.
+/// A queue with a ring in guest memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
-    /// The send queue of that queue pair.
+    /// The send queue of this queue pair.
     Send(u32),
-    /// The receive queue of that queue pair.
+    /// The receive queue of this queue pair.
     Receive(u32),
-    /// That shared receive queue.
+    /// This shared receive queue.
     Shared(u32),
-    /// That completion queue.
+    /// This completion queue.
     Completion(u32),
 }
 
 impl Engine {
-    /// Where the entries of all rings are. Takes time in proportion to their number.
+    /// Returns the places of the entries of all rings. Takes time in proportion to their number.
     pub fn rings(&self) -> Vec<(Queue, Vec<HostRange>)> {
         let mut all: Vec<(Queue, Vec<HostRange>)> = Vec::new();
         let gsi = self.qps.gsi.iter().map(|qp| (GSI_QPN, qp.as_ref()));
@@ -216,13 +215,13 @@ impl Engine {
         all
     }
 
-    /// A queue pair.
+    /// Returns the state of a queue pair.
     pub fn qp<M: Memory>(&self, qpn: u32, memory: &M) -> Option<QpSnapshot> {
         self.qps.get(qpn).map(|qp| qp.snapshot(memory))
     }
 
-    /// Queue pairs in up to `limit` places from place `first` on; `None` behind the last place. The GSI
-    /// queue pair has no place, and comes before the first.
+    /// Returns the queue pairs in up to `limit` slots, from slot `first` on; `None` if `first` is beyond the last slot.
+    /// Queue pairs 0 and 1 have no slot and come before the first.
     pub fn qp_page<M: Memory>(
         &self,
         first: usize,
@@ -241,7 +240,8 @@ impl Engine {
         Some(special.chain(others).map(snapshot).collect())
     }
 
-    /// Completion queues in up to `limit` places from place `first` on; `None` behind the last place.
+    /// Returns the completion queues in up to `limit` slots, from slot `first` on; `None` if `first` is beyond the last
+    /// slot.
     pub fn cq_page<M: Memory>(
         &self,
         first: usize,
@@ -257,8 +257,8 @@ impl Engine {
         )
     }
 
-    /// Shared receive queues in up to `limit` places from place `first` on; `None` behind the last
-    /// place.
+    /// Returns the shared receive queues in up to `limit` slots, from slot `first` on; `None` if `first` is beyond the
+    /// last slot.
     pub fn srq_page<M: Memory>(
         &self,
         first: usize,
@@ -274,26 +274,25 @@ impl Engine {
         )
     }
 
-    /// What a key names.
+    /// Returns the object that a key names.
     pub fn key(&self, key: u32) -> Named {
         self.resources.keys.named(key)
     }
 
-    /// A completion queue.
+    /// Returns the state of a completion queue.
     pub fn cq<M: Memory>(&self, cqn: u32, memory: &M) -> Option<CqSnapshot> {
         let cq = self.resources.cqs.get(cqn)?;
         Some(cq.snapshot(cqn, &|range, offset| memory.glance(range, offset)))
     }
 
-    /// A shared receive queue.
+    /// Returns the state of a shared receive queue.
     pub fn srq<M: Memory>(&self, srqn: u32, memory: &M) -> Option<SrqSnapshot> {
         let srq = self.resources.srqs.get(srqn)?;
         Some(srq.snapshot(srqn, &|range, offset| memory.glance(range, offset)))
     }
 
-    /// The memory regions among up to `limit` objects that have keys, from the one at `first` on, in
-    /// no order; `None` behind the last.
-    /// Takes time in proportion to `first`.
+    /// Returns the memory regions among up to `limit` objects with keys, from object `first` on, in no particular
+    /// order; `None` if `first` is beyond the last object. Takes time in proportion to `first`.
     pub fn mr_page(&self, first: usize, limit: usize) -> Option<Vec<MrSnapshot>> {
         let page = self.resources.keys.page(first, limit)?;
         Some(
@@ -302,7 +301,7 @@ impl Engine {
         )
     }
 
-    /// The memory windows among these objects; as [`mr_page`](Self::mr_page).
+    /// Returns the memory windows among these objects, like [`mr_page`](Self::mr_page).
     pub fn mw_page(&self, first: usize, limit: usize) -> Option<Vec<MwSnapshot>> {
         let page = self.resources.keys.window_page(first, limit)?;
         Some(
@@ -311,8 +310,8 @@ impl Engine {
         )
     }
 
-    /// Up to `limit` multicast groups, by their GIDs, from the one at `first` on; `None` behind the
-    /// last. Takes time in proportion to `first`.
+    /// Returns up to `limit` multicast groups in the order of their GIDs, from group `first` on; `None` if `first` is
+    /// beyond the last group. Takes time in proportion to `first`.
     pub fn group_page(&self, first: usize, limit: usize) -> Option<Vec<GroupSnapshot>> {
         let rest = self.resources.groups.iter().skip(first).take(limit);
         let page: Vec<_> = rest
@@ -325,7 +324,7 @@ impl Engine {
         (!page.is_empty()).then_some(page)
     }
 
-    /// Takes the oldest thing that went wrong. The device keeps a few hundred.
+    /// Takes the oldest explanation of something that went wrong. The device keeps a few hundred.
     pub fn next_explanation(&mut self) -> Option<Explanation> {
         self.resources.record.take()
     }

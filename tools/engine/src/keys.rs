@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Keys, and what may be accessed by them.
+//! Keys, and the memory that they give access to.
 
 use crate::{
     cause::Cause,
@@ -27,30 +27,30 @@ use vrnic_wire::{
     work::{BindTarget, RegisterTarget},
 };
 
-/// Indices that stay unused for a while before one is used again.
+/// Number of indices that rest before they are used again.
 const RESTING: usize = 1 << 16;
 
-/// Bytes of a message whose pages are asked for together.
+/// Bytes of a message whose pages are requested together.
 pub(crate) const AHEAD: u64 = 2 << 20;
 
-/// Accesses of one request that are remembered because pages were missing.
+/// Largest number of accesses of one request that are remembered because pages were missing.
 const MAX_FAULTS: usize = 8;
 
-/// No queue pair has this number.
+/// Number of no queue pair: marks windows whose queue pair is gone.
 const NOBODY: u32 = 0;
 
-/// What the local DMA key names.
+/// Memory that the local DMA key names.
 const ALL_MEMORY: &RegionMemory = &RegionMemory::All;
 
-/// What the null key names.
+/// Memory that the null key names.
 const NULL_MEMORY: &RegionMemory = &RegionMemory::Null;
 
-/// Index of the keys that the standard gives a meaning; no object has it.
+/// Index of the keys that the standard defines; no object has it.
 const RESERVED_INDEX: u32 = 0;
 const _: () = assert!(LOCAL_DMA_KEY & KEY_INDEX_MASK == RESERVED_INDEX);
 const _: () = assert!(NULL_KEY & KEY_INDEX_MASK == RESERVED_INDEX);
 
-/// The queue pair on whose behalf memory is accessed.
+/// The queue pair for which memory is accessed.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Accessor {
     /// Its number.
@@ -61,7 +61,7 @@ pub(crate) struct Accessor {
     pub(crate) kernel: bool,
 }
 
-/// An access found pages missing.
+/// Missing pages that an access found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fault {
     /// Index of the region.
@@ -70,19 +70,19 @@ pub(crate) struct Fault {
     pub(crate) want: Want,
 }
 
-/// The bits of a key that name its object.
+/// Returns the bits of a key that identify its object.
 pub(crate) fn index_of(key: u32) -> u32 {
     key & KEY_INDEX_MASK
 }
 
-/// What a key names.
+/// An object with a key.
 #[derive(Debug, Serialize, Deserialize)]
 enum Object {
     Region(Region),
     Window(Window),
 }
 
-/// Whether an access with these rights writes.
+/// Returns whether an access with these rights writes.
 fn changes(rights: u32) -> bool {
     rights & (access::LOCAL_WRITE | access::REMOTE_CHANGES) != 0
 }
@@ -95,12 +95,12 @@ struct Entry {
     object: Object,
 }
 
-/// All regions and windows of a device by their keys.
+/// All regions and windows of a device by key.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Keys {
     #[serde(serialize_with = "state::map")]
     by_index: FxHashMap<u32, Entry>,
-    /// Indices of objects that are gone, oldest first; none of them is in use.
+    /// Indices of removed objects, oldest first. None of them is in use.
     resting: VecDeque<u32>,
     #[serde(serialize_with = "state::set")]
     rests: FxHashSet<u32>,
@@ -109,20 +109,20 @@ pub(crate) struct Keys {
     max_regions: u32,
     max_windows: u32,
     windows: u32,
-    /// Indices of the windows of type 2 that each queue pair bound.
+    /// Indices of the type 2 windows that each queue pair bound.
     #[serde(serialize_with = "state::map")]
     bound_by: FxHashMap<u32, BTreeSet<u32>>,
-    /// The access that was refused last, until somebody tells of it.
+    /// The access that was refused last, until it is taken.
     refused: Cell<Option<(Cause, Access)>>,
-    /// What was missing of late, until somebody asks for it.
+    /// Pages recently found missing, until they are taken.
     faults: RefCell<Vec<Fault>>,
-    /// Indices of the regions that somebody waits for, or waited.
+    /// Indices of the regions for which each waiter waits or has waited.
     #[serde(serialize_with = "state::map")]
     waits: FxHashMap<Waiter, Vec<u32>>,
 }
 
 impl Keys {
-    /// Nothing, room for as much as `limits` say, and keys that follow from `seed`.
+    /// Creates an empty set of keys with room for the objects in `limits`. New keys depend on `seed`.
     pub(crate) fn new(limits: &Limits, features: Features, seed: [u8; 32]) -> Self {
         Self {
             by_index: FxHashMap::default(),
@@ -140,25 +140,26 @@ impl Keys {
         }
     }
 
-    /// What was refused last, and why; once.
+    /// Takes the access that was refused last, and why.
     pub(crate) fn take_refused(&self) -> Option<(Cause, Access)> {
         self.refused.take()
     }
 
-    /// Remembers that an access was refused for that reason, which it gives back.
+    /// Remembers that an access was refused, and returns the cause.
     pub(crate) fn refuse(&self, cause: Cause, access: Access) -> Cause {
         self.refused.set(Some((cause, access)));
         cause
     }
 
-    /// Up to `limit` objects, from the one at `position` on, in no order; `None` behind the last object.
+    /// Returns up to `limit` objects from position `position` on, in no particular order; `None` beyond the last
+    /// object.
     fn objects(&self, position: usize, limit: usize) -> Option<impl Iterator<Item = &Entry>> {
         let all = self.by_index.values().skip(position).take(limit);
         (position < self.by_index.len()).then_some(all)
     }
 
-    /// The regions among up to `limit` objects, with their keys, from the object at `position` on,
-    /// in no order; `None` behind the last object.
+    /// Returns the regions, with their keys, among up to `limit` objects from position `position` on, in no particular
+    /// order; `None` beyond the last object.
     pub(crate) fn page(
         &self,
         position: usize,
@@ -171,7 +172,7 @@ impl Keys {
         }))
     }
 
-    /// The same of windows, each with the key of the region that it is bound to, if it is.
+    /// Does the same for windows, each with the key of the region to which it is bound, if any.
     pub(crate) fn window_page(
         &self,
         position: usize,
@@ -184,7 +185,7 @@ impl Keys {
         }))
     }
 
-    /// What a key names, for people.
+    /// Returns the object that a key names, for display.
     pub(crate) fn named(&self, key: u32) -> Named {
         match self.by_index.get(&index_of(key)) {
             Some(entry) => match &entry.object {
@@ -199,30 +200,30 @@ impl Keys {
         }
     }
 
-    /// Key of the region that a window is bound to, if it is.
+    /// Returns the key of the region to which a window is bound, if any.
     fn bound_region(&self, window: &Window) -> Option<u32> {
         let binding = window.binding.as_ref()?;
         Some(self.by_index.get(&binding.region)?.key)
     }
 
-    /// Number of regions.
+    /// Returns the number of regions.
     pub(crate) fn regions(&self) -> usize {
         self.by_index.len() - self.windows as usize
     }
 
-    /// Number of windows.
+    /// Returns the number of windows.
     pub(crate) fn windows(&self) -> u32 {
         self.windows
     }
 
-    /// Whether there is no room for another region.
+    /// Returns whether there is no room for another region.
     pub(crate) fn is_full(&self) -> bool {
         self.regions() >= self.max_regions as usize
     }
 
-    /// Adds an object and gives it a key whose index no other has.
+    /// Adds an object and returns its new key, whose index no other object has.
     fn insert(&mut self, object: Object) -> u32 {
-        // Far less than half of all indices are in use, so this ends soon.
+        // Far fewer than half of all indices are in use, so this ends soon.
         let key = loop {
             let key = self.random.next_u32();
             let index = index_of(key);
@@ -235,7 +236,7 @@ impl Keys {
         key
     }
 
-    /// Takes out an object.
+    /// Removes an object.
     fn remove(&mut self, index: u32) -> Option<Object> {
         let entry = self.by_index.remove(&index)?;
         if self.resting.len() >= RESTING
@@ -248,12 +249,12 @@ impl Keys {
         Some(entry.object)
     }
 
-    /// Adds a region and gives it a key; `None` if there is no room.
+    /// Adds a region and returns its key; `None` if there is no room.
     pub(crate) fn insert_region(&mut self, region: Region) -> Option<u32> {
         (!self.is_full()).then(|| self.insert(Object::Region(region)))
     }
 
-    /// Adds a window and gives it a key; `None` if there is no room.
+    /// Adds a window and returns its key; `None` if there is no room.
     pub(crate) fn insert_window(&mut self, window: Window) -> Option<u32> {
         if self.windows >= self.max_windows {
             return None;
@@ -262,8 +263,8 @@ impl Keys {
         Some(self.insert(Object::Window(window)))
     }
 
-    /// The region that a command names by that key. The lowest byte is the poster's where work
-    /// requests change it, and means nothing to commands there.
+    /// Returns the region that a command names by this key. For regions for fast registration, commands ignore the
+    /// lowest byte, which work requests may change.
     pub(crate) fn region(&self, key: u32) -> Option<&Region> {
         match self.by_index.get(&index_of(key))? {
             Entry {
@@ -274,7 +275,7 @@ impl Keys {
         }
     }
 
-    /// The window that a command names by that key.
+    /// Returns the window that a command names by this key.
     pub(crate) fn window(&self, key: u32) -> Option<&Window> {
         match &self.by_index.get(&index_of(key))?.object {
             Object::Window(window) => Some(window),
@@ -282,7 +283,7 @@ impl Keys {
         }
     }
 
-    /// Takes out the region that a command names by that key.
+    /// Removes the region that a command names by this key.
     pub(crate) fn remove_region(&mut self, key: u32) -> Option<Region> {
         self.region(key)?;
         let Object::Region(region) = self.remove(index_of(key))? else {
@@ -304,7 +305,7 @@ impl Keys {
         Some(region)
     }
 
-    /// Takes out the window that a command names by that key.
+    /// Removes the window that a command names by this key.
     pub(crate) fn remove_window(&mut self, key: u32) -> Option<Window> {
         self.window(key)?;
         self.unbind(index_of(key));
@@ -315,13 +316,13 @@ impl Keys {
         }
     }
 
-    /// The region that a command names by that key, to be changed.
+    /// Returns the region that a command names by this key, for modification.
     pub(crate) fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
         self.region(key)?;
         self.region_at(index_of(key))
     }
 
-    /// Takes the rights of a region away that change its memory or that peers have; a window ends.
+    /// Revokes all rights of a region, or ends the binding of a window.
     pub(crate) fn revoke(&mut self, key: u32) {
         if self.window(key).is_some() {
             self.unbind(index_of(key));
@@ -337,7 +338,7 @@ impl Keys {
         }
     }
 
-    /// Ends the binding of a window, if it has one.
+    /// Ends the binding of a window, if any.
     fn unbind(&mut self, index: u32) {
         let binding = match self.by_index.get_mut(&index).map(|entry| &mut entry.object) {
             Some(Object::Window(window)) => window.binding.take(),
@@ -357,8 +358,8 @@ impl Keys {
         }
     }
 
-    /// A queue pair is gone: nobody can use the windows of type 2 that it bound, though its number
-    /// returns in the end.
+    /// Forgets a queue pair that is gone. No one can use the type 2 windows that it bound any more, although its number
+    /// will be reused eventually.
     pub(crate) fn forget_queue_pair(&mut self, qpn: u32) {
         for half in Half::ALL {
             self.wait_no_more((qpn, half));
@@ -375,7 +376,7 @@ impl Keys {
         }
     }
 
-    /// The pages of the region of `pd` that a command names by that key.
+    /// Returns the pages of the region of `pd` that a command names by this key.
     pub(crate) fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
         let region = self.region_mut(key).ok_or(Cause::UnknownKey)?;
         let owner = region.pd;
@@ -383,8 +384,8 @@ impl Keys {
         (owner == pd).then_some(pages).ok_or(Cause::PdMismatch)
     }
 
-    /// Makes the region `key` of `pd` page `page` of the nested region of that index, of the same
-    /// domain, in the place of what was there; it must be on demand and as long as a page.
+    /// Makes the on-demand region `key` page `page` of the region `nested`. Both must be in the domain `pd`, and the
+    /// former must be as long as a page. Replaces the region that was there.
     pub(crate) fn attach(
         &mut self,
         pd: u32,
@@ -421,7 +422,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Takes pages from a nested region; gives how many were there.
+    /// Removes pages from a nested region and returns how many there were.
     pub(crate) fn detach(&mut self, nested: u32, pages: &std::ops::Range<u32>) -> u64 {
         let Some(nested) = self.nested_at(index_of(nested)) else {
             return 0;
@@ -445,7 +446,7 @@ impl Keys {
         }
     }
 
-    /// The pages of a region that is one of a nested region.
+    /// Returns the pages of a region that is a page of a nested region.
     fn paged_at(&self, index: u32) -> Option<&Pages> {
         match &self.by_index.get(&index)?.object {
             Object::Region(Region {
@@ -456,8 +457,8 @@ impl Keys {
         }
     }
 
-    /// Does something with each piece of `length` bytes at `offset` of a nested region; that gives
-    /// what is missing.
+    /// Calls `each` for every piece of the `length` bytes at `offset` of a nested region. `each` returns the pages that
+    /// are missing.
     fn in_nested(
         &self,
         nested: &Nested,
@@ -476,7 +477,7 @@ impl Keys {
                 let pages = page..page + 1;
                 Err(self.note_fault(index, Want { pages, write }))
             };
-            // All that is missing is asked for at once.
+            // All missing pages are requested at once.
             result = result.and(found);
         }
         result
@@ -491,18 +492,18 @@ impl Keys {
         Cause::PageAbsent
     }
 
-    /// What was missing since the last call, in the order in which it was found.
+    /// Takes the missing pages that were found since the last call, in the order in which they were found.
     pub(crate) fn take_faults(&self) -> Vec<Fault> {
         self.faults.take()
     }
 
-    /// Whether anything was missing since [`take_faults`](Self::take_faults).
+    /// Returns whether any pages were found missing since [`take_faults`](Self::take_faults).
     pub(crate) fn has_faults(&self) -> bool {
         !self.faults.borrow().is_empty()
     }
 
-    /// Somebody waits for nothing but what is missing here. Gives the keys of the regions for which
-    /// the driver has something new to learn.
+    /// Makes `waiter` wait for these missing pages and no others. Returns the keys of the regions with new wants for
+    /// the driver.
     pub(crate) fn wait_for(&mut self, waiter: Waiter, faults: &[Fault]) -> Vec<u32> {
         self.wait_no_more(waiter);
         let mut news = Vec::new();
@@ -522,7 +523,7 @@ impl Keys {
         news
     }
 
-    /// Somebody waits for no page any more.
+    /// Stops `waiter` from waiting for pages.
     pub(crate) fn wait_no_more(&mut self, waiter: Waiter) {
         for index in self.waits.remove(&waiter).unwrap_or_default() {
             if let Some(region) = self.region_at(index)
@@ -533,8 +534,7 @@ impl Keys {
         }
     }
 
-    /// Makes the region or window with that key free. Failures are named as those of a local
-    /// operation.
+    /// Makes the region or window with this key free. Errors are those of a local operation.
     pub(crate) fn invalidate(&mut self, key: u32, by: Accessor) -> Result<(), Cause> {
         let entry = self.by_index.get_mut(&index_of(key));
         let entry = entry.filter(|entry| entry.key == key);
@@ -547,7 +547,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Registers a free region, which gets a new key with the index of the old one.
+    /// Registers a free region, which gets a new key with the same index.
     pub(crate) fn register<M: Memory>(
         &mut self,
         wanted: &RegisterTarget,
@@ -573,7 +573,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Binds a window, or ends its binding; it gets a new key with the index of the old one.
+    /// Binds or unbinds a window, which gets a new key with the same index.
     pub(crate) fn bind(&mut self, wanted: &BindTarget, by: Accessor) -> Result<(), Cause> {
         let key = wanted.window.get();
         let (address, length) = (wanted.address.get(), wanted.length.get());
@@ -603,7 +603,7 @@ impl Keys {
             {
                 return Err(Cause::LocalRights);
             }
-            // Its last byte must have an address, also in a region over all memory.
+            // Its last byte must have an address, even in a region over all memory.
             check_extent(address, length).map_err(|_| Cause::LocalBounds)?;
             let offset = region.offset_of(address, length);
             binding = Some(Binding {
@@ -640,9 +640,8 @@ impl Keys {
         Ok(())
     }
 
-    /// The memory with `length` bytes at `address`, where they are in it, and the index of its
-    /// region, provided that the key belongs to the accessor and gives all of `rights`. Failures
-    /// are named as those of a local access.
+    /// Returns the memory with `length` bytes at `address`, their offset in it, and the index of its region. The key
+    /// must be valid for the accessor and give all of `rights`. Errors are those of a local access.
     fn covering(
         &self,
         key: u32,
@@ -693,7 +692,7 @@ impl Keys {
         }
     }
 
-    /// Checks an access to no byte, but to the object itself, whose address need not be known.
+    /// Checks an access to the object itself and none of its bytes, whose address need not be known.
     pub(crate) fn check_object(&self, key: u32, by: Accessor, rights: u32) -> Result<(), Cause> {
         let entry = self.by_index.get(&index_of(key));
         let address = match entry.map(|entry| &entry.object) {
@@ -713,8 +712,8 @@ impl Keys {
         Ok(())
     }
 
-    /// What a flush with that key makes survive a loss of power, one range in each block of memory.
-    /// Failures are named as those of a local access.
+    /// Returns what a flush with this key must make persistent, one range in each block of memory. Errors are those of
+    /// a local access.
     pub(crate) fn to_sync<M: Memory>(
         &self,
         key: u32,
@@ -726,8 +725,8 @@ impl Keys {
         region.to_sync(memory)
     }
 
-    /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks.
-    /// Failures are named as those of a local access and append nothing.
+    /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks. Errors are those of a
+    /// local access; nothing is appended then.
     #[expect(
         clippy::too_many_arguments,
         reason = "an access is described by that much"
@@ -780,8 +779,8 @@ impl Keys {
         resolved.map_err(|cause| self.refuse(cause, access))
     }
 
-    /// Checks an access as [`resolve`](Self::resolve) does, without resolving it. Of pages that may
-    /// be missing it looks at those of the first [`AHEAD`] bytes, and at none for a flush.
+    /// Checks an access as [`resolve`](Self::resolve) does, without resolving it. Of on-demand pages, checks those of
+    /// the first [`AHEAD`] bytes, or none for a flush.
     pub(crate) fn check<M: Memory>(
         &self,
         key: u32,
@@ -848,7 +847,7 @@ mod tests {
             }
         }
         assert_eq!(keys.regions(), 0);
-        // What rests is bounded.
+        // The number of resting indices is limited.
         for _ in 0..1000 {
             let key = keys.insert_region(region()).expect("room");
             keys.remove_region(key);

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The RDMA device itself, free of input and output.
+//! The RDMA device itself, free of I/O.
 //!
 //! This crate does everything that `Documentation/virtio-rdma.rst` asks of a device, except the
 //! transport that presents it to the guest: the control commands, keys and access checks, rings and
 //! doorbells, and the requester and responder state machines of the RDMA transports.
 //!
-//! There is no thread, socket, clock, log or pointer in here. Time, randomness and guest memory
-//! come in as arguments and segments, completions and events go out as values, so the same code
-//! serves every fabric, runs under virtual time with seeded faults, and can be fuzzed at full
-//! speed.
+//! This crate contains no threads, sockets, clocks, logging or pointers. Time, randomness and guest memory come in as
+//! arguments; segments, completions and events go out as values. So the same code serves every fabric, runs under
+//! virtual time with seeded faults, and can be fuzzed at full speed.
 //!
-//! [`Rnic`] is one device and owns everything that belongs to it. A worker drives it:
+//! [`Rnic`] is one device and owns all of its state. A worker drives it:
 //!
 //! ```text
 //! loop {

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 
-/// Limits of a device, each held at exactly this value. What a configuration leaves out is the default.
+/// Limits of a device. The device enforces exactly these values. A configuration that omits one gets the default.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -51,7 +51,7 @@ pub struct Limits {
     pub multicast_attachments: u32,
     /// Counter sets; at most 65536.
     pub counter_sets: u32,
-    /// Host ranges that all page lists together may need; bounds the memory of the device.
+    /// Number of host ranges that all page lists together may need. This limits the memory of the device.
     pub translations: usize,
 }
 
@@ -84,7 +84,7 @@ impl Default for Limits {
     }
 }
 
-/// Features that a driver may do without, as they were negotiated.
+/// Negotiated optional features.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// [`config::F_MEMORY_EXTENSIONS`].
@@ -126,7 +126,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// All that there are.
+    /// All features.
     pub const ALL: Self = Self {
         memory_extensions: true,
         memory_windows: true,
@@ -148,7 +148,7 @@ impl Features {
         path_migration: true,
     };
 
-    /// Takes feature bits as the transport negotiates them; others have no meaning here.
+    /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
     pub const fn from_bits(bits: u64) -> Self {
         Self {
             memory_extensions: bits & 1 << config::F_MEMORY_EXTENSIONS != 0,
@@ -172,7 +172,7 @@ impl Features {
         }
     }
 
-    /// The feature bits.
+    /// Returns the feature bits.
     pub const fn bits(self) -> u64 {
         (self.memory_extensions as u64) << config::F_MEMORY_EXTENSIONS
             | (self.memory_windows as u64) << config::F_MEMORY_WINDOWS
@@ -194,7 +194,7 @@ impl Features {
             | (self.path_migration as u64) << config::F_PATH_MIGRATION
     }
 
-    /// Whether there are extended reliable connections, which need shared receive queues.
+    /// Returns whether there are extended reliable connections, which need shared receive queues.
     pub(crate) const fn has_xrc(self) -> bool {
         self.xrc && self.shared_receive_queues
     }
@@ -203,14 +203,14 @@ impl Features {
 /// Longest message in bytes.
 pub const MAX_MESSAGE: u32 = 1 << 31;
 
-/// XRC domains of a device.
+/// Largest number of XRC domains of a device.
 pub const MAX_XRCDS: u32 = 65536;
 
-/// Frequency of the clock that completions are stamped with: nanoseconds.
+/// Frequency of the clock for completion timestamps: they are in nanoseconds.
 pub const CLOCK_KHZ: u32 = 1_000_000;
 
 impl Limits {
-    /// The limits within what the formats and the engine can do.
+    /// Returns these limits, restricted to what the formats and the engine support.
     #[must_use]
     pub fn clamped(self) -> Self {
         let max_sge = |header: usize| (ring::MAX_STRIDE - header as u32) / 16;
@@ -228,7 +228,7 @@ impl Limits {
                 .min(ring::MAX_STRIDE - vrnic_wire::work::SEND_DATA_OFFSET as u32),
             cq: self.cq.clamp(1, 65536),
             cq_entries: self.cq_entries.clamp(1, ring::MAX_ENTRIES),
-            // Keys have 24 bits that name the region, and most of them have to be free.
+            // Regions are identified by 24 bits of the key, most of whose values must be free.
             mr: self.mr.clamp(1, 1 << 22),
             fast_registration_pages: self.fast_registration_pages.clamp(1, 4096),
             mw: self.mw.clamp(1, 1 << 22),
@@ -238,7 +238,7 @@ impl Limits {
             dest_rd_atomic: self.dest_rd_atomic.min(255),
             rd_atomic: self.rd_atomic.min(255),
             gid_table: self.gid_table.clamp(1, 256),
-            // Each datagram is copied so often.
+            // Each datagram is copied this many times.
             multicast_members: self.multicast_members.clamp(1, 1024),
             multicast_attachments: self.multicast_attachments.clamp(1, 1 << 22),
             multicast_groups: self.multicast_groups.clamp(1, 1 << 22),
@@ -247,7 +247,7 @@ impl Limits {
         }
     }
 
-    /// The limits as the device reports them.
+    /// Returns the limits as the device reports them.
     pub(crate) fn report(&self, features: Features) -> DeviceLimits {
         let page_sizes = (u64::MAX << memory::MIN_PAGE_SHIFT)
             & (u64::MAX >> (63 - u32::from(memory::MAX_PAGE_SHIFT)));
@@ -300,7 +300,7 @@ impl Limits {
     }
 }
 
-/// Version of this crate in the device's format.
+/// Returns the version of this crate in the device's format.
 fn firmware_version() -> u64 {
     let number = |text: &str| text.parse::<u16>().map_or(0, u64::from);
     number(env!("CARGO_PKG_VERSION_MAJOR")) << 32

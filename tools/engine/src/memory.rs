@@ -2,10 +2,10 @@
 
 //! Guest memory, as the engine sees it.
 //!
-//! The engine never holds a pointer. It asks the embedding program to resolve guest addresses to
-//! [`HostRange`]s once, when memory is registered, and uses those names from then on. Guest memory
-//! is shared with hostile code that writes concurrently: implementations copy with volatile or
-//! atomic accesses and the engine reads each field once into a private copy.
+//! The engine never holds a pointer. When memory is registered, it asks the embedding program to resolve guest
+//! addresses to [`HostRange`]s, and uses those from then on. Guest memory is shared with potentially hostile code that
+//! writes concurrently. So implementations copy with volatile or atomic accesses, and the engine reads each field once,
+//! into a private copy.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -14,31 +14,31 @@ use std::fmt;
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddress(pub u64);
 
-/// Name of a mapped block of guest memory; never used again after the block is gone.
+/// ID of a mapped block of guest memory. It is never reused after the block is gone.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RegionId(pub u32);
 
 impl RegionId {
-    /// Name of no block, but of memory that is all zeros and keeps nothing. Nobody maps it.
+    /// ID of no block, but of memory that reads as zeros and ignores writes. No block has this ID.
     pub const NULL: Self = Self(u32::MAX);
 }
 
 /// A piece of a mapped block of some guest's memory, or of [`RegionId::NULL`].
 ///
-/// Only a name: every access through it is checked again, so a range that outlived its block
-/// gives [`Unmapped`] and nothing worse.
+/// This is only a name. Every access through it is checked again, so the worst result of using a range that outlived
+/// its block is [`Unmapped`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRange {
     /// The block.
     pub region: RegionId,
     /// Byte offset in the block.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
 impl HostRange {
-    /// So many bytes that are zeros and keep nothing.
+    /// Returns a range of `length` bytes that read as zeros and ignore writes.
     pub const fn null(length: u64) -> Self {
         Self {
             region: RegionId::NULL,
@@ -47,13 +47,13 @@ impl HostRange {
         }
     }
 
-    /// Whether the bytes are zeros and keep nothing.
+    /// Returns whether the bytes read as zeros and ignore writes.
     pub fn is_null(&self) -> bool {
         self.region == RegionId::NULL
     }
 
-    /// The part of this range that begins `offset` bytes into it and has `length` bytes, or `None`
-    /// if it does not lie within.
+    /// Returns the part of this range that begins `offset` bytes into it and has `length` bytes, or `None` if that
+    /// exceeds the range.
     pub fn slice(&self, offset: u64, length: u64) -> Option<Self> {
         if offset.checked_add(length)? > self.length {
             return None;
@@ -65,26 +65,26 @@ impl HostRange {
         })
     }
 
-    /// Whether `next` begins where this range ends, so that the two can be one.
+    /// Returns whether `next` begins where this range ends, so that the two can be merged.
     pub fn is_followed_by(&self, next: &Self) -> bool {
         self.region == next.region && self.offset + self.length == next.offset
     }
 }
 
-/// What [`Memory::read`] does with bytes of [`RegionId::NULL`].
+/// Implements [`Memory::read`] for bytes of [`RegionId::NULL`].
 pub fn read_null(from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
     from.slice(0, buffer.len() as u64).ok_or(Unmapped)?;
     buffer.fill(0);
     Ok(())
 }
 
-/// What [`Memory::write`] does with bytes of [`RegionId::NULL`].
+/// Implements [`Memory::write`] for bytes of [`RegionId::NULL`].
 pub fn write_null(to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
     to.slice(0, bytes.len() as u64).ok_or(Unmapped)?;
     Ok(())
 }
 
-/// What [`Memory::copy`] does if one of the two is in [`RegionId::NULL`].
+/// Implements [`Memory::copy`] if either range is in [`RegionId::NULL`].
 pub fn copy_null<M: Memory>(memory: &M, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
     let to = to.slice(0, from.length).ok_or(Unmapped)?;
     if to.is_null() {
@@ -94,7 +94,7 @@ pub fn copy_null<M: Memory>(memory: &M, from: HostRange, to: HostRange) -> Resul
     }
 }
 
-/// The memory that was named is not, or no longer, mapped.
+/// Error: the memory is not mapped, or not any more.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Unmapped;
 
@@ -108,23 +108,21 @@ impl std::error::Error for Unmapped {}
 
 /// Access to guest memory.
 ///
-/// [`resolve`](Memory::resolve) speaks of the guest that the device belongs to; all other methods
-/// take ranges of any guest, so that one device can copy from another's memory. Words must be
-/// naturally aligned, else [`Unmapped`]. Bytes of [`RegionId::NULL`] can be read, written and
-/// copied; there are no words in it.
+/// [`resolve`](Memory::resolve) takes addresses of the guest that the device belongs to. All other methods take ranges
+/// of any guest, so that one device can copy from another's memory. Words must be naturally aligned; otherwise the
+/// result is [`Unmapped`]. Bytes of [`RegionId::NULL`] can be read, written and copied, but not accessed as words.
 pub trait Memory {
-    /// The host range of `length` bytes at `address`, or `None` if they are not all writable RAM
-    /// in one block.
+    /// Returns the host range of `length` bytes at `address`, or `None` if they are not all writable RAM in one block.
     fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange>;
 
-    /// Bytes of the block, if what is in it can be made to survive a loss of power.
+    /// Returns the length of the block in bytes if its contents can be made persistent.
     fn persistent_length(&self, region: RegionId) -> Option<u64>;
 
     /// Copies the first `buffer.len()` bytes of `from` to `buffer`.
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Does what [`read`](Memory::read) does with bytes that mean nothing to the device, as payload: faster where that
-    /// need not read each byte once.
+    /// Does the same as [`read`](Memory::read), but for bytes that the device does not interpret, such as payload. This
+    /// is faster where it need not read each byte exactly once.
     fn read_payload(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
         self.read(from, buffer)
     }
@@ -132,13 +130,13 @@ pub trait Memory {
     /// Copies `bytes` to the beginning of `to`.
     fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped>;
 
-    /// Does what [`write`](Memory::write) does, with bytes that mean nothing to the device.
+    /// Does the same as [`write`](Memory::write), but for bytes that the device does not interpret.
     fn write_payload(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
         self.write(to, bytes)
     }
 
-    /// Copies `from` to the beginning of `to`, which is at least as long. The two may overlap or
-    /// belong to different guests.
+    /// Copies `from` to the beginning of `to`, which must be at least as long. The two may overlap or belong to
+    /// different guests.
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped>;
 
     /// Fills a range with zeros.
@@ -157,8 +155,8 @@ pub trait Memory {
     /// Loads the word at `offset` in `range` with acquire order.
     fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped>;
 
-    /// The word at `offset` in `range`, for people who look at the device: it depends on nothing, and no recording
-    /// has it. `None` if it is not known.
+    /// Returns the word at `offset` in `range`, or `None` if it is not known. This is for people who inspect the
+    /// device: nothing depends on the value, and recordings do not contain it.
     fn glance(&self, range: HostRange, offset: u64) -> Result<Option<u32>, Unmapped> {
         self.load_u32(range, offset).map(Some)
     }
@@ -172,15 +170,14 @@ pub trait Memory {
     /// Loads the word at `offset` in `range` with acquire order.
     fn load_u64(&self, range: HostRange, offset: u64) -> Result<u64, Unmapped>;
 
-    /// Exchanges the word at `offset` in `range`, sequentially consistent; gives the old value.
+    /// Exchanges the word at `offset` in `range`, sequentially consistent, and returns the old value.
     fn swap_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped>;
 
-    /// Adds to the word at `offset` in `range`, wrapping and sequentially consistent; gives the
-    /// old value.
+    /// Adds to the word at `offset` in `range`, wrapping and sequentially consistent, and returns the old value.
     fn fetch_add_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped>;
 
-    /// Stores `new` if the word at `offset` in `range` is `current`, sequentially consistent; gives
-    /// the old value.
+    /// Stores `new` if the word at `offset` in `range` is `current`, sequentially consistent, and returns the old
+    /// value.
     fn compare_exchange_u64(
         &self,
         range: HostRange,
@@ -189,11 +186,11 @@ pub trait Memory {
         new: u64,
     ) -> Result<u64, Unmapped>;
 
-    /// A full fence: what was stored before it is seen before what is loaded after it.
+    /// Executes a full fence: earlier stores are visible before later loads.
     fn fence(&self);
 }
 
-/// No memory at all: of what stands in it nothing is known.
+/// No memory: nothing is mapped.
 #[derive(Copy, Clone, Debug)]
 pub struct Nowhere;
 

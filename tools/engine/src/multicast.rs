@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_wire::port::is_multicast;
 
-/// Which queue pairs are attached to which multicast groups.
+/// The attachments of queue pairs to multicast groups.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Groups {
     /// Queue pairs of each group, at least one, in the order in which they were attached.
     members: BTreeMap<Group, Vec<u32>>,
-    /// The same the other way round.
+    /// The same pairs, by queue pair.
     attached: BTreeSet<(u32, Group)>,
-    /// Groups; members of one; members of all.
+    /// Largest numbers of groups, of members of a group, and of attachments in total.
     limits: [u32; 3],
-    /// Grows by one when a group is new or gone.
+    /// Increases by one when a group is created or removed.
     generation: u64,
 }
 
 impl Groups {
-    /// No groups.
+    /// Creates an empty set of groups.
     pub(crate) fn new(limits: &Limits) -> Self {
         Self {
             members: BTreeMap::new(),
@@ -79,27 +79,27 @@ impl Groups {
             .map(|(_, group)| *group)
             .collect();
         for group in groups {
-            // It is attached to each.
+            // This cannot fail, because the queue pair is attached to each of these groups.
             let _ = self.detach(qpn, group);
         }
     }
 
-    /// The queue pairs of a group.
+    /// Returns the queue pairs of a group.
     pub(crate) fn members(&self, group: &Group) -> &[u32] {
         self.members.get(group).map_or(&[], Vec::as_slice)
     }
 
-    /// Sum of the members of all groups.
+    /// Returns the number of members of all groups together.
     pub(crate) fn attachments(&self) -> usize {
         self.attached.len()
     }
 
-    /// A number that changes whenever a group gets its first member or loses its last one.
+    /// Returns a number that changes whenever a group gets its first member or loses its last one.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Groups that have members, by their GIDs.
+    /// Returns the groups that have members, in the order of their GIDs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Group, &[u32])> {
         self.members
             .iter()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Page lists: from the guest's description of a buffer to host ranges.
+//! Page lists: converts the guest's description of a buffer to host ranges.
 
 use crate::{
     buffer::{Buffer, BufferBuilder},
@@ -14,10 +14,10 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Smallest chunk address alignment, as a mask.
+/// Mask of the address bits that are 0 in the address of a chunk.
 const CHUNK_MASK: u64 = CHUNK_SIZE as u64 - 1;
 
-/// What a [`PageListChunk`](vrnic_wire::memory::PageListChunk) has before its pages.
+/// Fields of a [`PageListChunk`](vrnic_wire::memory::PageListChunk) before its pages.
 #[derive(Default, FromBytes, IntoBytes)]
 #[repr(C)]
 struct ChunkHead {
@@ -26,20 +26,20 @@ struct ChunkHead {
     reserved: U32,
 }
 
-/// A page list that has been found consistent.
+/// Shape of a page list that has been checked for consistency.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Shape {
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub(crate) page_size: u64,
-    /// Where in its first page the buffer begins.
+    /// Offset of the buffer in its first page.
     pub(crate) offset: u64,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub(crate) length: u64,
-    /// Pages.
+    /// Number of pages.
     pub(crate) pages: u64,
 }
 
-/// Checks what a page list says of itself.
+/// Checks the header of a page list.
 pub(crate) fn check(list: &PageList) -> Result<Shape, Cause> {
     if list.reserved != [0; 3] {
         return Err(Cause::ReservedField);
@@ -68,26 +68,26 @@ pub(crate) fn check(list: &PageList) -> Result<Shape, Cause> {
     })
 }
 
-/// A page list on its way to host ranges.
+/// Conversion of a page list to host ranges, in steps.
 ///
-/// Time and memory are proportional to the page count, which [`check`] ties to the length; chains
-/// that loop or end early do not change that. A part of the way takes a bounded time.
+/// Time and memory are proportional to the page count, which [`check`] ties to the length. Chains that loop or end
+/// early do not change that. Each step takes a bounded time.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resolver {
     page_size: u64,
     builder: BufferBuilder,
     /// Address of the next chunk.
     next: u64,
-    /// Pages to come.
+    /// Number of pages left.
     left: u64,
-    /// Bytes of the next page before the buffer.
+    /// Bytes of the next page that precede the buffer.
     skip: u64,
-    /// Bytes of the buffer to come.
+    /// Bytes of the buffer left.
     missing: u64,
 }
 
 impl Resolver {
-    /// Begins with a list of a buffer of at most `max_length` bytes.
+    /// Starts the conversion of the list of a buffer with at most `max_length` bytes.
     pub(crate) fn new(list: &PageList, max_length: u64) -> Result<Self, Cause> {
         let shape = check(list)?;
         if shape.length > max_length {
@@ -103,8 +103,8 @@ impl Resolver {
         })
     }
 
-    /// Resolves chunks until at least `pages` pages were seen or none is left. `max_translations`
-    /// bounds the host ranges that the whole buffer may need. Whether it is done.
+    /// Resolves chunks until at least `pages` pages have been handled or none is left. `max_translations` limits the
+    /// number of host ranges for the whole buffer. Returns whether the conversion is done.
     pub(crate) fn advance<M: Memory>(
         &mut self,
         pages: u64,
@@ -136,14 +136,14 @@ impl Resolver {
         Ok(self.left == 0)
     }
 
-    /// The buffer, when it is done.
+    /// Returns the buffer after the conversion is done.
     pub(crate) fn finish(self) -> Buffer {
         self.builder.finish()
     }
 }
 
-/// Reads the chunk at `next`, which becomes the address of the one after it. Gives the number of
-/// pages: at least 1 and at most `left`.
+/// Reads the chunk at `next`, and sets `next` to the address of the following chunk. Returns the number of pages in the
+/// chunk: at least 1 and at most `left`.
 fn read_chunk<M: Memory>(
     next: &mut u64,
     left: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Pages of on-demand memory regions: which are there, which are wanted, and who waits for them.
+//! Pages of on-demand memory regions: which are present, which are wanted, and which queue pairs wait for them.
 
 use crate::{
     cause::Cause,
@@ -10,50 +10,50 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, ops::Range};
 
-/// Pages that are remembered together, so that memory is spent where there are pages.
+/// Number of pages whose translations are allocated together, so that sparse regions take little memory.
 const BLOCK: usize = 512;
 
-/// Wants that are told apart. Who waits for more asks again.
+/// Largest number of wants that are recorded. Others that need pages have to ask again.
 const MAX_WANTS: usize = 64;
 
-/// A page that is there: all of it is in one host range.
+/// A present page, all of it in one host range.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Page {
-    /// Where it is.
+    /// Location of the page.
     pub(crate) range: HostRange,
-    /// Whether it may be written.
+    /// Whether the page may be written.
     pub(crate) writable: bool,
 }
 
-/// [`BLOCK`] of them.
+/// Translations of [`BLOCK`] pages.
 type Block = Box<[Option<Page>]>;
 
-/// Pages that somebody needs.
+/// Pages that are needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Want {
-    /// Their numbers.
+    /// Numbers of the pages.
     pub(crate) pages: Range<u32>,
-    /// Whether they will be written.
+    /// Whether the pages will be written.
     pub(crate) write: bool,
 }
 
-/// A half of a queue pair, which waits on its own.
+/// Part of a queue pair that waits independently of the others.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum Half {
-    /// It sends what is posted, and takes the responses.
+    /// Sends posted requests and handles the responses.
     Requester,
-    /// It takes what the peer sends.
+    /// Handles the peer's requests.
     Responder,
-    /// It sends the data that the peer reads.
+    /// Sends the data that the peer reads.
     Reader,
 }
 
 impl Half {
-    /// All of them.
+    /// All parts.
     pub(crate) const ALL: [Self; 3] = [Self::Requester, Self::Responder, Self::Reader];
 }
 
-/// Who waits: the number of a queue pair, and which half of it.
+/// What waits for pages: the number of a queue pair, and the part of it.
 pub(crate) type Waiter = (u32, Half);
 
 /// The pages of a region.
@@ -61,20 +61,20 @@ pub(crate) type Waiter = (u32, Half);
 pub(crate) struct Pages {
     shape: Shape,
     blocks: Vec<Option<Block>>,
-    /// Blocks that there are.
+    /// Number of blocks that are allocated.
     used: usize,
-    /// What the driver has not taken yet.
+    /// Wants that the driver has not taken yet.
     wants: Vec<Want>,
-    /// What it took last, until it answers.
+    /// The want that the driver took last, until it answers.
     taken: Option<Want>,
-    /// Who waits for pages.
+    /// Queue pairs that wait for pages.
     waiting: BTreeSet<Waiter>,
-    /// Blocks of memory in which pages were that could be written.
+    /// Blocks of guest memory with pages that are or were mapped writable.
     written: Vec<RegionId>,
 }
 
 impl Pages {
-    /// Pages of that shape, none of which is there.
+    /// Creates pages of this shape, none of which is present.
     pub(crate) fn new(shape: Shape) -> Self {
         let blocks = (shape.pages as usize).div_ceil(BLOCK);
         Self {
@@ -88,27 +88,28 @@ impl Pages {
         }
     }
 
-    /// Bytes of the region.
+    /// Returns the length of the region in bytes.
     pub(crate) fn length(&self) -> u64 {
         self.shape.length
     }
 
-    /// Bytes of a page.
+    /// Returns the size of a page in bytes.
     pub(crate) fn page_size(&self) -> u64 {
         self.shape.page_size
     }
 
-    /// Whether they are `length` bytes that begin with a page, so that they can be a page themselves.
+    /// Returns whether the region is `length` bytes long and begins on a page boundary, so that it can be a page
+    /// itself.
     pub(crate) fn is_whole(&self, length: u64) -> bool {
         self.shape.offset == 0 && self.shape.length == length
     }
 
-    /// Host ranges that it has room for, and what it takes to find them.
+    /// Returns the number of host ranges for which there is room, plus the number of blocks needed to find them.
     pub(crate) fn translations(&self) -> usize {
         self.blocks.len() + self.used * BLOCK
     }
 
-    /// The pages `first..first + count`, if there is at least one and the region has them all.
+    /// Returns the pages `first..first + count`. There must be at least one, and all must be in the region.
     pub(crate) fn numbered(&self, first: u32, count: u32) -> Result<Range<u32>, Cause> {
         let end = first.checked_add(count).ok_or(Cause::PageNumber)?;
         if count == 0 || u64::from(end) > self.shape.pages {
@@ -123,7 +124,7 @@ impl Pages {
         block[page % BLOCK].as_ref()
     }
 
-    /// Translations that it would need more to have these pages.
+    /// Returns the number of additional translations that mapping these pages would need.
     pub(crate) fn growth(&self, pages: &Range<u32>) -> usize {
         let first = pages.start as usize / BLOCK;
         let last = (pages.end as usize).div_ceil(BLOCK);
@@ -133,12 +134,12 @@ impl Pages {
         missing.count() * BLOCK
     }
 
-    /// Blocks of memory in which peers may have written, also in pages that are gone.
+    /// Returns the blocks of guest memory in which peers may have written, including those of pages that are gone.
     pub(crate) fn written(&self) -> &[RegionId] {
         &self.written
     }
 
-    /// Puts a page in its place.
+    /// Maps a page.
     pub(crate) fn map(&mut self, number: u32, page: Page) {
         if page.writable && !self.written.contains(&page.range.region) {
             self.written.push(page.range.region);
@@ -154,7 +155,7 @@ impl Pages {
         }
     }
 
-    /// Forgets pages; gives how many were there.
+    /// Unmaps pages and returns how many were present.
     pub(crate) fn unmap(&mut self, pages: Range<u32>) -> u64 {
         let mut gone = 0;
         let (mut at, end) = (pages.start as usize, pages.end as usize);
@@ -174,7 +175,7 @@ impl Pages {
         gone
     }
 
-    /// The pages of the `length` bytes, at least 1, at `offset`.
+    /// Returns the numbers of the pages with the `length` bytes, at least 1, at `offset`.
     fn numbers(&self, offset: u64, length: u64) -> Range<u32> {
         let start = self.shape.offset + offset;
         let first = start / self.shape.page_size;
@@ -183,8 +184,8 @@ impl Pages {
         first as u32..end as u32
     }
 
-    /// Appends the host ranges of the `length` bytes at `offset`, which lie in the region; or says
-    /// what is missing, and appends nothing.
+    /// Appends the host ranges of the `length` bytes at `offset`, which must lie in the region. If pages are missing,
+    /// returns these and appends nothing.
     pub(crate) fn ranges(
         &self,
         offset: u64,
@@ -215,8 +216,8 @@ impl Pages {
         Ok(())
     }
 
-    /// What of the `length` bytes at `offset`, which lie in the region, is missing: from the first
-    /// page that is to the last.
+    /// Returns the missing pages of the `length` bytes at `offset`, which must lie in the region: from the first
+    /// missing page to the last.
     pub(crate) fn missing(&self, offset: u64, length: u64, write: bool) -> Option<Want> {
         if length == 0 {
             return None;
@@ -229,7 +230,7 @@ impl Pages {
         Some(Want { pages, write })
     }
 
-    /// Somebody waits for pages. Whether the driver has something new to take.
+    /// Makes `waiter` wait for pages. Returns whether there is a new want for the driver to take.
     pub(crate) fn want(&mut self, want: &Want, waiter: Waiter) -> bool {
         self.waiting.insert(waiter);
         let covers = |other: &Want| {
@@ -240,7 +241,7 @@ impl Pages {
         if self.wants.iter().chain(&self.taken).any(covers) {
             return false;
         }
-        // Who is not heard now waits until any page comes, and asks again.
+        // If there is no room for the want, the waiter waits until any page comes, and then asks again.
         let heard = self.wants.len() < MAX_WANTS;
         if heard {
             self.wants.push(want.clone());
@@ -248,20 +249,20 @@ impl Pages {
         heard
     }
 
-    /// What the driver has to give next.
+    /// Returns the pages that the driver has to supply next.
     pub(crate) fn take_want(&mut self) -> Option<Want> {
         let want = (!self.wants.is_empty()).then(|| self.wants.remove(0))?;
         self.taken = Some(want.clone());
         Some(want)
     }
 
-    /// The driver answered. Who waited; they wait no more.
+    /// Handles the driver's answer: returns those that waited, and stops their waiting.
     pub(crate) fn wake(&mut self) -> Vec<Waiter> {
         self.taken = None;
         std::mem::take(&mut self.waiting).into_iter().collect()
     }
 
-    /// Somebody waits no more.
+    /// Stops `waiter` from waiting.
     pub(crate) fn forget(&mut self, waiter: Waiter) {
         self.waiting.remove(&waiter);
     }

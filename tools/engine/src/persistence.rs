@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Making what peers wrote survive a loss of power.
+//! Makes data that peers wrote persistent, so that it survives a loss of power.
 //!
-//! A disk takes its time, so the embedding program does the writing, for one queue pair after the
-//! other: [`Engine::next_sync`] says what to write next, [`Engine::synced`] takes the result. Meanwhile the
-//! flush that asked for it waits, and so do all later answers of its queue pair.
+//! Writing to a disk takes time, so the embedding program does it, for one queue pair after the other:
+//! [`Engine::next_sync`] returns what to write next, and [`Engine::synced`] takes the result. Until then, the flush
+//! that requested it and all later responses of its queue pair wait.
 
 use crate::{
     cause::Cause,
@@ -20,29 +20,29 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use vrnic_wire::memory::access;
 
-/// How far a flush is.
+/// Progress of a flush.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Progress {
-    /// Others are first.
+    /// It waits for others.
     Waits,
-    /// Under way, with that serial number.
+    /// It is being executed, with this serial number.
     UnderWay(u64),
-    /// Over; whether it worked.
+    /// It is finished; the flag is whether it succeeded.
     Over(bool),
 }
 
-/// The flush of a queue pair that is being done.
+/// The flush of a queue pair that is in progress.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Flushing {
     /// Its PSN.
     psn: Psn,
-    /// What it is about.
+    /// What to make persistent.
     ranges: Vec<HostRange>,
     progress: Progress,
 }
 
 impl Flushing {
-    /// A flush that begins to wait.
+    /// Creates a flush that waits.
     pub(crate) fn new(psn: Psn, ranges: Vec<HostRange>) -> Self {
         Self {
             psn,
@@ -51,12 +51,12 @@ impl Flushing {
         }
     }
 
-    /// Whether it is the flush with that PSN.
+    /// Returns whether this is the flush with this PSN.
     pub(crate) fn is_of(&self, psn: Psn) -> bool {
         self.psn == psn
     }
 
-    /// Whether it worked, once it is over.
+    /// Returns whether it succeeded; `None` if it is not finished.
     pub(crate) fn result(&self) -> Option<bool> {
         match self.progress {
             Progress::Over(done) => Some(done),
@@ -80,20 +80,20 @@ impl Flushing {
     }
 }
 
-/// Whose flush is next.
+/// Order of the flushes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Syncs {
-    /// Queue pairs whose flushes wait, or waited when they got into the queue.
+    /// Queue pairs whose flushes wait, or did when they were queued.
     queue: VecDeque<u32>,
     #[serde(serialize_with = "state::set")]
     queued: FxHashSet<u32>,
-    /// Queue pair whose flush is under way, and its serial number.
+    /// Queue pair whose flush is being executed, and the serial number of the flush.
     under_way: Option<(u32, u64)>,
     serial: u64,
 }
 
 impl Syncs {
-    /// The flush of a queue pair waits.
+    /// Queues a queue pair whose flush waits.
     pub(crate) fn push(&mut self, qpn: u32) {
         if self.queued.insert(qpn) {
             self.queue.push_back(qpn);
@@ -108,14 +108,14 @@ impl Syncs {
 }
 
 impl Engine {
-    /// Whether [`next_sync`](Self::next_sync) would look for anything.
+    /// Returns whether [`next_sync`](Self::next_sync) would look for a flush.
     pub(crate) fn wants_sync(&self) -> bool {
         let syncs = &self.resources.syncs;
         syncs.under_way.is_none() && !syncs.queue.is_empty()
     }
 
-    /// What has to be made to survive a loss of power next, one range in each block of memory;
-    /// `None` if nothing, or if it was asked before and [`synced`](Self::synced) was not called.
+    /// Returns what to make persistent next, one range in each block of memory. Returns `None` if there is nothing, or
+    /// if [`synced`](Self::synced) has not been called since the last request.
     pub fn next_sync(&mut self) -> Option<Vec<HostRange>> {
         if self.resources.syncs.under_way.is_some() {
             return None;
@@ -132,8 +132,8 @@ impl Engine {
         None
     }
 
-    /// What [`next_sync`](Self::next_sync) gave last was made to survive, or could not be.
-    /// [`poll`](Self::poll) has to follow.
+    /// Reports whether the ranges from the last [`next_sync`](Self::next_sync) were made persistent. The caller must
+    /// call [`poll`](Self::poll) afterwards.
     pub fn synced(&mut self, done: bool) {
         let Some((qpn, serial)) = self.resources.syncs.under_way.take() else {
             return;
@@ -144,7 +144,7 @@ impl Engine {
             ..Occasion::new(Seam::Sync)
         });
         let done = done && strike.is_none();
-        // The queue pair may be gone, and another have its number.
+        // The queue pair may be gone, and another may have its number.
         let flushing = self.qps.get_mut(qpn).and_then(|qp| qp.flushing());
         if flushing.is_some_and(|flushing| flushing.end(serial, done)) {
             self.qps.schedule(qpn);
@@ -152,8 +152,8 @@ impl Engine {
     }
 }
 
-/// Adds a range to those of which there is one for each block, all that is between two included.
-/// Whether it is the first of its block.
+/// Adds a range to a list with one range per block. The range of the block grows to include everything between the two.
+/// Returns whether it is the first range of its block.
 fn include(ranges: &mut Vec<HostRange>, range: HostRange) -> bool {
     let block = ranges.iter_mut().find(|other| other.region == range.region);
     let Some(other) = block else {
@@ -167,8 +167,8 @@ fn include(ranges: &mut Vec<HostRange>, range: HostRange) -> bool {
     false
 }
 
-/// Where memory of a region with those rights has to be made to survive, one range in each block:
-/// nowhere without the right to ask for it. Pages that come and go have none yet.
+/// Returns the ranges that a flush of a region with these rights must make persistent, one in each block: none without
+/// the right to flush. On-demand pages have none yet.
 pub(crate) fn flush_ranges<M: Memory>(
     rights: u32,
     region: &RegionMemory,

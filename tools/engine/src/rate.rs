@@ -1,63 +1,63 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! How fast a device may send.
+//! The rate limit of a device.
 //!
-//! A limit holds back what makes traffic: requests, datagrams and the data of read responses. Acknowledgements pass, so
-//! that peers do not take a slow device for a dead one. What could not be sent in time is made up for, up to
-//! [`BURST`].
+//! A limit holds back what makes up the traffic: requests, datagrams and the data of read responses. Acknowledgements
+//! pass, so that peers do not mistake a slow device for a dead one. A device that could not send in time catches up, by
+//! up to [`BURST`].
 
 use crate::time::Instant;
 use serde::{Deserialize, Serialize};
 use std::{num::NonZeroU64, time::Duration};
 
-/// A device that is late may send at once what it missed in this time. It also sends for no longer than that before
-/// another queue pair has its turn.
+/// A device that is late may send at once what it missed in this time. It also sends for no longer than this before the
+/// next queue pair has its turn.
 const BURST: Duration = Duration::from_millis(1);
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const SECOND: u128 = 1_000_000_000;
 
-/// How much a device may send; there is no limit where there is none.
+/// Largest traffic of a device; `None` means no limit.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Bytes of payload a second, those of read responses included.
+    /// Bytes of payload per second, including those of read responses.
     pub bytes: Option<NonZeroU64>,
-    /// Requests and datagrams a second, however often their packets are sent.
+    /// Requests and datagrams per second. Retransmissions do not count.
     pub requests: Option<NonZeroU64>,
 }
 
-/// What a queue pair sends, or may send, in a turn.
+/// Amount of traffic that a queue pair sends, or may send, in a turn.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     /// Bytes of payload.
     pub(crate) bytes: u64,
-    /// Requests that begin.
+    /// Number of requests that are started.
     pub(crate) requests: u64,
 }
 
 impl Traffic {
-    /// There is no limit.
+    /// No limit.
     pub(crate) const ENDLESS: Self = Self {
         bytes: u64::MAX,
         requests: u64::MAX,
     };
 
-    /// Whether there is none of one kind.
+    /// Returns whether either amount is 0.
     pub(crate) fn is_none(&self) -> bool {
         self.bytes == 0 || self.requests == 0
     }
 }
 
-/// Keeps one rate.
+/// State of the limit for one kind of traffic.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Pace {
     per_second: Option<NonZeroU64>,
-    /// When all that was sent has had its time.
+    /// When the traffic so far has used up its time.
     due: Instant,
 }
 
 impl Pace {
-    /// How much may be sent now.
+    /// Returns how much may be sent now.
     fn allows(&self, now: Instant) -> u64 {
         match self.per_second {
             None => u64::MAX,
@@ -68,7 +68,7 @@ impl Pace {
         }
     }
 
-    /// So much was sent.
+    /// Accounts for `amount` that was sent.
     fn charge(&mut self, amount: u64, now: Instant) {
         let Some(rate) = self.per_second.filter(|_| amount > 0) else {
             return;
@@ -80,7 +80,7 @@ impl Pace {
     }
 }
 
-/// Keeps a device to its limit.
+/// Enforces the rate limit of a device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pacer {
     bytes: Pace,
@@ -88,7 +88,7 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// Gives it another limit. What was sent before counts no more.
+    /// Changes the limit. Earlier traffic does not count any more.
     pub(crate) fn set(&mut self, limit: RateLimit, now: Instant) {
         let pace = |per_second| Pace {
             per_second,
@@ -98,7 +98,7 @@ impl Pacer {
         self.requests = pace(limit.requests);
     }
 
-    /// How much may be sent now. The last packet may be longer.
+    /// Returns how much may be sent now. The last packet may exceed it.
     #[inline]
     pub(crate) fn allows(&self, now: Instant) -> Traffic {
         Traffic {
@@ -107,14 +107,14 @@ impl Pacer {
         }
     }
 
-    /// So much was sent.
+    /// Accounts for traffic that was sent.
     #[inline]
     pub(crate) fn charge(&mut self, sent: Traffic, now: Instant) {
         self.bytes.charge(sent.bytes, now);
         self.requests.charge(sent.requests, now);
     }
 
-    /// When something may be sent again.
+    /// Returns when something may be sent again.
     pub(crate) fn due(&self) -> Instant {
         self.bytes.due.max(self.requests.due)
     }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_was_sent_takes_its_time() {
-        // A thousand bytes a millisecond, and one request.
+        // 1000 bytes per millisecond, and one request.
         let mut pacer = limit(1_000_000, 1000);
         let allowed = sent(1000, 1);
         assert_eq!(pacer.allows(at(0)), allowed);

@@ -2,35 +2,36 @@
 
 //! Recordings of a device, and their replay.
 //!
-//! A device depends on nothing but what it is called with: commands, doorbells, segments, the time, faults, the seed of
-//! its keys, and what it finds in guest memory whenever it looks there. A recording has all of that, in order, from a
-//! moment on at which the state of the device is known. So a replay needs no guest, no other device and no clock. It
-//! makes the same calls, and answers each access to guest memory with what was found there: guest memory is shared and
-//! changes at any time, so that is known of each access alone.
+//! What a device does depends only on its inputs: commands, doorbells, segments, the time, faults, the seed of its
+//! keys, and what it reads from guest memory. A recording contains all of these, in order, from a point at which the
+//! state of the device is known. So a replay needs no guest, no other device and no clock. It makes the same calls, and
+//! answers each access to guest memory with what was found there. Each access is recorded, because guest memory is
+//! shared and can change at any time.
 //!
-//! What the device does with that, its output, is in the recording as one digest for each call: replies, events,
-//! segments that are sent, and what is stored in guest memory and where. A replay that gives other digests is none.
+//! The device's output is in the recording as one digest per call. It covers replies, events, segments that are sent,
+//! and what is stored in guest memory and where. If a replay results in a different digest, it has diverged.
 //!
-//! # Where it begins
+//! # Where a recording begins
 //!
-//! A recording of a device that was just reset needs no state: the configuration says all. It is the form that lasts,
-//! for an engine that has changed inside reads it as well. Another one begins with the state of the device, all of it:
-//! queue pairs, keys, rings, timers, what waits. Only the version of the engine that wrote a state reads it, because
-//! its form follows from the definitions of the types. So there is no second description of each object which could be
-//! wrong; what could be is that something is left out. Simulations and the tests of the engine look for that: they
-//! begin recordings at random moments, and each has to replay, and to end in the state of the device.
+//! A recording of a device that was just reset needs no state: the configuration determines everything. This is the
+//! durable form, because even an engine that has changed inside can read it. Other recordings begin with the entire
+//! state of the device: queue pairs, keys, rings, timers, everything that waits. Only the version of the engine that
+//! wrote a state can read it, because its form follows from the definitions of the types. So there is no second
+//! description of each object that could be wrong; the only possible mistake is to leave something out. Simulations and
+//! the tests of the engine check for that: they begin recordings at random moments, and each has to replay and to end
+//! in the state of the device.
 //!
 //! # What is left out
 //!
-//! Payload means nothing to the device. Where more than [`KEPT_PAYLOAD`] bytes of it come in a segment or are read from
-//! guest memory, their number is recorded, and a replay has zeros; digests have where payload goes, not what it is.
-//! What is copied from guest to guest is not seen at all. Calls that change nothing, such as asking for an event when
-//! there is none, are left out.
+//! The device does not interpret payload. If more than [`KEPT_PAYLOAD`] bytes of it arrive in a segment or are read
+//! from guest memory, only their number is recorded, and a replay uses zeros. Digests cover where payload goes, not its
+//! contents. What is copied from guest to guest is not recorded at all. Calls that change nothing are left out, for
+//! example a request for an event when there is none.
 //!
 //! # Format
 //!
-//! Numbers are unsigned, in groups of 7 bits, the lowest first; all but the last byte have bit 7 set. A text or other
-//! bytes stand behind their number. A flag is a byte, 0 or 1.
+//! Numbers are unsigned, in groups of 7 bits, lowest first; all bytes but the last have bit 7 set. A text or other
+//! bytes follow their length. A flag is a byte, 0 or 1.
 //!
 //! ```text
 //! recording := "VRNICREC" version:byte program:text device:text config begin call* [over]
@@ -45,10 +46,11 @@
 //! access    := 1 | 2 | 3 bytes | 4 | 5 word | 6 block offset | 7 | 8 length
 //! ```
 //!
-//! A time is the difference from that of the call before, or from the start, in nanoseconds: twice the number, or for a
-//! number below 0 twice its amount less one. An access is: 1, something was stored; 2, the memory is not mapped; 3,
-//! bytes were read; 4, payload was read and is left out; 5, a word was read, and maybe changed; 6, an address is at
-//! that offset of that block; 7, it is nowhere, or the block is not persistent; 8, a block is persistent and so long.
+//! A time is the difference in nanoseconds from that of the previous call, or from the start: twice the number, or for
+//! a negative number twice its absolute value minus one. Accesses are: 1, something was stored; 2, the memory is not
+//! mapped; 3, bytes were read; 4, payload was read and is left out; 5, a word was read, and maybe changed; 6, an
+//! address is at this offset of this block; 7, an address is not mapped, or a block is not persistent; 8, a block is
+//! persistent and has this length.
 //!
 //! | kind | call | arguments |
 //! |---|---|---|
@@ -73,10 +75,10 @@
 //! | 34 | poll | units, bytes |
 //! | 35 | mark: nothing. Behind it stands no repetition of what was before, and a path | |
 //!
-//! `format` has the rest: how segments and faults are written. `digest` has what a digest is: up to version 2, it takes
-//! numbers byte by byte, later two at a time. A state is in the format of the crate `postcard`; see
-//! the module `state`. The recording holds the seed of the device's keys, or the generator that they come from, and
-//! what was in the memory of the guest's rings: it is as confidential as the guest.
+//! `format` describes the rest: how segments and faults are written. `digest` describes the digest: up to version 2, it
+//! takes numbers byte by byte, later versions take two at a time. A state is in the format of the crate `postcard`; see
+//! the module `state`. A recording contains the seed of the device's keys, or the generator that was made from it, and
+//! the contents of the guest's rings: it is as confidential as the guest.
 
 mod digest;
 mod flight;

@@ -19,37 +19,37 @@ use vrnic_wire::{
 };
 use zerocopy::IntoBytes;
 
-/// Entries of a table that are read at a time.
+/// Number of table entries that are read at a time.
 const TABLE_PIECE: usize = 64;
 
-/// What a region covers.
+/// Memory that a region covers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum RegionMemory {
     /// A buffer that was resolved when the region was registered.
     Buffer(Buffer),
-    /// Pages that the driver gives and takes.
+    /// Pages that the driver maps and unmaps.
     Paged(Pages),
-    /// Other regions, each in the place of a page.
+    /// Other regions, each in place of a page.
     Nested(Box<Nested>),
     /// All memory of the guest: addresses are bus addresses, resolved with each access.
     All,
-    /// Zeros that keep nothing, at every address.
+    /// At every address, memory that reads as zeros and ignores writes.
     Null,
 }
 
-/// A region on demand whose pages are other regions on demand.
+/// An on-demand region whose pages are other on-demand regions.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Nested {
-    /// Which are wanted, and by whom. None is ever there.
+    /// Wanted pages, and what waits for them. No page is ever present here.
     pub(crate) pages: Pages,
-    /// Indices of the regions, by the number of the page.
+    /// Indices of the regions by page number.
     #[serde(serialize_with = "state::map")]
     pub(crate) regions: FxHashMap<u32, u32>,
 }
 
 impl Nested {
-    /// The `length` bytes at `offset`, which lie in the region, in pieces that are each in one page:
-    /// the page, where they begin in it, and how many they are.
+    /// Splits the `length` bytes at `offset`, which must lie in the region, into pieces that are each in one page.
+    /// Returns the page, the offset in it and the length of each piece.
     pub(crate) fn pieces(
         &self,
         mut offset: u64,
@@ -72,7 +72,7 @@ impl Nested {
 }
 
 impl RegionMemory {
-    /// Which pages are wanted, and by whom; [`None`] if none can be missing.
+    /// Returns the pages, to record which are wanted and what waits for them; [`None`] if no page can be missing.
     pub(crate) fn pages_mut(&mut self) -> Option<&mut Pages> {
         match self {
             Self::Paged(pages) => Some(pages),
@@ -82,14 +82,14 @@ impl RegionMemory {
     }
 }
 
-/// What makes a region one for fast registration.
+/// Properties of a region for fast registration.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Fast {
-    /// Where the driver lists pages.
+    /// Table in which the driver lists pages.
     pub(crate) table: Buffer,
-    /// Pages that the table has room for.
+    /// Number of pages for which the table has room.
     pub(crate) max_pages: u32,
-    /// Whether the region is valid, not free.
+    /// Whether the region is valid rather than free.
     pub(crate) valid: bool,
 }
 
@@ -102,19 +102,19 @@ pub(crate) struct Region {
     pub(crate) access: u32,
     /// Address of the first byte in work requests.
     pub(crate) iova: u64,
-    /// What it covers.
+    /// Memory that it covers.
     pub(crate) memory: RegionMemory,
-    /// Set for regions for fast registration.
+    /// Present in regions for fast registration.
     pub(crate) fast: Option<Fast>,
-    /// Memory windows that are bound to it.
+    /// Number of memory windows that are bound to it.
     pub(crate) windows: u32,
-    /// Index of the nested region that it is a page of, and the number of that page.
+    /// Index of the nested region of which it is a page, and the number of the page.
     pub(crate) page_of: Option<(u32, u32)>,
-    /// What a flush makes survive, besides pages that come and go: one range in each block.
+    /// What a flush makes persistent, apart from on-demand pages: one range in each block.
     pub(crate) flush_ranges: Vec<HostRange>,
 }
 
-/// Checks rights that a region at `iova` is asked to give.
+/// Checks the rights that are requested for a region at `iova`.
 pub(crate) fn check_rights(rights: u32, iova: u64, features: Features) -> Result<(), Cause> {
     let mut known = access::REGION;
     if !features.memory_windows {
@@ -140,7 +140,7 @@ pub(crate) fn check_extent(iova: u64, length: u64) -> Result<(), Cause> {
 }
 
 impl Region {
-    /// A free region for fast registration.
+    /// Creates a free region for fast registration.
     pub(crate) fn free(pd: u32, table: Buffer, max_pages: u32) -> Self {
         Self {
             pd,
@@ -158,12 +158,12 @@ impl Region {
         }
     }
 
-    /// Whether it waits for a fast registration.
+    /// Returns whether the region waits for a fast registration.
     pub(crate) fn is_free(&self) -> bool {
         self.fast.as_ref().is_some_and(|fast| !fast.valid)
     }
 
-    /// Host ranges that the region holds on to, or may.
+    /// Returns the number of host ranges that the region keeps or may keep.
     pub(crate) fn translations(&self) -> usize {
         match (&self.fast, &self.memory) {
             (Some(fast), _) => fast.table.translations() + fast.max_pages as usize,
@@ -174,7 +174,7 @@ impl Region {
         }
     }
 
-    /// Bytes; `None` if it is all memory.
+    /// Returns the length in bytes; `None` if it covers all memory.
     pub(crate) fn length(&self) -> Option<u64> {
         match &self.memory {
             RegionMemory::Buffer(buffer) => Some(buffer.length()),
@@ -184,7 +184,7 @@ impl Region {
         }
     }
 
-    /// Where the `length` bytes at `address` are in the memory of the region, if it has them.
+    /// Returns the offset of the `length` bytes at `address` in the region, if it contains them.
     pub(crate) fn offset_of(&self, address: u64, length: u64) -> Option<u64> {
         let Some(all) = self.length() else {
             return Some(address);
@@ -193,7 +193,7 @@ impl Region {
         (offset.checked_add(length)? <= all).then_some(offset)
     }
 
-    /// What a flush makes survive, one range in each block of memory.
+    /// Returns what a flush makes persistent, one range in each block of memory.
     pub(crate) fn to_sync<M: Memory>(&self, memory: &M) -> Result<Vec<HostRange>, Cause> {
         let RegionMemory::Paged(pages) = &self.memory else {
             return Ok(self.flush_ranges.clone());
@@ -211,7 +211,7 @@ impl Region {
         pages.written().iter().map(whole).collect()
     }
 
-    /// Makes a region for fast registration free; it must be valid.
+    /// Makes a region for fast registration free. It must be valid.
     pub(crate) fn invalidate(&mut self) -> Result<(), Cause> {
         if self.windows > 0 {
             return Err(Cause::RegionBound);
@@ -226,8 +226,8 @@ impl Region {
         }
     }
 
-    /// Gives a free region for fast registration the memory that its table lists. It is as before
-    /// if that fails.
+    /// Registers the memory that the table lists with a free region for fast registration. If this fails, the region is
+    /// unchanged.
     pub(crate) fn register<M: Memory>(
         &mut self,
         wanted: &RegisterTarget,
@@ -257,7 +257,7 @@ impl Region {
         if zero_based && skip != iova {
             return Err(Cause::AccessRights);
         }
-        // The table has few pages, so the length is far from what could overflow once it fits.
+        // The table has few pages, so a length that fits it is far too small for an overflow.
         if skip.checked_add(length).map(|end| end.div_ceil(page_size)) != Some(count.into()) {
             return Err(Cause::RegisterPages);
         }
@@ -284,8 +284,8 @@ impl Region {
     }
 }
 
-/// Reads the first `count` entries of a table, and passes on what `length` bytes use of the pages,
-/// from byte `skip` of the first on.
+/// Reads the first `count` entries of a table, and passes on the parts of the pages that `length` bytes use, from byte
+/// `skip` of the first page on.
 fn read_table<M: Memory>(
     fast: &Fast,
     count: u32,

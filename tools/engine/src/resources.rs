@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What the queue pairs of a device share.
+//! Resources that the queue pairs of a device share.
 
 use crate::{
     cause::Cause,
@@ -35,27 +35,27 @@ use vrnic_wire::{
     work::Sge,
 };
 
-/// What one call of the device works with: memory of the guest, the time, and where segments go.
+/// What one call of the device works with: guest memory, the time, and where segments go.
 #[derive(Debug)]
 pub struct Io<'a, M: Memory> {
-    /// Guest memory, resolving addresses of the guest that the device belongs to.
+    /// Guest memory. It resolves addresses of the guest that the device belongs to.
     pub memory: &'a M,
-    /// Now; never earlier than in the call before.
+    /// Current time, never earlier than in the previous call.
     pub now: Instant,
-    /// Where segments go.
+    /// Where outgoing segments go.
     pub outbox: &'a mut Outbox,
 }
 
-/// What the state of the port is made of.
+/// What determines the state of the port.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Port {
-    /// The device's own link.
+    /// Whether the device's own link is up.
     pub(crate) link: bool,
-    /// Whether the driver wants it.
+    /// Whether the driver has enabled the port.
     pub(crate) enabled: bool,
-    /// Whether a fault keeps it down.
+    /// Whether a fault keeps the port down.
     pub(crate) broken: bool,
-    /// InfiniBand: whether management packets pass, although the link is not up for others.
+    /// InfiniBand: whether management packets pass although the link is not up for others.
     pub(crate) managed: bool,
 }
 
@@ -71,12 +71,12 @@ impl Default for Port {
 }
 
 impl Port {
-    /// Whether anything is sent or received.
+    /// Returns whether anything is sent or received.
     pub(crate) fn is_active(self) -> bool {
         self.link && self.enabled && !self.broken
     }
 
-    /// Whether packets of subnet management are sent and received.
+    /// Returns whether packets of subnet management are sent and received.
     fn is_manageable(self) -> bool {
         self.managed && self.enabled && !self.broken
     }
@@ -85,15 +85,15 @@ impl Port {
 /// Everything that queue pairs use but do not own.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resources {
-    /// Those of the configuration.
+    /// Limits from the configuration.
     #[serde(skip)]
     pub(crate) limits: Limits,
-    /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
+    /// Largest payload of a segment on this fabric; `None` if the path MTU of each queue pair determines it.
     pub(crate) fabric_mtu: Option<u32>,
     pub(crate) port: Port,
     /// The port on a subnet; `None` on Ethernet.
     pub(crate) subnet: Option<Box<Subnet>>,
-    /// Largest path MTU, and length of a datagram.
+    /// Largest path MTU and largest length of a datagram.
     #[serde(with = "wire")]
     pub(crate) mtu: Mtu,
     pub(crate) keys: Keys,
@@ -101,47 +101,47 @@ pub(crate) struct Resources {
     pub(crate) srqs: Table<Srq>,
     pub(crate) gids: GidTable,
     pub(crate) groups: Groups,
-    /// Datagrams that were sent to groups which have members here.
+    /// Datagrams that were sent to groups with members on this device.
     pub(crate) looped: Vec<Segment<'static>>,
     pub(crate) counters: Counters,
     pub(crate) async_events: AsyncEvents,
     pub(crate) completion_events: CompletionEvents,
-    /// Of queue pairs.
+    /// Timers of queue pairs.
     pub(crate) timers: Timers,
-    /// Of completion queues whose events are held back.
+    /// Timers of completion queues whose events are held back.
     pub(crate) held_events: Timers,
     pub(crate) bad_qkeys: u32,
     pub(crate) bad_pkeys: u32,
     /// Segments that wait for pages.
     pub(crate) held: Held,
-    /// Packets that came before their turn.
+    /// Packets that arrived out of order.
     pub(crate) kept: Kept,
-    /// Whether connections keep what comes early, and send only what is missing again.
+    /// Whether connections keep packets that arrive early, and retransmit only the missing ones.
     pub(crate) recovers_selectively: bool,
     /// Whether connections may have an alternate path.
     pub(crate) migrates_paths: bool,
     /// Flushes to persistent memory.
     pub(crate) syncs: Syncs,
-    /// What went wrong lately.
+    /// Explanations of what went wrong recently.
     pub(crate) record: Record,
-    /// What was done lately, if somebody asks. It decides nothing.
+    /// Recent steps, while someone requests them. No decision depends on them.
     #[serde(skip)]
     pub(crate) trace: Trace,
-    /// When the call of the device began.
+    /// Time of the current call of the device.
     pub(crate) now: Instant,
-    /// What goes wrong on demand.
+    /// Faults on demand.
     pub(crate) faults: Faults,
-    /// Completion queues with completions since their arm words were looked at.
+    /// Completion queues with completions since the last look at their arm words.
     unannounced: Vec<u32>,
-    /// Completion queues that failed, whose queue pairs do not know it yet.
+    /// Completion queues that failed and whose queue pairs have not been told yet.
     pub(crate) failed_cqs: Vec<u32>,
-    /// Ranges of an access, kept for reuse of their memory alone.
+    /// Ranges of an access. Kept only to reuse the allocation.
     #[serde(skip)]
     scratch: Vec<HostRange>,
 }
 
 impl Resources {
-    /// Nothing yet.
+    /// Creates empty resources.
     pub(crate) fn new(
         limits: Limits,
         features: Features,
@@ -183,7 +183,7 @@ impl Resources {
         }
     }
 
-    /// Adds something that went wrong to the record.
+    /// Adds an explanation of something that went wrong to the record.
     pub(crate) fn explain(&mut self, what: Explanation) {
         self.record.add(Explanation {
             time: self.now,
@@ -191,8 +191,7 @@ impl Resources {
         });
     }
 
-    /// Takes a receive of the shared receive queue `srqn`, and appends its elements. `None` if there is
-    /// none.
+    /// Takes a receive from the shared receive queue `srqn` and appends its elements. Returns `None` if there is none.
     pub(crate) fn take_shared_receive<M: Memory>(
         &mut self,
         srqn: u32,
@@ -209,14 +208,14 @@ impl Resources {
         taken
     }
 
-    /// Fails a shared receive queue, unless it has failed before.
+    /// Makes a shared receive queue fail unless it has already failed.
     pub(crate) fn fail_srq(&mut self, srqn: u32, cause: Cause) {
         if self.srqs.get_mut(srqn).is_some_and(Srq::fail) {
             self.note_failed_srq(srqn, cause);
         }
     }
 
-    /// A shared receive queue failed just now.
+    /// Reports that a shared receive queue has just failed.
     fn note_failed_srq(&mut self, srqn: u32, cause: Cause) {
         let happening = Happening::Event(EventType::SrqError);
         self.explain(Explanation::new(happening, srqn, Some(cause)));
@@ -224,7 +223,7 @@ impl Resources {
             .raise(EventType::SrqError, srqn, Some(cause), &mut self.counters);
     }
 
-    /// Raises the event of the limit of a shared receive queue, if it is reached.
+    /// Raises the limit event of a shared receive queue if the limit is reached.
     pub(crate) fn check_srq_limit<M: Memory>(&mut self, srqn: u32, memory: &M) {
         if let Some(srq) = self.srqs.get_mut(srqn)
             && srq.take_limit_event(memory)
@@ -234,7 +233,7 @@ impl Resources {
         }
     }
 
-    /// Writes a completion to the queue `cqn`.
+    /// Writes a completion to the completion queue `cqn`.
     pub(crate) fn complete<M: Memory>(
         &mut self,
         cqn: u32,
@@ -248,7 +247,7 @@ impl Resources {
         self.write_completion(cqn, cqe, solicited, io);
     }
 
-    /// Writes a completion that no fault keeps back.
+    /// Writes a completion that no fault delays.
     pub(crate) fn write_completion<M: Memory>(
         &mut self,
         cqn: u32,
@@ -279,7 +278,7 @@ impl Resources {
         }
     }
 
-    /// A completion queue failed just now.
+    /// Reports that a completion queue has just failed.
     pub(crate) fn note_failed_cq(&mut self, cqn: u32, cause: Cause) {
         self.failed_cqs.push(cqn);
         let happening = Happening::Event(EventType::CqError);
@@ -288,7 +287,7 @@ impl Resources {
             .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
     }
 
-    /// Raises the events that the completions since the last call ask for. Whether there are any.
+    /// Raises the events that are due for the completions since the last call. Returns whether there are any.
     pub(crate) fn announce<M: Memory>(&mut self, memory: &M) -> bool {
         if self.unannounced.is_empty() {
             return false;
@@ -311,14 +310,14 @@ impl Resources {
         raised
     }
 
-    /// Raises the events that were held back and are due.
+    /// Raises the events that were held back and are now due.
     pub(crate) fn release_events<M: Memory>(&mut self, memory: &M) {
         while let Some((_, cqn)) = self.held_events.pop_due(self.now) {
             self.look_at_held_event(cqn, memory);
         }
     }
 
-    /// Looks whether the event of a completion queue, which has no reminder, is due.
+    /// Checks whether the event of a completion queue, which has no reminder any more, is due.
     pub(crate) fn look_at_held_event<M: Memory>(&mut self, cqn: u32, memory: &M) {
         if let Some(cq) = self.cqs.get_mut(cqn) {
             cq.reminder = None;
@@ -327,7 +326,7 @@ impl Resources {
         }
     }
 
-    /// Does what a completion queue says about its event. Whether that is raised.
+    /// Acts on a completion queue's decision about its event. Returns whether the event is raised.
     fn heed(&mut self, cqn: u32, notice: Notice) -> bool {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             return false;
@@ -348,7 +347,7 @@ impl Resources {
         notice == Notice::Raise
     }
 
-    /// Whether the state of the port lets a segment pass.
+    /// Returns whether the state of the port lets a segment pass.
     pub(crate) fn passes(&self, segment: &Segment<'_>) -> bool {
         self.port.is_active()
             || self.port.is_manageable()
@@ -356,14 +355,14 @@ impl Resources {
                 && segment.destination_qpn == SMI_QPN
     }
 
-    /// Whether what comes by this path, which leads to no group, is for the port. On Ethernet whoever carries packets
-    /// knows that by the GID; on a subnet they come by the LID, whatever GID they name.
+    /// Returns whether packets that arrive on this path, which leads to no group, can be for the port. On Ethernet, the
+    /// network delivers by GID; on a subnet it delivers by LID, whatever GID a packet has.
     pub(crate) fn may_be_for_port(&self, path: &Path) -> bool {
         let subnet = self.subnet.as_ref();
         subnet.is_none_or(|subnet| subnet.port.is_named_by(path))
     }
 
-    /// Whether datagrams to a group that come by this path are for the port at all.
+    /// Returns whether datagrams to a group that arrive on this path can be for the port at all.
     pub(crate) fn may_be_in_group(&self, path: &Path) -> bool {
         match (path.lids, &self.subnet) {
             (Some(lids), Some(_)) => lids.global,
@@ -372,7 +371,7 @@ impl Resources {
         }
     }
 
-    /// Entries of the P_Key table.
+    /// Returns the number of entries of the P_Key table.
     pub(crate) fn pkey_table_length(&self) -> u16 {
         match &self.subnet {
             Some(subnet) => subnet.port.pkeys.len() as u16,
@@ -380,7 +379,7 @@ impl Resources {
         }
     }
 
-    /// The P_Key with that index, with which packets leave.
+    /// Returns the P_Key with this index, for outgoing packets.
     pub(crate) fn pkey(&self, index: u16) -> u16 {
         match &self.subnet {
             Some(subnet) => subnet.port.pkey(index),
@@ -388,8 +387,8 @@ impl Resources {
         }
     }
 
-    /// The index of the P_Key by which a queue pair takes a packet: the one that it has, or with `None` any. `None` if
-    /// it does not take it.
+    /// Returns the index of the P_Key by which a queue pair accepts a packet: its own, or with `None` any. Returns
+    /// `None` if the queue pair does not accept the packet.
     pub(crate) fn admitting_pkey(&self, own: Option<u16>, pkey: u16) -> Option<u16> {
         let Some(subnet) = &self.subnet else {
             return (pkey == DEFAULT_PKEY).then_some(0);
@@ -403,7 +402,7 @@ impl Resources {
         }
     }
 
-    /// A packet came with a wrong P_Key, or with this wrong Q_Key.
+    /// Reports a packet with this wrong Q_Key or, with `None`, with a wrong P_Key.
     pub(crate) fn note_violation(&mut self, segment: &Segment<'_>, qkey: Option<u32>) {
         let count = if qkey.is_some() {
             &mut self.bad_qkeys
@@ -448,7 +447,7 @@ impl Resources {
     }
 }
 
-/// Payload of the ranges, or none.
+/// Makes a payload of the ranges, or an empty one if there are none.
 pub(crate) fn payload_of<M: Memory>(
     ranges: Vec<HostRange>,
     io: &mut Io<'_, M>,
@@ -461,7 +460,7 @@ pub(crate) fn payload_of<M: Memory>(
     }
 }
 
-/// A payload of the bytes that are in those ranges of guest memory now.
+/// Makes a payload of a copy of the bytes that are now in these ranges of guest memory.
 pub(crate) fn copy_of<M: Memory>(
     ranges: Vec<HostRange>,
     io: &mut Io<'_, M>,

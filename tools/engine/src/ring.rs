@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Rings in guest memory, and work queues that read them.
+//! Rings in guest memory, and the work queues that read them.
 
 use crate::{
     buffer::Buffer,
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use vrnic_wire::ring::{self, RingHeader, RingLayout, offset};
 
-/// How somebody looks at a word of guest memory who only tells people of it: as [`Memory::glance`].
+/// Reads a word of guest memory for display only, like [`Memory::glance`].
 pub(crate) type Glance<'a> = &'a dyn Fn(HostRange, u64) -> Result<Option<u32>, Unmapped>;
 
 /// A ring: a header and entries in a buffer.
@@ -25,7 +25,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The ring with that layout, which is valid and not absent, in `buffer`.
+    /// Creates a ring in `buffer` with this layout, which must be valid and present.
     pub(crate) fn new(buffer: Arc<Buffer>, layout: &RingLayout) -> Result<Self, Cause> {
         let header_offset = u64::from(layout.header_offset.get());
         let header = buffer
@@ -40,12 +40,12 @@ impl Ring {
         })
     }
 
-    /// Number of entries, a power of two.
+    /// Returns the number of entries, a power of two.
     pub(crate) fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Memory of the entry with free-running index `index`.
+    /// Returns the memory of the entry with the free-running index `index`.
     pub(crate) fn entry(&self, index: u32) -> Result<HostRange, Unmapped> {
         let slot = index & (self.entries - 1);
         let start = self.first + u64::from(slot) * u64::from(self.stride);
@@ -54,13 +54,13 @@ impl Ring {
             .ok_or(Unmapped)
     }
 
-    /// Memory of all entries, as far as they have any.
+    /// Returns the memory of all entries, except those without memory.
     pub(crate) fn places(&self) -> Vec<HostRange> {
         let entries = 0..self.entries;
         entries.filter_map(|index| self.entry(index).ok()).collect()
     }
 
-    /// Host ranges that the buffer needs.
+    /// Returns the number of host ranges of the buffer.
     pub(crate) fn translations(&self) -> usize {
         self.buffer.translations()
     }
@@ -70,12 +70,12 @@ impl Ring {
         memory.load_u32(self.header, offset::DRIVER_INDEX as u64)
     }
 
-    /// Looks at the index that the driver side writes.
+    /// Reads the index that the driver side writes, for display only.
     pub(crate) fn glance_at_index(&self, glance: Glance<'_>) -> Result<Option<u32>, Unmapped> {
         glance(self.header, offset::DRIVER_INDEX as u64)
     }
 
-    /// Looks at the arm word.
+    /// Reads the arm word, for display only.
     pub(crate) fn glance_at_arm(&self, glance: Glance<'_>) -> Option<ring::Arm> {
         let word = glance(self.header, offset::ARM as u64);
         word.ok().flatten().map(ring::Arm::from_raw)
@@ -110,7 +110,7 @@ impl Ring {
 /// Why a work queue cannot be read any more.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// The producer index cannot be.
+    /// The producer index is not possible.
     Producer,
     /// The ring's memory is gone.
     Unmapped,
@@ -124,8 +124,8 @@ impl From<Unmapped> for Broken {
 
 /// The device's side of a work queue.
 ///
-/// Indices run freely: `released <= taken <= producer`. Entries from `released` to `taken` have been
-/// read but belong to the device still.
+/// Indices run freely, with `released <= taken <= producer`. Entries from `released` to `taken` have been read but
+/// still belong to the device.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct WorkQueue {
     ring: Option<Ring>,
@@ -136,7 +136,7 @@ pub(crate) struct WorkQueue {
 }
 
 impl WorkQueue {
-    /// A queue over a ring, or one that is always empty.
+    /// Creates a work queue with a ring, or one that is always empty.
     pub(crate) fn new(ring: Option<Ring>) -> Self {
         Self {
             broken: ring.is_none(),
@@ -147,7 +147,7 @@ impl WorkQueue {
         }
     }
 
-    /// Forgets what was posted, and begins where the driver stands.
+    /// Discards what was posted, and continues at the index at which the driver side is.
     pub(crate) fn restart<M: Memory>(&mut self, memory: &M) {
         let Some(ring) = &self.ring else {
             return;
@@ -162,17 +162,17 @@ impl WorkQueue {
         (self.producer, self.taken, self.released) = (start, start, start);
     }
 
-    /// Gives the queue up: nothing is read from it any more.
+    /// Stops reading from the queue for good.
     pub(crate) fn give_up(&mut self) {
         self.broken = true;
     }
 
-    /// The next entry that was not taken yet: its index and its memory. `None` if there is none, or
+    /// Returns the index and memory of the next entry that has not been taken. Returns `None` if there is none, or if
     /// the queue is broken.
     ///
     /// # Errors
     ///
-    /// The queue broke just now.
+    /// The queue has just broken.
     pub(crate) fn peek<M: Memory>(
         &mut self,
         memory: &M,
@@ -199,7 +199,7 @@ impl WorkQueue {
         found
     }
 
-    /// Entries that are posted and not taken; 0 if the queue is broken.
+    /// Returns the number of entries that are posted and not taken; 0 if the queue is broken.
     pub(crate) fn untaken<M: Memory>(&self, memory: &M) -> u32 {
         let ring = self.ring.as_ref().filter(|_| !self.broken);
         ring.and_then(|ring| {
@@ -210,7 +210,7 @@ impl WorkQueue {
         .unwrap_or(0)
     }
 
-    /// Takes the entry that [`peek`](Self::peek) gave.
+    /// Takes the entry that [`peek`](Self::peek) returned.
     pub(crate) fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);
     }
@@ -225,12 +225,12 @@ impl WorkQueue {
         }
     }
 
-    /// Goes on in another ring, in which the driver side put what is not taken yet. Everything that was
-    /// taken has to be released.
+    /// Moves to another ring, to which the driver side has copied the entries that have not been taken. All taken
+    /// entries must have been released.
     ///
     /// # Errors
     ///
-    /// The producer index of that ring cannot be, or its memory is gone; nothing changed.
+    /// The producer index of the new ring is not possible, or its memory is gone. Nothing has changed then.
     pub(crate) fn move_to<M: Memory>(&mut self, ring: Ring, memory: &M) -> Result<(), Broken> {
         let producer = ring.driver_index(memory)?;
         ring::used(producer, self.released, ring.entries()).ok_or(Broken::Producer)?;
@@ -240,23 +240,24 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Memory of all entries.
+    /// Returns the memory of all entries.
     pub(crate) fn places(&self) -> Vec<HostRange> {
         self.ring.as_ref().map_or_else(Vec::new, Ring::places)
     }
 
-    /// Host ranges that the ring needs.
+    /// Returns the number of host ranges of the ring.
     pub(crate) fn translations(&self) -> usize {
         self.ring.as_ref().map_or(0, Ring::translations)
     }
 
-    /// Number of entries; 0 without a ring.
+    /// Returns the number of entries; 0 without a ring.
     pub(crate) fn entries(&self) -> u32 {
         self.ring.as_ref().map_or(0, Ring::entries)
     }
 
-    /// Entries that belong to the device: posted and not released; `None` if the ring is broken. And whether these
-    /// are all, and not only those that the device has seen.
+    /// Returns the number of entries that belong to the device, which are posted and not released, or `None` if the
+    /// ring is broken. Also returns whether that number is exact; if not, it counts only those that the device has
+    /// seen.
     pub(crate) fn posted(&self, glance: Glance<'_>) -> (Option<u32>, bool) {
         let Some(ring) = &self.ring else {
             return (Some(0), true);
@@ -269,15 +270,15 @@ impl WorkQueue {
         (posted, exact)
     }
 
-    /// Memory of a taken entry.
+    /// Returns the memory of a taken entry.
     pub(crate) fn entry(&self, index: u32) -> Result<HostRange, Unmapped> {
         self.ring.as_ref().ok_or(Unmapped)?.entry(index)
     }
 
-    /// Asks posters to ring the doorbell after posting, and looks at the ring anew afterwards.
+    /// Asks consumers to ring the doorbell after posting. The caller must look at the ring again afterwards.
     pub(crate) fn need_doorbell<M: Memory>(&self, memory: &M) {
         if let Some(ring) = &self.ring {
-            // A ring that is gone has no posters.
+            // A ring that is gone has no consumers.
             let _ = ring.set_device_flags(ring::flags::NEED_DOORBELL, memory);
             memory.fence();
         }

@@ -21,33 +21,33 @@ use vrnic_wire::{
     work::{Selectivity, placement},
 };
 
-/// Most payload of a segment on the local fabric, in bytes.
+/// Largest payload of a segment on the local fabric in bytes.
 pub const LOCAL_MTU: u32 = 64 * 1024;
 
-/// Most payload of a datagram, in bytes, on every fabric: the port's active MTU.
+/// Largest payload of a datagram on every fabric in bytes: the port's active MTU.
 pub const DATAGRAM_MTU: u32 = 4096;
 
 /// A GID, most significant byte first.
 pub type Gid = [u8; 16];
 
-/// What the local route header of InfiniBand says (IBTA volume 1, 7.7).
+/// Contents of the local route header of InfiniBand (IBTA volume 1, 7.7).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LidRoute {
     /// LID of the sender.
     pub source: u16,
     /// LID of the destination, or of a multicast group.
     pub destination: u16,
-    /// Whether there is a global route header, which has the GIDs, the hop limit and so on. Otherwise they are 0.
+    /// Whether there is a global route header, which has the GIDs, the hop limit and so on. If not, they are 0.
     pub global: bool,
 }
 
-/// Where a segment comes from and where it goes: what Ethernet, IP and UDP headers say, or the route headers of
+/// Source and destination of a segment: the contents of Ethernet, IP and UDP headers, or of the route headers of
 /// InfiniBand.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
     /// GID of the sender.
     pub source: Gid,
-    /// GID of the destination: what the fabric finds the device by.
+    /// GID of the destination, by which the fabric finds the device.
     pub destination: Gid,
     /// MAC address of the sender.
     pub source_mac: [u8; 6],
@@ -63,16 +63,16 @@ pub struct Path {
     pub service_level: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// UDP port that the packets of one flow come from, so that switches spread flows, not packets.
+    /// UDP source port of the packets of one flow, so that switches spread flows rather than packets.
     pub source_port: u16,
-    /// Whether frames are of RoCE version 1, which has no UDP.
+    /// Whether frames are RoCE version 1, which has no UDP.
     pub roce_v1: bool,
-    /// On InfiniBand, LIDs. MAC addresses, VLAN, port and RoCE mean nothing then.
+    /// LIDs on InfiniBand. MAC addresses, VLAN, source port and RoCE version have no meaning there.
     pub lids: Option<LidRoute>,
 }
 
 impl Path {
-    /// Whether the destination is a multicast group.
+    /// Returns whether the destination is a multicast group.
     pub fn is_multicast(&self) -> bool {
         match self.lids {
             Some(lids) => is_multicast_lid(lids.destination),
@@ -80,7 +80,7 @@ impl Path {
         }
     }
 
-    /// The multicast group that is the destination, if one is: its GID, and on InfiniBand its LID.
+    /// Returns the multicast group that is the destination: its GID, and on InfiniBand its LID.
     pub fn group(&self) -> Group {
         (
             self.destination,
@@ -88,7 +88,7 @@ impl Path {
         )
     }
 
-    /// Whether a packet that came by this path is from the peer of a connection that sends by the path `sent`.
+    /// Returns whether a packet with this path is from the peer of a connection that sends with the path `sent`.
     pub(crate) fn answers(&self, sent: &Self) -> bool {
         let gids = self.source == sent.destination && self.destination == sent.source;
         match (self.lids, sent.lids) {
@@ -106,28 +106,28 @@ impl Path {
 /// A multicast group: its GID, and on InfiniBand its LID, which is 0 otherwise.
 pub type Group = (Gid, u16);
 
-/// ECN field of a traffic class (RFC 3168).
+/// Mask of the ECN field of a traffic class (RFC 3168).
 pub const ECN_MASK: u8 = 3;
 /// ECN field: the sender reacts to marks.
 pub const ECN_CAPABLE: u8 = 2;
 /// ECN field: a switch marked the packet because of congestion.
 pub const ECN_MARKED: u8 = 3;
 
-/// Where a packet stands in its message.
+/// Position of a packet in its message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// The first of several.
+    /// First of several packets.
     First,
     /// Neither the first nor the last.
     Middle,
-    /// The last of several.
+    /// Last of several packets.
     Last,
-    /// The only one.
+    /// Only packet.
     Only,
 }
 
 impl Position {
-    /// Where packet `index` of `count` stands.
+    /// Returns the position of packet `index` of `count`.
     pub const fn of(index: u32, count: u32) -> Self {
         match (index == 0, index + 1 == count) {
             (true, true) => Self::Only,
@@ -137,28 +137,29 @@ impl Position {
         }
     }
 
-    /// Whether a message begins with this packet.
+    /// Returns whether a message begins with this packet.
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Whether a message ends with this packet.
+    /// Returns whether a message ends with this packet.
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
 }
 
-/// The transport service of a connection, as the opcode of a packet names it.
+/// The transport service of a connection, as given by the opcode of a packet.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Service {
-    /// Reliable connection. Opcodes of datagrams and of notifications say all themselves, so these are here too.
+    /// Reliable connection. Opcodes of datagrams and notifications are unambiguous, so these packets have this value
+    /// too.
     #[default]
     Reliable,
-    /// Unreliable connection. Only sends without a key to invalidate and writes belong to it.
+    /// Unreliable connection. It only has writes, and sends without a key to invalidate.
     Unreliable,
-    /// Extended reliable connection (IBTA volume 1, annex A14). All that a reliable connection has belongs to it.
+    /// Extended reliable connection (IBTA volume 1, annex A14). It has everything that a reliable connection has.
     Xrc {
-        /// The shared receive queue that a request is for, 24 bits (XRCETH); 0 in a response.
+        /// Number of the shared receive queue that a request is for, 24 bits (XRCETH); 0 in a response.
         srqn: u32,
     },
 }
@@ -170,11 +171,11 @@ pub struct Reth {
     pub address: u64,
     /// Key.
     pub rkey: u32,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub length: u32,
 }
 
-/// What comes with the last packet of a send.
+/// What accompanies the last packet of a send.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SendTail {
     /// Nothing.
@@ -185,7 +186,7 @@ pub enum SendTail {
     Invalidate(u32),
 }
 
-/// Which atomic operation.
+/// An atomic operation.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
     /// Stores `swap` if the value is `compare_add`.
@@ -194,7 +195,7 @@ pub enum AtomicKind {
     FetchAdd,
 }
 
-/// Atomic extended transport header, and which operation.
+/// Atomic extended transport header, with the operation.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
     /// Operation.
@@ -209,10 +210,10 @@ pub struct AtomicRequest {
     pub swap: u64,
 }
 
-/// Flush extended transport header, and the memory that it is about (annex A19, 4.1).
+/// Flush extended transport header, with the memory to flush (annex A19, 4.1).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flush {
-    /// Remote memory; address and length mean nothing if all of the region is meant.
+    /// Remote memory. Address and length have no meaning if the whole region is flushed.
     pub remote: Reth,
     /// [`placement`], 4 bits.
     pub placement: u8,
@@ -221,24 +222,24 @@ pub struct Flush {
 }
 
 impl Flush {
-    /// Whether it says how far and how much.
+    /// Returns whether placement and selectivity are valid.
     pub(crate) fn is_valid(&self) -> bool {
         self.placement != 0
             && self.placement & !placement::ALL == 0
             && Selectivity::try_from(self.selectivity).is_ok()
     }
 
-    /// Whether it is about all of the region.
+    /// Returns whether the whole region is flushed.
     pub(crate) fn is_whole(&self) -> bool {
         self.selectivity == Selectivity::Region.raw()
     }
 
-    /// Whether what was written has to survive a loss of power.
+    /// Returns whether the written data has to survive a loss of power.
     pub(crate) fn is_persistent(&self) -> bool {
         self.placement & placement::PERSISTENT != 0
     }
 
-    /// The [`access`] rights that it needs.
+    /// Returns the [`access`] rights that the flush needs.
     pub(crate) fn rights(&self) -> u32 {
         let right = |bit, right| if self.placement & bit != 0 { right } else { 0 };
         right(placement::GLOBAL, access::FLUSH_GLOBAL)
@@ -249,25 +250,25 @@ impl Flush {
 /// Reason of a negative acknowledgement.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NakCode {
-    /// A packet is missing; the PSN is that of the missing one.
+    /// A packet is missing; the PSN is that of the missing packet.
     SequenceError,
     /// The request is not valid.
     InvalidRequest,
     /// The access is not allowed.
     RemoteAccess,
-    /// The responder could not do it.
+    /// The responder failed to execute the request.
     RemoteOperation,
 }
 
 /// AETH syndrome (IBTA volume 1, 9.7.5.1).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Syndrome {
-    /// Positive acknowledgement with the 5-bit credit count; 31 if credits are not counted.
+    /// Positive acknowledgement with the 5-bit credit count, which is 31 if there is no credit count.
     Ack {
         /// Credit count.
         credits: u8,
     },
-    /// No receive was posted: try again after the time that the 5-bit code says.
+    /// No receive was posted: the requester retries after the time that the 5-bit code gives.
     RnrNak {
         /// Timer code.
         timer: u8,
@@ -277,7 +278,7 @@ pub enum Syndrome {
 }
 
 impl NakCode {
-    /// What the standard calls it.
+    /// Returns the name of the code in the standard.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SequenceError => "PSN sequence error",
@@ -303,7 +304,7 @@ impl fmt::Display for Syndrome {
     }
 }
 
-/// Credit count that says that credits are not counted.
+/// Credit count in an acknowledgement without credits.
 pub const NO_CREDITS: u8 = 31;
 
 impl Syndrome {
@@ -318,27 +319,27 @@ impl Syndrome {
 pub struct Aeth {
     /// Syndrome.
     pub syndrome: Syndrome,
-    /// Messages that the responder completed, 24 bits.
+    /// Number of messages that the responder completed, 24 bits.
     pub msn: u32,
 }
 
-/// What a segment is, with the extended headers that belong to it.
+/// Kind of segment, with its extended headers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Part of a send.
     Send {
-        /// Place in the message.
+        /// Position in the message.
         position: Position,
-        /// What comes with the last packet; `Plain` before it.
+        /// What accompanies the last packet; `Plain` for others.
         tail: SendTail,
     },
     /// Part of an RDMA write.
     Write {
-        /// Place in the message.
+        /// Position in the message.
         position: Position,
-        /// Remote memory; with the packet that begins the message.
+        /// Remote memory; only in the packet that begins the message.
         reth: Option<Reth>,
-        /// Immediate data; with the packet that ends the message.
+        /// Immediate data; only in the packet that ends the message.
         immediate: Option<u32>,
     },
     /// RDMA read request.
@@ -347,13 +348,13 @@ pub enum Body {
     AtomicRequest(AtomicRequest),
     /// Flush request.
     FlushRequest(Flush),
-    /// Atomic write, whose payload is the 8 bytes.
+    /// Atomic write, whose payload is the 8 bytes to write.
     AtomicWrite(Reth),
-    /// Part of the response to a read; or, without payload, that to a flush or an atomic write.
+    /// Part of the response to a read. Without payload, the response to a flush or an atomic write.
     ReadResponse {
-        /// Place in the response.
+        /// Position in the response.
         position: Position,
-        /// Acknowledgement; not in the middle.
+        /// Acknowledgement; none in the middle.
         aeth: Option<Aeth>,
     },
     /// Acknowledgement.
@@ -369,19 +370,19 @@ pub enum Body {
     Datagram {
         /// Q_Key.
         qkey: u32,
-        /// Queue pair that sent it.
+        /// Number of the queue pair that sent it.
         source_qpn: u32,
         /// Immediate data.
         immediate: Option<u32>,
     },
-    /// A packet with this opcode of the reliable connection, which is reserved or of an operation that there is not.
+    /// A packet with this opcode of the reliable connection, which is reserved or whose operation does not exist.
     Unknown(u8),
     /// Congestion notification packet: packets of the connection were marked (annex A17, 9).
     CongestionNotification,
 }
 
 impl Body {
-    /// Whether this is a request that has a response of its own, which acknowledges it.
+    /// Returns whether this is a request with its own kind of response, which acknowledges it.
     pub const fn has_response(&self) -> bool {
         matches!(
             self,
@@ -392,7 +393,7 @@ impl Body {
         )
     }
 
-    /// Whether this is a response, which the requester half of the destination takes.
+    /// Returns whether this is a response, which the requester of the destination handles.
     pub const fn is_response(&self) -> bool {
         matches!(
             self,
@@ -400,12 +401,12 @@ impl Body {
         )
     }
 
-    /// Whether this is a negative acknowledgement.
+    /// Returns whether this is a negative acknowledgement.
     pub const fn is_negative(&self) -> bool {
         matches!(self, Self::Acknowledge(aeth) if !matches!(aeth.syndrome, Syndrome::Ack { .. }))
     }
 
-    /// The remote memory that a request names.
+    /// Returns the remote memory that a request names.
     pub fn reth(&self) -> Option<Reth> {
         match *self {
             Self::Write { reth, .. } => reth,
@@ -420,7 +421,7 @@ impl Body {
         }
     }
 
-    /// The key of the receiver that a request names: to access memory, or to invalidate it.
+    /// Returns the receiver's key that a request uses to access memory, or invalidates.
     pub fn key(&self) -> Option<u32> {
         match *self {
             Self::Send {
@@ -435,18 +436,18 @@ impl Body {
 /// Payload of a segment.
 #[derive(Clone, Debug)]
 pub enum Payload<'a> {
-    /// Nothing.
+    /// No payload.
     Empty,
-    /// Memory of the sender's guest.
+    /// Memory of the sender's guest. No copy has been made.
     Ranges(Vec<HostRange>),
     /// The bytes themselves.
     Bytes(Vec<u8>),
-    /// The bytes where they arrived.
+    /// The bytes in the buffer in which they arrived.
     Frame(&'a [u8]),
 }
 
 impl Payload<'_> {
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Empty => 0,
@@ -456,12 +457,12 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The 8 bytes as a little-endian number, if there are 8 and they are not in guest memory.
+    /// Returns the payload as a little-endian number if it has 8 bytes that are not in guest memory.
     pub fn word(&self) -> Option<u64> {
         let bytes = match self {
             Self::Bytes(bytes) => bytes,
@@ -471,7 +472,7 @@ impl Payload<'_> {
         bytes.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// Copies the payload from byte `skip` on into `to`, range after range, until one of both ends.
+    /// Copies the payload from byte `skip` on to the ranges `to` in turn, until either ends.
     pub fn copy_to<M: Memory>(
         &self,
         skip: u64,
@@ -487,7 +488,7 @@ impl Payload<'_> {
     }
 }
 
-/// Copies `bytes`, without the first `skip`, to `to`, until one of both ends.
+/// Copies `bytes`, without the first `skip`, to `to`, until either ends.
 fn copy_bytes<M: Memory>(
     bytes: &[u8],
     skip: u64,
@@ -507,7 +508,7 @@ fn copy_bytes<M: Memory>(
     Ok(())
 }
 
-/// Copies `from`, without its first `skip` bytes, to `to`, until one of both ends.
+/// Copies `from`, without its first `skip` bytes, to `to`, until either ends.
 fn copy_ranges<M: Memory>(
     from: &[HostRange],
     mut skip: u64,
@@ -549,36 +550,36 @@ fn copy_ranges<M: Memory>(
     Ok(())
 }
 
-/// What is wrong with the frame of a packet.
+/// Damage to the frame of a packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// Its ICRC.
+    /// Its ICRC is wrong.
     Icrc,
-    /// It ends early.
+    /// It is truncated.
     Cut,
 }
 
-/// What a fault did to a packet. A fabric that makes frames makes them as damaged as this says; one
-/// that does not lets the packet fall, and its receiver count it.
+/// What a fault did to a packet. A fabric that makes frames damages them as described here. One that does not drops the
+/// packet, and the receiver counts it.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Touched {
     /// The fault.
     pub kind: Option<&'static Kind>,
-    /// What is wrong with the frame.
+    /// Damage to the frame.
     pub damage: Option<Damage>,
-    /// Whether the fault keeps it back: it is only there [to be seen](Outbox::watched).
+    /// Whether the fault withholds the packet: it is only here [to be watched](Outbox::watched).
     pub withheld: bool,
 }
 
 impl Touched {
-    /// Nothing was done.
+    /// No fault did anything.
     pub const NOT: Self = Self {
         kind: None,
         damage: None,
         withheld: false,
     };
 
-    /// A fault of that kind did something.
+    /// A fault of this kind did something.
     pub(crate) fn by(kind: &'static Kind) -> Self {
         Self {
             kind: Some(kind),
@@ -590,26 +591,26 @@ impl Touched {
 /// A packet.
 #[derive(Clone, Debug)]
 pub struct Segment<'a> {
-    /// Where it comes from and where it goes.
+    /// Source and destination.
     pub path: Path,
-    /// Queue pair that sent it, for people; 0 if that is not known, for frames do not tell.
+    /// Number of the queue pair that sent it, for display; 0 if unknown, because frames do not contain it.
     pub source_qpn: u32,
-    /// Queue pair at the destination, 24 bits.
+    /// Number of the queue pair at the destination, 24 bits.
     pub destination_qpn: u32,
     /// P_Key.
     pub pkey: u16,
     /// Sequence number.
     pub psn: Psn,
-    /// Whether a completion of it counts as solicited.
+    /// Whether its completion counts as solicited.
     pub solicited: bool,
-    /// Whether the requester asks for an acknowledgement.
+    /// Whether the requester requests an acknowledgement.
     pub ack_request: bool,
-    /// Whether the connection is in the migrated state, as any is that has no alternate path (MigReq). Of datagrams and
-    /// of notifications it says nothing.
+    /// Whether the connection is in the migrated state, as is any without an alternate path (MigReq). Has no meaning for
+    /// datagrams and notifications.
     pub migrated: bool,
-    /// The transport service that its opcode names.
+    /// The transport service of its opcode.
     pub service: Service,
-    /// What it is.
+    /// Kind of segment with its extended headers.
     pub body: Body,
     /// Payload.
     pub payload: Payload<'a>,
@@ -620,13 +621,12 @@ pub struct Segment<'a> {
 impl Segment<'_> {
     /// Replaces ranges of guest memory by a copy of the bytes in them.
     ///
-    /// Ranges hold only until the device that sent the segment executes its next command, after
-    /// which the guest may use the memory for something else. A fabric that keeps segments for
-    /// longer detaches them.
+    /// The ranges are only valid until the device that sent the segment executes its next command. After that, the
+    /// guest may use the memory for something else. A fabric that keeps segments for longer detaches them.
     ///
     /// # Errors
     ///
-    /// The memory is not mapped any more: the segment cannot be delivered.
+    /// The memory is no longer mapped: the segment cannot be delivered.
     pub fn detach<M: Memory>(&mut self, memory: &M) -> Result<(), Unmapped> {
         if let Payload::Ranges(ranges) = &self.payload {
             let mut bytes = Vec::new();
@@ -643,11 +643,11 @@ impl Segment<'_> {
 }
 
 impl Segment<'_> {
-    /// The segment with a copy of its payload, wherever that is.
+    /// Returns the segment with its own copy of the payload, wherever that is.
     ///
     /// # Errors
     ///
-    /// The memory is not mapped any more.
+    /// The memory is no longer mapped.
     pub(crate) fn to_owned<M: Memory>(&self, memory: &M) -> Result<Segment<'static>, Unmapped> {
         let payload = match &self.payload {
             Payload::Empty => Payload::Empty,
@@ -666,46 +666,46 @@ impl Segment<'_> {
     }
 }
 
-/// Most vectors that an outbox keeps for reuse.
+/// Largest number of vectors that an outbox keeps for reuse.
 const MAX_SPARE: usize = 256;
 
-/// Segments on their way from devices to the fabric, and vectors to make new ones of, so that a
+/// Segments on their way from devices to the fabric, and spare vectors for new ones, so that a
 /// message needs no allocation. One outbox may serve all devices of a worker.
 #[derive(Debug, Default)]
 pub struct Outbox {
     /// Segments in the order in which they were sent; the fabric drains them.
     pub segments: Vec<Segment<'static>>,
-    /// Whether somebody wants to see packets that faults keep back, and will [reveal](Self::reveal) them.
+    /// Whether the caller watches packets that faults withhold, and will [reveal](Self::reveal) them.
     pub watched: bool,
-    /// Those, each with how many segments were sent before it.
+    /// Withheld packets, each with the number of segments that were sent before it.
     withheld: Vec<(usize, Segment<'static>)>,
     spare_ranges: Vec<Vec<HostRange>>,
     spare_bytes: Vec<Vec<u8>>,
 }
 
 impl Outbox {
-    /// An empty outbox.
+    /// Creates an empty outbox.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty vector for ranges.
+    /// Returns an empty vector for ranges.
     pub(crate) fn ranges(&mut self) -> Vec<HostRange> {
         self.spare_ranges.pop().unwrap_or_default()
     }
 
-    /// An empty vector for bytes.
+    /// Returns an empty vector for bytes.
     pub(crate) fn bytes(&mut self) -> Vec<u8> {
         self.spare_bytes.pop().unwrap_or_default()
     }
 
-    /// A fault keeps that packet back.
+    /// Withholds a packet because of a fault.
     pub(crate) fn withhold(&mut self, mut segment: Segment<'static>) {
         segment.touched.withheld = true;
         self.withheld.push((self.segments.len(), segment));
     }
 
-    /// Puts what faults keep back, if that is watched, among the segments, for somebody to see and to drop.
+    /// Inserts withheld packets, if they are watched, among the segments. The caller must look at them and drop them.
     pub fn reveal(&mut self) {
         for (index, segment) in self.withheld.drain(..).rev() {
             self.segments
@@ -713,7 +713,7 @@ impl Outbox {
         }
     }
 
-    /// Takes back what a payload was made of.
+    /// Takes back the vector of a payload for reuse.
     pub fn recycle(&mut self, payload: Payload) {
         match payload {
             Payload::Empty | Payload::Frame(_) => {}

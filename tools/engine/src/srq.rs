@@ -12,15 +12,14 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use vrnic_wire::work::Sge;
 
-/// A receive that was read from its queue: its name, and the bytes that it has room for unless it is
-/// not valid.
+/// A receive that was read from its queue: its `wr_id`, and its size in bytes, or an error if it is not valid.
 pub(crate) type Entry = (u64, Result<u64, Cause>);
 
-/// Takes the oldest receive of a queue, and appends its elements. `None` if there is none.
+/// Takes the oldest receive of a queue and appends its elements. Returns `None` if there is none.
 ///
 /// # Errors
 ///
-/// The queue broke just now.
+/// The queue has just broken.
 pub(crate) fn take_entry<M: Memory>(
     queue: &mut WorkQueue,
     max_sge: u32,
@@ -43,7 +42,7 @@ pub(crate) fn take_entry<M: Memory>(
     Ok(Some(read))
 }
 
-/// What a shared receive queue of an XRC domain has more than others.
+/// Additional properties of a shared receive queue of an XRC domain.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Xrc {
     /// XRC domain.
@@ -59,20 +58,20 @@ pub(crate) struct Srq {
     pub(crate) context: u32,
     /// Protection domain of its elements.
     pub(crate) pd: u32,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use it.
     pub(crate) users: u32,
-    /// The XRC domain that it is for, if it is for one.
+    /// XRC domain, if it belongs to one, and completion queue.
     pub(crate) xrc: Option<Xrc>,
-    /// Elements of an entry.
+    /// Largest number of elements of an entry.
     pub(crate) max_sge: u32,
     queue: WorkQueue,
-    /// An event is asked for when fewer receives are left; 0 if none is.
+    /// Number of receives below which an event is raised; 0 for none.
     limit: u32,
     failed: bool,
 }
 
 impl Srq {
-    /// A shared receive queue over a ring.
+    /// Creates a shared receive queue with a ring.
     pub(crate) fn new(context: u32, pd: u32, max_sge: u32, ring: Ring) -> Self {
         Self {
             context,
@@ -86,11 +85,11 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive, and appends its elements. `None` if there is none.
+    /// Takes the oldest receive and appends its elements. Returns `None` if there is none.
     ///
     /// # Errors
     ///
-    /// [`Cause::SrqFailed`] if the queue failed before, another one if it did just now.
+    /// [`Cause::SrqFailed`] if the queue failed earlier, another cause if it has just failed.
     pub(crate) fn take<M: Memory>(
         &mut self,
         elements: &mut Vec<Sge>,
@@ -104,12 +103,12 @@ impl Srq {
         taken
     }
 
-    /// Fails, if it has not yet.
+    /// Makes the queue fail. Returns whether it had not failed before.
     pub(crate) fn fail(&mut self) -> bool {
         !std::mem::replace(&mut self.failed, true)
     }
 
-    /// Whether the limit was reached since it was set; gives `true` once.
+    /// Returns whether the limit has been reached since it was set. Returns true once.
     pub(crate) fn take_limit_event<M: Memory>(&mut self, memory: &M) -> bool {
         let reached = self.limit > 0 && self.queue.untaken(memory) < self.limit;
         if reached {
@@ -127,7 +126,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Goes on in another ring, in which its entries stand already.
+    /// Moves to another ring, which already has the entries.
     pub(crate) fn resize<M: Memory>(&mut self, ring: Ring, memory: &M) -> Result<(), Cause> {
         if self.failed {
             return Err(Cause::SrqFailed);
@@ -138,27 +137,27 @@ impl Srq {
         Ok(())
     }
 
-    /// Places of the queue.
+    /// Returns the number of entries in the ring.
     pub(crate) fn entries(&self) -> u32 {
         self.queue.entries()
     }
 
-    /// The limit; 0 for none.
+    /// Returns the limit; 0 for none.
     pub(crate) fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Memory of all entries.
+    /// Returns the memory of all entries.
     pub(crate) fn places(&self) -> Vec<HostRange> {
         self.queue.places()
     }
 
-    /// Host ranges that the ring needs.
+    /// Returns the number of host ranges of the ring.
     pub(crate) fn translations(&self) -> usize {
         self.queue.translations()
     }
 
-    /// What it is doing, for people.
+    /// Describes the queue for display.
     pub(crate) fn snapshot(&self, number: u32, glance: Glance<'_>) -> SrqSnapshot {
         let (posted, exact) = self.queue.posted(glance);
         SrqSnapshot {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The written form of a device: all that decides what it does next.
+//! The serialized form of a device: everything that determines what it does next.
 //!
-//! Types derive it from their definition, so that no field can be forgotten. What is left out is marked with
-//! `#[serde(skip)]`, and a comment says why nothing depends on it. Equal devices are written in the same bytes: what
-//! has no order is sorted. Guest memory is in it by the names of its blocks alone, as in the rest of the engine.
+//! Types derive it from their definition, so that no field can be forgotten. Fields that are left out are marked with
+//! `#[serde(skip)]`, and a comment says why nothing depends on them. Equal devices have equal bytes, because unordered
+//! collections are sorted. Guest memory only appears as IDs of its blocks, as everywhere in the engine.
 //!
-//! The form is of one version of the engine: there is nothing in it but values, in the order of their declaration.
-//! Whatever the bytes are, reading them does not panic and takes memory in proportion to them. But an engine that is
-//! made of values which no engine ever had may panic later.
+//! The form belongs to one version of the engine: it contains only values, in the order of their declaration. Reading
+//! never panics, whatever the bytes are, and takes memory in proportion to them. But an engine that is made of values
+//! which no real engine ever had may panic later.
 
 use crate::{
     cause::Cause,
@@ -42,15 +42,15 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Bytes of payload that a state may have, all of it left out.
+/// Largest total payload of a state in bytes, if all of it is left out.
 const MAX_PAYLOAD: u64 = 256 << 20;
 
 thread_local! {
-    /// How many of them may still come in the state that is being read.
+    /// How much of this payload may still follow in the state that is being read.
     static PAYLOAD_LEFT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Bytes that must not become more than `limit`.
+/// Bytes that are limited to `limit`.
 struct Bounded<'a> {
     out: &'a mut Vec<u8>,
     limit: usize,
@@ -77,7 +77,7 @@ impl Flavor for Bounded<'_> {
 }
 
 impl Engine {
-    /// The state of the device between two calls; `None` if it has more than `limit` bytes.
+    /// Returns the state of the device between two calls; `None` if it exceeds `limit` bytes.
     pub fn state(&self, limit: usize) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         let bounded = Bounded {
@@ -88,19 +88,19 @@ impl Engine {
         Some(out)
     }
 
-    /// A device of that configuration in that state; `None` if there is no such state.
+    /// Creates a device with this configuration in this state; `None` if the state is not valid.
     pub fn from_state(config: RnicConfig, state: &[u8]) -> Option<Self> {
         PAYLOAD_LEFT.set(MAX_PAYLOAD);
         let fresh = Self::new(config);
         let mut engine: Self = postcard::from_bytes(state).ok()?;
         engine.resources.limits = fresh.resources.limits;
         engine.config = fresh.config;
-        // Most other bytes are found out by this, too.
+        // This also detects most other invalid bytes.
         (engine.state(state.len())? == state).then_some(engine)
     }
 }
 
-/// What has no order, sorted.
+/// Serializes a map without order in sorted order.
 pub(crate) fn map<K: Serialize + Ord, V: Serialize, S: Serializer>(
     map: &FxHashMap<K, V>,
     to: S,
@@ -108,7 +108,7 @@ pub(crate) fn map<K: Serialize + Ord, V: Serialize, S: Serializer>(
     map.iter().collect::<BTreeMap<_, _>>().serialize(to)
 }
 
-/// What has no order, sorted.
+/// Serializes a set without order in sorted order.
 pub(crate) fn set<T: Serialize + Ord + Hash, S: Serializer>(
     set: &FxHashSet<T>,
     to: S,
@@ -116,7 +116,7 @@ pub(crate) fn set<T: Serialize + Ord + Hash, S: Serializer>(
     set.iter().collect::<BTreeSet<_>>().serialize(to)
 }
 
-/// Payload of a segment at most, for which there is memory.
+/// Reads the largest payload of a segment, which must be one for which there is memory.
 pub(crate) fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     let mtu = u32::deserialize(from)?;
     (mtu <= LOCAL_MTU)
@@ -124,7 +124,8 @@ pub(crate) fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
         .ok_or_else(|| D::Error::custom("there is no such MTU"))
 }
 
-/// Types of other crates that cannot derive their form, `#[serde(with = "wire")]`, and what contains them.
+/// Serialization of types of other crates that cannot derive it, with `#[serde(with = "wire")]`, and of types that
+/// contain them.
 pub(crate) mod wire {
     use super::{Deserialize, Deserializer, Error, Serialize, Serializer, Wire};
 
@@ -138,7 +139,7 @@ pub(crate) mod wire {
     }
 }
 
-/// What can be written as another type.
+/// A type that is serialized as another.
 pub(crate) trait Wire: Sized {
     type Form: Serialize + DeserializeOwned;
 
@@ -177,7 +178,7 @@ written_as_number!(
     SendOpcode
 );
 
-/// A structure without padding, as its bytes.
+/// A structure without padding, serialized as its bytes.
 pub(crate) struct Raw<T>(T);
 
 impl<T: IntoBytes + Immutable> Serialize for Raw<T> {
@@ -319,7 +320,7 @@ impl<const N: usize> Wire for [u64; N] {
     }
 }
 
-/// As in a recording: long payload is left out, and means nothing to a device.
+/// Serialized as in a recording. Long payload is left out, because it means nothing to a device.
 impl Serialize for Segment<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut bytes = Vec::new();
@@ -339,7 +340,7 @@ impl<'de> Deserialize<'de> for Segment<'static> {
     }
 }
 
-/// By its name.
+/// Serialized as its name.
 impl Serialize for Kind {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.name.serialize(to)
@@ -353,7 +354,7 @@ impl<'de> Deserialize<'de> for &'static Kind {
     }
 }
 
-/// By the text that describes it.
+/// Serialized as the text that describes it.
 impl Serialize for Spec {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.to_string().serialize(to)

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Numbered objects.
+//! Tables of numbered objects.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Bits of a number that say where its object stands; the others count how often the place was
-/// used, so that the number of a destroyed object does not name its successor.
+/// Number of bits for the index of the object's slot. The other bits count how often the slot was used, so that the
+/// number of a destroyed object does not refer to its successor.
 const INDEX_BITS: u32 = 17;
 
-/// Bits of a number.
+/// Total number of bits.
 const NUMBER_BITS: u32 = 24;
 
-/// Places that stay unused for a while before one is used again.
+/// Number of slots that rest before they are used again.
 const RESTING: usize = 1024;
 
-/// A place in a table.
+/// A slot of a table.
 #[derive(Debug, Serialize, Deserialize)]
 struct Slot<T> {
-    /// Number of the object, or of the next one to stand here.
+    /// Number of the object, or of the next one in this slot.
     number: u32,
     /// The object.
     value: Option<T>,
 }
 
-/// Objects by 24-bit numbers that the table chooses. Places are found in constant time, and memory
-/// grows with the most objects that there were, not with the limit.
+/// Objects with 24-bit numbers that the table assigns. Slots are found in constant time, and memory grows with the
+/// largest number of objects that ever existed, not with the limit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table<T> {
     slots: Vec<Slot<T>>,
@@ -36,7 +36,7 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// A table for up to `limit` objects whose numbers are never less than `first`.
+    /// Creates a table for up to `limit` objects whose numbers are never less than `first`.
     pub(crate) fn new(first: u32, limit: u32) -> Self {
         assert!(first + limit <= 1 << INDEX_BITS);
         Self {
@@ -48,22 +48,22 @@ impl<T> Table<T> {
         }
     }
 
-    /// Number of objects.
+    /// Returns the number of objects.
     pub(crate) fn len(&self) -> u32 {
         self.live
     }
 
-    /// Whether `limit` objects exist.
+    /// Returns whether `limit` objects exist.
     pub(crate) fn is_full(&self) -> bool {
         self.live >= self.limit
     }
 
-    /// Place of the object with that number, dense from 0, whether it exists or not.
+    /// Returns the slot for an object with this number, dense from 0, whether the object exists or not.
     pub(crate) fn index(&self, number: u32) -> usize {
         (number & ((1 << INDEX_BITS) - 1)).wrapping_sub(self.first) as usize
     }
 
-    /// Makes an object that knows its number; `None` if the table is full.
+    /// Creates an object that knows its number. Returns `None` if the table is full.
     pub(crate) fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<(u32, &mut T)> {
         if self.is_full() {
             return None;
@@ -84,20 +84,20 @@ impl<T> Table<T> {
         Some((slot.number, slot.value.insert(make(slot.number))))
     }
 
-    /// The object with that number.
+    /// Returns the object with this number.
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
         let slot = self.slots.get(self.index(number))?;
         (slot.number == number).then_some(slot.value.as_ref())?
     }
 
-    /// The object with that number.
+    /// Returns the object with this number.
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         let index = self.index(number);
         let slot = self.slots.get_mut(index)?;
         (slot.number == number).then_some(slot.value.as_mut())?
     }
 
-    /// Takes out the object with that number.
+    /// Removes and returns the object with this number.
     pub(crate) fn remove(&mut self, number: u32) -> Option<T> {
         let index = self.index(number);
         let slot = self.slots.get_mut(index)?;
@@ -111,8 +111,8 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// The objects in up to `limit` places from place `first` on, with their numbers; `None` if there
-    /// are no such places.
+    /// Returns the objects in up to `limit` slots from slot `first` on, with their numbers; `None` if there are no such
+    /// slots.
     pub(crate) fn page(
         &self,
         first: usize,

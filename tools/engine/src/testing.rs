@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A small world to test devices in: guest memory, guests that drive devices, and a fabric with
-//! seeded faults, all in virtual time. Panics wherever a test has to fail.
+//! A small world to test devices in: guest memory, guests that drive devices, and a fabric with seeded faults, all in
+//! virtual time. It panics when a test has to fail.
 
 mod datagram;
 mod guest;

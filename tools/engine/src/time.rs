@@ -8,17 +8,17 @@ use std::{
     time::Duration,
 };
 
-/// A moment on the device's clock: nanoseconds since an arbitrary beginning.
+/// A point in time on the device's clock: nanoseconds since an arbitrary origin.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// The moment `nanoseconds` after the clock's beginning.
+    /// Returns the time `nanoseconds` after the clock's origin.
     pub const fn from_nanos(nanoseconds: u64) -> Self {
         Self(nanoseconds)
     }
 
-    /// Nanoseconds since the clock's beginning.
+    /// Returns the nanoseconds since the clock's origin.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
@@ -27,7 +27,7 @@ impl Instant {
 impl Add<Duration> for Instant {
     type Output = Self;
 
-    /// The moment `delay` later; the end of the clock if that lies behind it.
+    /// Returns the time `delay` later, or the last time of the clock if that is earlier.
     fn add(self, delay: Duration) -> Self {
         let nanoseconds = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanoseconds))

@@ -17,8 +17,8 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Asks for a reminder to look at object `number`. `reminder` is when it is going to be looked at
-    /// already, and is updated.
+    /// Requests a reminder to look at object `number`. `reminder` is the time of the existing reminder, if any, and is
+    /// updated.
     pub(crate) fn remind(&mut self, number: u32, at: Instant, reminder: &mut Option<Instant>) {
         if reminder.is_none_or(|existing| at < existing) {
             self.forget(number, reminder.take());
@@ -34,12 +34,12 @@ impl Timers {
         }
     }
 
-    /// When the first reminder comes.
+    /// Returns the time of the first reminder.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.reminders.first().map(|(at, _)| *at)
     }
 
-    /// Takes the first reminder that is due: when it was to come, and for which object.
+    /// Takes the first reminder that is due, and returns its time and object.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Instant, u32)> {
         if self.next()? > now {
             return None;
@@ -48,8 +48,8 @@ impl Timers {
     }
 }
 
-/// Local ACK timeout for the 5-bit encoding: 4.096 µs times 2 to the `timeout`; `None` for 0, which
-/// is for ever (IBTA volume 1, 9.7.6.1.3).
+/// Returns the local ACK timeout of the 5-bit encoding: 4.096 µs times 2 to the `timeout`; `None` for 0, which means
+/// infinite (IBTA volume 1, 9.7.6.1.3).
 pub fn ack_timeout(timeout: u8) -> Option<Duration> {
     (timeout != 0).then(|| Duration::from_nanos(4096 << (timeout & 31)))
 }
@@ -60,7 +60,7 @@ const RNR_TIMER: [u32; 32] = [
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long to wait after an RNR NAK with this timer field.
+/// Returns how long to wait after an RNR NAK with this timer field.
 pub fn rnr_timeout(timer: u8) -> Duration {
     Duration::from_micros(u64::from(RNR_TIMER[usize::from(timer & 31)]) * 10)
 }

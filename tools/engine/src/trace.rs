@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a device does, step by step, for people who watch it: requests are taken from their rings, packets leave and
-//! arrive, completions are written, events are raised.
+//! What a device does, step by step, for people who watch it: it takes requests from rings, sends and receives packets,
+//! writes completions and raises events.
 //!
-//! A device traces while somebody asks for it, and for a while after the last time. Then it stops by itself, and costs
-//! one test at each place. The trace is bounded: whoever asks too rarely misses the oldest steps, and is told how many.
+//! A device traces while someone requests its steps, and for a while after the last request. Then it stops on its own;
+//! after that, each trace point costs one test. The trace is bounded: a client that asks too rarely misses the oldest
+//! steps, and can tell how many from the step numbers.
 
 use crate::{
     event::names_qp,
@@ -24,39 +25,39 @@ use vrnic_wire::{
     work::SendOpcode,
 };
 
-/// Steps that are kept.
+/// Number of steps that are kept.
 const KEPT: usize = 1 << 14;
 
-/// How long a device traces after somebody asked.
+/// How long a device traces after a request for its steps.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A packet that was traced.
+/// A traced packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Queue pair at the other end; 0 if that is not known.
+    /// Queue pair at the other end; 0 if unknown.
     pub peer_qpn: u32,
-    /// What it is, with its extended headers.
+    /// Kind of packet, with its extended headers.
     pub body: Body,
     /// Sequence number.
     pub psn: u32,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub length: u64,
     /// Partition key.
     pub pkey: u16,
-    /// Whether the requester asks for a solicited event.
+    /// Whether the requester requests a solicited event.
     pub solicited: bool,
-    /// Whether the requester asks for an acknowledgement.
+    /// Whether the requester requests an acknowledgement.
     pub ack_request: bool,
     /// Whether the connection is in the migrated state.
     pub migrated: bool,
-    /// The transport service that its opcode names.
+    /// The transport service of its opcode.
     pub service: Service,
-    /// Name of the fault that did something to it.
+    /// Name of the fault that acted on it.
     pub fault: Option<&'static str>,
 }
 
 impl Packet {
-    /// What there is to say of a segment.
+    /// Describes a segment.
     pub fn new(segment: &Segment<'_>, peer_qpn: u32) -> Self {
         Self {
             peer_qpn,
@@ -73,23 +74,23 @@ impl Packet {
     }
 }
 
-/// What a step was.
+/// Kind of step.
 #[derive(Copy, Clone, Debug)]
 pub enum Act {
     /// A request was taken from the send queue.
     Fetched {
-        /// Chosen by whoever posted it.
+        /// Chosen by the consumer that posted it.
         wr_id: u64,
-        /// What it is to do.
+        /// Operation of the request.
         opcode: SendOpcode,
-        /// Bytes that it moves.
+        /// Number of bytes that it transfers.
         length: u64,
     },
     /// A receive was taken.
     TookReceive {
-        /// Chosen by whoever posted it.
+        /// Chosen by the consumer that posted it.
         wr_id: u64,
-        /// The shared receive queue that it was taken from, if it was.
+        /// Shared receive queue from which it was taken, if any.
         srqn: Option<u32>,
     },
     /// A packet left.
@@ -108,9 +109,9 @@ pub enum Act {
         /// The completion queue.
         cqn: u32,
     },
-    /// The driver was told of an asynchronous event.
+    /// An asynchronous event was passed to the driver.
     Raised(AsyncEvent),
-    /// The queue pair went to another state: behind the other steps of the call that it did so in.
+    /// The queue pair changed its state. This follows all other steps of the call in which it did.
     Moved {
         /// The state before.
         from: QpState,
@@ -119,72 +120,73 @@ pub enum Act {
     },
 }
 
-/// Something that a device did.
+/// A step of a device.
 #[derive(Copy, Clone, Debug)]
 pub struct Traced {
-    /// When the call of the device began.
+    /// Time of the call of the device.
     pub time: Instant,
-    /// When it was, in nanoseconds of the clock of whoever asks.
+    /// Time of the step in nanoseconds, on the clock of the client.
     pub at: u64,
-    /// The queue pair that it is about; 0 if it is about none.
+    /// Queue pair of the step; 0 if none.
     pub qpn: u32,
-    /// What it was.
+    /// Kind of step.
     pub act: Act,
 }
 
-/// An object that a step concerns, as it was then.
+/// An object that a step concerns, in its state at that time.
 #[derive(Copy, Clone, Debug)]
 pub enum Object {
-    /// That key.
+    /// This key.
     Key(u32, Named),
-    /// The completion queue of a completion, with it, or of an event.
+    /// The completion queue of a completion, which it includes, or of an event.
     Cq(CqSnapshot),
-    /// The shared receive queue of a receive, without it, or of a message that found none, or of an event.
+    /// The shared receive queue of a receive, which it no longer includes, of a message for which there was no receive,
+    /// or of an event.
     Srq(SrqSnapshot),
 }
 
-/// What the next step of a queue pair that tells of an error concerns, besides what the step names itself.
+/// Objects that the next error step of a queue pair concerns, apart from those that the step itself names.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Concern {
     /// The queue pair.
     pub(crate) qpn: u32,
-    /// Key of the access that was refused.
+    /// Key of the refused access.
     pub(crate) key: Option<u32>,
     /// Shared receive queue that had no receive.
     pub(crate) srqn: Option<u32>,
 }
 
-/// Some steps.
+/// A page of steps.
 #[derive(Clone, Debug, Default)]
 pub struct TracePage {
-    /// Number of the first of them. The others follow without a gap.
+    /// Number of the first step. The others follow without a gap.
     pub first: u64,
     /// Steps, oldest first.
     pub steps: Vec<Traced>,
-    /// Objects that they concern, each with the place of its step.
+    /// Objects that the steps concern, each with the index of its step.
     pub objects: Vec<(usize, Object)>,
-    /// Steps behind them that there are already.
+    /// Number of later steps that are already available.
     pub waiting: usize,
 }
 
 /// The youngest steps, each with a number that counts from 0.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
-    /// Tells the time in nanoseconds; `None` if nothing is traced.
+    /// Clock that returns nanoseconds; `None` if nothing is traced.
     clock: Option<fn() -> u64>,
-    /// When it stops.
+    /// When tracing stops.
     until: u64,
     steps: VecDeque<Traced>,
-    /// Objects that they concern, each with the number of its step. A step has two at most.
+    /// Objects that the steps concern, each with the number of its step. A step has at most two.
     objects: VecDeque<(u64, Object)>,
-    /// What the next step that tells of an error concerns.
+    /// Objects that the next error step concerns.
     concern: Option<Concern>,
     /// Number of the next step.
     next: u64,
 }
 
 impl Trace {
-    /// Whether steps are to be added.
+    /// Returns whether steps are to be added.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.clock.is_some()
@@ -215,19 +217,20 @@ impl Trace {
         self.next += 1;
     }
 
-    /// The newest step concerns an object.
+    /// Adds an object that the newest step concerns.
     fn concerns(&mut self, object: Object) {
         if self.is_on() {
             self.objects.push_back((self.next - 1, object));
         }
     }
 
-    /// Goes on for a while, and gives up to `limit` steps from number `from` on, or the oldest that there are.
+    /// Continues tracing for a while, and returns up to `limit` steps from number `from` on, or from the oldest one
+    /// that is kept.
     pub(crate) fn look(&mut self, clock: fn() -> u64, from: u64, limit: usize) -> TracePage {
         self.clock = Some(clock);
         self.until = clock().saturating_add(PATIENCE.as_nanos() as u64);
         let oldest = self.next - self.steps.len() as u64;
-        // After a reset of the device they count from 0 again.
+        // After a reset of the device, numbers start from 0 again.
         let first = if from > self.next {
             oldest
         } else {
@@ -253,7 +256,7 @@ impl Trace {
 }
 
 impl Resources {
-    /// Traces a step, if anybody wants to know.
+    /// Traces a step if tracing is on.
     #[inline]
     pub(crate) fn note(&mut self, qpn: u32, act: impl FnOnce() -> Act) {
         if self.trace.is_on() {
@@ -261,7 +264,7 @@ impl Resources {
         }
     }
 
-    /// A packet leaves.
+    /// Traces an outgoing packet.
     #[inline]
     pub(crate) fn note_sent<M: Memory>(&mut self, segment: &Segment<'_>, memory: &M) {
         if self.trace.is_on() {
@@ -275,7 +278,7 @@ impl Resources {
         }
     }
 
-    /// A packet arrived.
+    /// Traces a packet that arrived.
     #[inline]
     pub(crate) fn note_arrived(&mut self, segment: &Segment<'_>) {
         if self.trace.is_on() {
@@ -288,7 +291,7 @@ impl Resources {
         }
     }
 
-    /// A receive was taken.
+    /// Traces a receive that was taken.
     #[inline]
     pub(crate) fn note_receive<M: Memory>(
         &mut self,
@@ -305,7 +308,7 @@ impl Resources {
         }
     }
 
-    /// A completion was written.
+    /// Traces a completion that was written.
     #[inline]
     pub(crate) fn note_completion<M: Memory>(&mut self, cqn: u32, cqe: Cqe, memory: &M) {
         if self.trace.is_on() {
@@ -317,7 +320,7 @@ impl Resources {
         }
     }
 
-    /// The driver is told of an event.
+    /// Traces an event that is passed to the driver.
     #[inline]
     pub(crate) fn note_event(&mut self, event: Option<AsyncEvent>) -> Option<AsyncEvent> {
         if let Some(event) = event
@@ -329,7 +332,7 @@ impl Resources {
             );
             let about_qp = kind.is_ok_and(names_qp);
             self.note(if about_qp { number } else { 0 }, || Act::Raised(event));
-            // Nobody looks at guest memory here.
+            // Guest memory is not accessible here.
             match kind {
                 Ok(EventType::CqError) => self.see_cq(number, &|_, _| Ok(None)),
                 Ok(EventType::SrqError | EventType::SrqLimitReached) => {
@@ -342,7 +345,7 @@ impl Resources {
         event
     }
 
-    /// The next step of a queue pair that tells of an error concerns that.
+    /// Sets the objects that the next error step of a queue pair concerns.
     #[inline]
     pub(crate) fn concern(&mut self, concern: Concern) {
         if self.trace.is_on() {
@@ -350,7 +353,7 @@ impl Resources {
         }
     }
 
-    /// The newest step is of that queue pair, and tells of an error.
+    /// Adds the objects that the newest step, an error of this queue pair, concerns.
     fn see_concern<M: Memory>(&mut self, qpn: u32, memory: &M) {
         let Some(concern) = self.trace.concern.take_if(|concern| concern.qpn == qpn) else {
             return;
@@ -419,7 +422,7 @@ mod tests {
         );
         let page = trace.look(clock, KEPT as u64 + 5, 10);
         assert_eq!((page.first, page.steps.len()), (KEPT as u64 + 5, 0));
-        // From a device that was reset since.
+        // The client last saw a device that has been reset since.
         assert_eq!(trace.look(clock, u64::MAX, 1).first, 5);
     }
 

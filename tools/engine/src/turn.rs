@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! How much is done at a time.
+//! Limits how much is done at a time.
 //!
-//! Devices have their turns one after the other, and so have the queue pairs of a device. A turn is bounded by units
-//! and by bytes, so that it is short whatever the work is: neither tiny messages nor long ones keep a neighbour
-//! waiting.
+//! Devices take turns, and so do the queue pairs of a device. A turn is limited in units and in bytes, so that it is
+//! short whatever the work is: neither tiny messages nor long ones keep a neighbour waiting.
 
 use crate::rate::Traffic;
 
-/// Most units that a queue pair has in its turn.
+/// Largest number of units in a turn of a queue pair.
 const QP_UNITS: u32 = 32;
 
-/// Most bytes that a queue pair has in its turn.
+/// Largest number of bytes in a turn of a queue pair.
 const QP_BYTES: u64 = 512 * 1024;
 
 /// An amount of work.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
-    /// Segments to send, or work requests to complete.
+    /// Number of segments to send or work requests to complete.
     pub units: u32,
-    /// Bytes of payload of these segments.
+    /// Payload bytes of these segments.
     pub bytes: u64,
 }
 
 impl Budget {
-    /// That many units, of any length.
+    /// Returns a budget of this number of units of any length.
     pub const fn units(units: u32) -> Self {
         Self {
             units,
@@ -32,12 +31,13 @@ impl Budget {
         }
     }
 
-    /// Whether nothing is left of one of them.
+    /// Returns whether one of the two is used up.
     pub(crate) fn is_over(&self) -> bool {
         self.units == 0 || self.bytes == 0
     }
 
-    /// Takes `spent` from it. Gives the bytes that it did not have: the last segment may be longer than what is left.
+    /// Subtracts `spent` from the budget. Returns the number of bytes by which it was exceeded: the last segment may be
+    /// longer than what is left.
     pub(crate) fn pay(&mut self, spent: Self) -> u64 {
         let overdrawn = spent.bytes.saturating_sub(self.bytes);
         self.units = self.units.saturating_sub(spent.units);
@@ -46,23 +46,23 @@ impl Budget {
     }
 }
 
-/// What a queue pair may do before others have their turn.
+/// What a queue pair may do before others take their turns.
 #[derive(Debug)]
 pub(crate) struct Turn {
     left: Budget,
     spent: Budget,
-    /// Whether a part of it was over before the work was.
+    /// Whether a part of the turn was used up before the work was done.
     cut_short: bool,
     /// What the rate limit of the device allows.
     allowed: Traffic,
     /// What was sent.
     sent: Traffic,
-    /// Whether the rate limit kept something back.
+    /// Whether the rate limit held something back.
     held_back: bool,
 }
 
 impl Turn {
-    /// A turn out of the `budget` of the device, in which no more than what is `allowed` may be sent.
+    /// Creates a turn from the `budget` of the device, in which no more than `allowed` may be sent.
     pub(crate) fn new(budget: Budget, allowed: Traffic) -> Self {
         Self::with(
             Budget {
@@ -73,7 +73,7 @@ impl Turn {
         )
     }
 
-    /// A turn that ends when there is nothing to do any more.
+    /// Creates a turn that ends when there is nothing left to do.
     pub(crate) fn endless() -> Self {
         Self::with(Budget::units(u32::MAX), Traffic::ENDLESS)
     }
@@ -89,7 +89,7 @@ impl Turn {
         }
     }
 
-    /// Pays for one unit of work with that many bytes.
+    /// Pays for one unit of work with this number of bytes.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.pay(Budget { units: 1, bytes });
     }
@@ -100,52 +100,53 @@ impl Turn {
         self.spent.bytes += spent.bytes;
     }
 
-    /// Pays for one segment with that many bytes that is sent.
+    /// Pays for sending one segment with this number of bytes.
     pub(crate) fn send(&mut self, bytes: u64) {
         self.sent.bytes += bytes;
         self.spend(bytes);
     }
 
-    /// Pays for one request that is taken up.
+    /// Pays for starting one request.
     pub(crate) fn begin(&mut self) {
         self.sent.requests += 1;
     }
 
-    /// Whether the rate limit lets more be sent. If not, there is another turn when it does.
+    /// Returns whether the rate limit allows more to be sent. If not, there will be another turn when it does.
     pub(crate) fn may_send(&mut self) -> bool {
         let may = self.sent.bytes < self.allowed.bytes;
         self.held_back |= !may;
         may
     }
 
-    /// Whether the rate limit lets nothing more be sent after a packet of that many bytes.
+    /// Returns whether the rate limit is used up after a packet with this number of bytes.
     pub(crate) fn ends_with(&self, bytes: u32) -> bool {
         self.allowed.bytes - self.sent.bytes.min(self.allowed.bytes) <= bytes.into()
     }
 
-    /// Whether the rate limit lets another request be taken up. If not, there is another turn when it does.
+    /// Returns whether the rate limit allows another request to be started. If not, there will be another turn when it
+    /// does.
     pub(crate) fn may_begin(&mut self) -> bool {
         let may = self.sent.requests < self.allowed.requests;
         self.held_back |= !may;
         may
     }
 
-    /// What was sent.
+    /// Returns what was sent.
     pub(crate) fn sent(&self) -> Traffic {
         self.sent
     }
 
-    /// Whether the rate limit kept something back.
+    /// Returns whether the rate limit held something back.
     pub(crate) fn is_held_back(&self) -> bool {
         self.held_back
     }
 
-    /// Whether others have to have their turn.
+    /// Returns whether others have to take their turns.
     pub(crate) fn is_over(&self) -> bool {
         self.left.is_over()
     }
 
-    /// Lets `work` have half of what is left.
+    /// Runs `work` with half of what is left.
     pub(crate) fn half(&mut self, work: impl FnOnce(&mut Self)) {
         let half = Budget {
             units: self.left.units.div_ceil(2),
@@ -162,12 +163,12 @@ impl Turn {
         self.cut_short |= part.is_over();
     }
 
-    /// Whether there may be more to do in another turn.
+    /// Returns whether there may be more to do in another turn.
     pub(crate) fn leaves_work(&self) -> bool {
         self.cut_short || self.is_over()
     }
 
-    /// Work that was done.
+    /// Returns the work that was done.
     pub(crate) fn spent(&self) -> Budget {
         self.spent
     }

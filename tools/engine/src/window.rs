@@ -6,20 +6,20 @@ use crate::{cause::Cause, state::wire};
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{command::MwType, memory::access};
 
-/// What a window is bound to.
+/// Binding of a window.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Binding {
     /// Index of the key of the region.
     pub(crate) region: u32,
-    /// Where the window begins in the memory of the region.
+    /// Offset of the window in the memory of the region.
     pub(crate) offset: u64,
     /// Address of the first byte for peers.
     pub(crate) first: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub(crate) length: u64,
     /// [`access`] rights.
     pub(crate) access: u32,
-    /// Queue pair that bound it; 0 once it is gone.
+    /// Queue pair that bound it; 0 once the queue pair is gone.
     pub(crate) qpn: u32,
 }
 
@@ -31,13 +31,12 @@ pub(crate) struct Window {
     /// Type.
     #[serde(with = "wire")]
     pub(crate) mw_type: MwType,
-    /// What it is bound to, if it is.
+    /// What it is bound to; `None` if it is not bound.
     pub(crate) binding: Option<Binding>,
 }
 
 impl Window {
-    /// Checks that it may be bound by a queue pair of protection domain `pd` to `length` bytes with
-    /// these rights.
+    /// Checks whether a queue pair of protection domain `pd` may bind the window to `length` bytes with these rights.
     pub(crate) fn check_bind(&self, pd: u32, length: u64, rights: u32) -> Result<(), Cause> {
         if self.pd != pd {
             return Err(Cause::LocalKeyPd);
@@ -55,7 +54,7 @@ impl Window {
         Ok(())
     }
 
-    /// Checks that the queue pair may make it free.
+    /// Checks whether the queue pair may make the window free.
     pub(crate) fn check_invalidate(&self, pd: u32, qpn: u32) -> Result<(), Cause> {
         if self.pd != pd {
             return Err(Cause::LocalKeyPd);
@@ -68,8 +67,8 @@ impl Window {
         }
     }
 
-    /// What it is bound to, and where the `length` bytes at `address` are there, provided that the
-    /// peer of the queue pair may access them so.
+    /// Returns the binding, and the offset of the `length` bytes at `address` in its region, if the peer of the queue
+    /// pair has this access.
     pub(crate) fn covering(
         &self,
         pd: u32,

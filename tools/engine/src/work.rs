@@ -21,7 +21,7 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes that are read of an entry at first: the head and some elements.
+/// Number of bytes of an entry that are read first: the head and some elements.
 const PREFIX: usize = 128;
 
 /// A private copy of a ring entry. Every byte of the entry is read at most once.
@@ -39,7 +39,7 @@ impl EntryCopy {
         Ok(Self { bytes })
     }
 
-    /// Reads what the beginning lacks of the first `length` bytes, which the entry has.
+    /// Reads the rest of the first `length` bytes of the entry, which must be at least that long.
     fn extend<M: Memory>(
         &mut self,
         entry: HostRange,
@@ -55,14 +55,14 @@ impl EntryCopy {
         Ok(())
     }
 
-    /// The little-endian word at byte `offset` of what is read at first.
+    /// Returns the little-endian word at byte `offset` of the part that is read first.
     fn word(&self, offset: usize) -> u32 {
         let mut word = [0; 4];
         word.copy_from_slice(&self.bytes[offset..offset + 4]);
         u32::from_le_bytes(word)
     }
 
-    /// Appends the `count` elements from byte `offset` on, and gives their total length.
+    /// Appends the `count` elements from byte `offset` on, and returns their total length.
     fn elements(&self, offset: usize, count: usize, mut push: impl FnMut(Sge)) -> u64 {
         let end = offset + count * size_of::<Sge>();
         let mut total = 0;
@@ -77,43 +77,43 @@ impl EntryCopy {
     }
 }
 
-/// What a queue can hold.
+/// Capacities of a queue pair's queues.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Capacities {
-    /// Elements of a send.
+    /// Number of elements of a send.
     pub(crate) send_sge: u32,
-    /// Elements of a receive.
+    /// Number of elements of a receive.
     pub(crate) recv_sge: u32,
-    /// Inline bytes of a send.
+    /// Number of inline bytes of a send.
     pub(crate) inline: u32,
     /// Whether the queue pair belongs to a kernel context.
     pub(crate) kernel: bool,
-    /// What was negotiated.
+    /// Negotiated features.
     pub(crate) features: Features,
 }
 
-/// Where the payload of a send work request is.
+/// Location of the payload of a send work request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Source {
-    /// In memory regions, by that many elements.
+    /// In memory regions, described by this number of elements.
     Elements(u16),
     /// In the ring entry itself.
     Inline,
 }
 
-/// What a send work request does to its peer.
+/// What a send work request operates on, besides its local buffers.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Target {
-    /// Nothing but a send.
+    /// Nothing: a send.
     None,
-    /// Reads or writes memory.
+    /// Reads or writes remote memory.
     Rdma {
         /// Virtual address.
         address: u64,
         /// Key.
         rkey: u32,
     },
-    /// Changes a word of memory.
+    /// Changes a word of remote memory.
     Atomic {
         /// Virtual address.
         address: u64,
@@ -124,7 +124,7 @@ pub(crate) enum Target {
         /// Value to store.
         swap: u64,
     },
-    /// Writes a word of memory at once.
+    /// Writes a word of remote memory atomically.
     Store {
         /// Virtual address.
         address: u64,
@@ -133,13 +133,13 @@ pub(crate) enum Target {
         /// Value to store.
         value: u64,
     },
-    /// Has memory placed that was written before.
+    /// Flushes remote memory that was written earlier.
     Flush(Flush),
-    /// Changes a region of this side.
+    /// Registers a local region.
     Register(#[serde(with = "wire")] RegisterTarget),
-    /// Changes a window of this side.
+    /// Binds a local window.
     Bind(#[serde(with = "wire")] BindTarget),
-    /// Goes to any queue pair.
+    /// Goes to the queue pair in the address.
     Datagram(#[serde(with = "wire")] DatagramTarget),
 }
 
@@ -149,30 +149,30 @@ pub(crate) struct SendRequest {
     pub(crate) wr_id: u64,
     #[serde(with = "wire")]
     pub(crate) opcode: SendOpcode,
-    /// [`send_flags`].
+    /// Flags ([`send_flags`]).
     pub(crate) flags: u8,
     pub(crate) immediate: u32,
-    /// Index of the P_Key, of the GSI.
+    /// Index of the P_Key, on the GSI queue pair.
     pub(crate) pkey_index: u16,
     pub(crate) source: Source,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) length: u32,
     pub(crate) target: Target,
-    /// The peer's shared receive queue, of an extended reliable connection; else 0.
+    /// The peer's shared receive queue on an extended reliable connection; otherwise 0.
     pub(crate) srqn: u32,
 }
 
-/// A work request that cannot be done.
+/// A work request that cannot be executed.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct BadRequest {
     pub(crate) wr_id: u64,
-    /// Opcode as far as it was understood.
+    /// Its opcode, as far as it is known.
     pub(crate) opcode: SendOpcode,
     pub(crate) status: Status,
     pub(crate) cause: Cause,
 }
 
-/// Which completion opcode a send work request gets.
+/// Returns the opcode of the completion of a send work request.
 pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
     match opcode {
         SendOpcode::Write | SendOpcode::WriteWithImmediate => completion::Opcode::Write,
@@ -190,7 +190,7 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
     }
 }
 
-/// Whether requests with this opcode send nothing.
+/// Returns whether requests with this opcode send nothing.
 pub(crate) fn is_local(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
@@ -198,7 +198,7 @@ pub(crate) fn is_local(opcode: SendOpcode) -> bool {
     )
 }
 
-/// Whether requests with this opcode bring back more than an acknowledgement: data, or a response of their own.
+/// Returns whether requests with this opcode return more than an acknowledgement: data, or a response of their own.
 pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
@@ -210,7 +210,7 @@ pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
     )
 }
 
-/// Whether such a queue pair does the operation.
+/// Returns whether queue pairs of this type support the operation.
 fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) -> bool {
     match qp_type {
         QpType::ReliableConnection | QpType::XrcInitiator => match opcode {
@@ -239,8 +239,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
     }
 }
 
-/// Reads and validates a send entry; its elements are appended with `push`, even if the request
-/// turns out to be bad.
+/// Reads and validates a send entry. Passes its elements to `push`, even if the request turns out not to be valid.
 pub(crate) fn read_send<M: Memory>(
     entry: HostRange,
     qp_type: QpType,
@@ -340,7 +339,7 @@ pub(crate) fn read_send<M: Memory>(
     }))
 }
 
-/// Interprets the operation's part of a send entry. Reserved members are not looked at.
+/// Parses the part of a send entry that depends on the operation. Ignores reserved members.
 fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<Target> {
     let bytes = &copy.bytes[work::TARGET_OFFSET..work::SEND_DATA_OFFSET];
     if matches!(
@@ -398,7 +397,7 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
     })
 }
 
-/// What a flushed entry of a send queue was: its `wr_id` and the opcode of its completion.
+/// Reads the `wr_id` of a flushed entry of a send queue and the opcode of its completion.
 pub(crate) fn read_send_name<M: Memory>(
     entry: HostRange,
     memory: &M,
@@ -409,8 +408,7 @@ pub(crate) fn read_send_name<M: Memory>(
     Ok((header.wr_id.get(), completion_opcode(opcode)))
 }
 
-/// Reads and validates a receive entry: its `wr_id`, and the bytes that fit its elements, which
-/// are appended to `elements`.
+/// Reads and validates a receive entry. Appends its elements to `elements`. Returns its `wr_id` and its size in bytes.
 pub(crate) fn read_receive<M: Memory>(
     entry: HostRange,
     max_sge: u32,

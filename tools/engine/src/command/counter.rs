@@ -9,7 +9,7 @@ use vrnic_wire::command::{
     QueryCounterSet,
 };
 
-/// Fails unless the driver accepted counter sets.
+/// Returns an error unless counter sets were negotiated.
 fn check_feature(rnic: &Engine) -> Result<(), Cause> {
     if rnic.config.features.counter_sets {
         Ok(())

@@ -21,7 +21,7 @@ use vrnic_wire::{
 };
 
 impl Engine {
-    /// Fails as for an unknown command if the driver did not accept that completion queues change.
+    /// Returns the error of an unknown command unless changes of completion queues were negotiated.
     fn check_cq_changes(&self) -> Result<(), Cause> {
         if self.config.features.completion_queue_changes {
             Ok(())

@@ -28,10 +28,10 @@ use vrnic_wire::{
 };
 use zerocopy::IntoBytes;
 
-/// Pages of a list that are resolved before others have their turn.
+/// Number of pages of a list that are resolved before others take their turns.
 const PAGES_AT_ONCE: u64 = 2048;
 
-/// A page list that is being resolved, or what came of it.
+/// A page list that is being resolved, or the result.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resolution {
     #[serde(with = "wire")]
@@ -47,12 +47,12 @@ impl Resolution {
         }
     }
 
-    /// Whether this is about `list`.
+    /// Returns whether this is the resolution of `list`.
     fn is_of(&self, list: &PageList) -> bool {
         self.list.as_bytes() == list.as_bytes()
     }
 
-    /// Goes on with so many pages. Whether it is done or has failed.
+    /// Continues with up to `pages` pages. Returns whether it is finished or has failed.
     fn advance<M: Memory>(&mut self, pages: u64, max_translations: usize, memory: &M) -> bool {
         let Ok(resolver) = &mut self.state else {
             return true;
@@ -72,7 +72,7 @@ impl Resolution {
 }
 
 impl Engine {
-    /// The buffer of a page list, which may have been resolved in advance.
+    /// Resolves a page list to a buffer. Part or all of it may have been resolved in advance.
     fn resolve_buffer<M: Memory>(
         &mut self,
         list: &PageList,
@@ -86,7 +86,7 @@ impl Engine {
         resolution.finish()
     }
 
-    /// Resolves a part of a page list in advance. Whether nothing of it is left to do.
+    /// Resolves a part of a page list in advance. Returns whether nothing is left to do.
     pub(super) fn resolve_part<M: Memory>(&mut self, list: &PageList, io: &Io<'_, M>) -> bool {
         let left = self.translations_left();
         let resolution = match &mut self.resolution {
@@ -96,7 +96,7 @@ impl Engine {
         resolution.advance(PAGES_AT_ONCE, left, io.memory)
     }
 
-    /// Pages of the shape of a list, none of which is there.
+    /// Creates the pages for a list with this shape, none of which is present.
     fn pages_without_memory(&self, list: &PageList, nested: bool) -> Result<Pages, Cause> {
         if list.first_chunk.get() != 0 {
             return Err(Cause::ReservedField);
@@ -105,7 +105,7 @@ impl Engine {
         if nested && shape.offset != 0 {
             return Err(Cause::PageListShape);
         }
-        // What a nested region has is limited by its pages, which are regions.
+        // A nested region need not be limited in length: it is limited by its pages, which are regions.
         if shape.length == 0 || !nested && shape.length > self.config.limits.mr_size {
             return Err(Cause::RegionLength);
         }
@@ -136,7 +136,7 @@ impl Engine {
         })
     }
 
-    /// Changes a region, which gets another key if it gets other memory; gives the key.
+    /// Changes a region and returns its key, which is a new one if its memory changes.
     fn change_region(
         &mut self,
         key: u32,
@@ -157,7 +157,7 @@ impl Engine {
             self.translations -= region.translations();
             region.memory = memory;
             self.translations += region.translations();
-            // There is room: the region leaves what it takes.
+            // There is room, because the region has just been removed.
             let region = keys.remove_region(key).ok_or(Cause::UnknownKey)?;
             new_key = keys.insert_region(region).ok_or(Cause::LimitReached)?;
         }
@@ -170,7 +170,7 @@ impl Engine {
         Ok(new_key)
     }
 
-    /// Resolves the page list of rings, of a table or of a notify area, which begin with a page.
+    /// Resolves the page list of rings, a table or a notify area, which must begin on a page boundary.
     pub(super) fn resolve_ring_buffer<M: Memory>(
         &mut self,
         list: &PageList,
@@ -264,7 +264,7 @@ impl Execute for DeregisterMr {
         if let Some(pd) = rnic.pds.get_mut(region.pd) {
             pd.users -= 1;
         }
-        // Who waits for pages finds that the key is gone.
+        // Those that wait for pages will find that the key is gone.
         rnic.wake_waiters(self.pd.get(), key, None);
         rnic.resources.async_events.forget(key, names_region);
         rnic.resources.keys.remove_region(key);
@@ -297,7 +297,7 @@ impl Execute for AllocateMr {
         }
         let table = rnic.resolve_ring_buffer(&self.table, io)?;
         let region = Region::free(self.pd.get(), table, pages);
-        // The pages that it will have are paid for now, so that no registration lacks room.
+        // Reserves the translations of its future pages now, so that no registration fails for lack of room.
         if rnic.translations + region.translations() > rnic.config.limits.translations {
             return Err(Cause::TranslationsExhausted);
         }

@@ -10,7 +10,7 @@ use vrnic_wire::{
     qp::QpType,
 };
 
-/// The LID of a group, which it has on InfiniBand alone.
+/// Checks and returns the LID of a group: it must be a multicast LID on InfiniBand, and 0 otherwise.
 fn group_lid(lid: u16, rnic: &Engine) -> Result<u16, Cause> {
     if rnic.resources.subnet.is_some() == is_multicast_lid(lid)
         && (is_multicast_lid(lid) || lid == 0)

@@ -28,7 +28,7 @@ use zerocopy::IntoBytes;
 const FLAG_BITS: u64 = CHUNK_SIZE as u64 - 1;
 
 impl Engine {
-    /// The pages of a region that a command names.
+    /// Returns the pages of a region that a command names.
     fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
         if !self.config.features.on_demand_paging {
             return Err(Cause::CommandCode);
@@ -36,13 +36,13 @@ impl Engine {
         self.resources.keys.pages_mut(pd, key)
     }
 
-    /// Whether the pages of a region are other regions.
+    /// Returns whether the pages of a region are other regions.
     fn is_nested(&self, key: u32) -> bool {
         let region = self.resources.keys.region(key);
         region.is_some_and(|region| matches!(region.memory, RegionMemory::Nested(_)))
     }
 
-    /// Changes pages of a region, and keeps count of what it takes to remember them.
+    /// Changes pages of a region and updates the number of translations.
     fn change_pages<R>(
         &mut self,
         pd: u32,
@@ -57,8 +57,8 @@ impl Engine {
         Ok(result)
     }
 
-    /// The driver has answered about pages of a region: who waits for one looks again. Work that
-    /// needs one of `refused` will fail.
+    /// Handles the driver's answer about pages of a region: what waits for a page checks again. Work that needs a page
+    /// in `refused` will fail.
     pub(super) fn wake_waiters(&mut self, pd: u32, key: u32, refused: Option<&Range<u32>>) {
         let Ok(pages) = self.pages_mut(pd, key) else {
             return;
@@ -74,7 +74,7 @@ impl Engine {
     }
 }
 
-/// Reads the entries of a table: pages of that size, or nothing where there is none.
+/// Reads the entries of a table: the page of each, or nothing if the entry has none.
 fn read_table<M: Memory>(
     address: u64,
     count: usize,

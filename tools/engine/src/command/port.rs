@@ -22,7 +22,7 @@ pub(super) fn check_port(port: U32) -> Result<(), Cause> {
     }
 }
 
-/// Checks that the port is one of Ethernet: on InfiniBand what the command changes is the subnet manager's.
+/// Checks that the port is an Ethernet port: on InfiniBand, the subnet manager controls what the command changes.
 fn ethernet(rnic: &Engine) -> Result<(), Cause> {
     match rnic.resources.subnet {
         None => Ok(()),

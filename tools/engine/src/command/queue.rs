@@ -26,24 +26,24 @@ use vrnic_wire::{
     work,
 };
 
-/// Whether it is an end of an extended reliable connection.
+/// Returns whether this is an end of an extended reliable connection.
 fn is_xrc(qp_type: QpType) -> bool {
     matches!(qp_type, QpType::XrcInitiator | QpType::XrcTarget)
 }
 
-/// Whether there is one of the type at most, for management.
+/// Returns whether this is a management type, of which only one queue pair may exist.
 fn is_management(qp_type: QpType) -> bool {
     matches!(qp_type, QpType::Gsi | QpType::Smi)
 }
 
-/// Counts an object that belongs to a context, or no longer does.
+/// Adds `change` to the number of objects that belong to a context.
 pub(super) fn change_users(context: Option<&mut Context>, change: i32) {
     if let Some(context) = context {
         context.users = context.users.saturating_add_signed(change);
     }
 }
 
-/// Checks one ring of work requests, which has room for entries of `stride` bytes.
+/// Checks the layout of a ring of work requests with entries of `stride` bytes.
 pub(super) fn check_ring(
     layout: &RingLayout,
     buffer: u64,
@@ -62,7 +62,7 @@ pub(super) fn check_ring(
     Ok(())
 }
 
-/// The work queue with that layout.
+/// Creates the work queue with this layout.
 fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Cause> {
     let ring = layout
         .is_present()
@@ -71,7 +71,7 @@ fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Ca
     Ok(WorkQueue::new(ring))
 }
 
-/// Checks the request on its own, against the limits of the device.
+/// Checks the request itself against the limits of the device.
 fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacities), Cause> {
     let qp_type = QpType::try_from(request.qp_type).map_err(|_| Cause::QpType)?;
     if qp_type == QpType::UnreliableConnection && !rnic.config.features.unreliable_connections {
@@ -84,7 +84,7 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
         return Err(Cause::QpTypeAbsent);
     }
     if qp_type == QpType::XrcTarget {
-        // It has nothing of what follows.
+        // It has nothing of what is checked below.
         return Ok((qp_type, Capacities::default()));
     }
     reserved(request.xrcdn)?;
@@ -136,12 +136,12 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     Ok((qp_type, capacities))
 }
 
-/// The shared receive queue that a queue pair is to use.
+/// Returns the shared receive queue that a queue pair is to use.
 fn shared_receive_queue(request: &CreateQp) -> Option<u32> {
     (request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0).then(|| request.srqn.get())
 }
 
-/// Checks that the objects named go together.
+/// Checks that the objects in the request fit together.
 fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(), Cause> {
     let number = request.context.get();
     let context = rnic.contexts.get(number).ok_or(Cause::UnknownContext)?;
@@ -207,7 +207,7 @@ impl Execute for CreateQp {
         let number = self.context.get();
         let context = rnic.contexts.get_mut(number).ok_or(Cause::UnknownContext)?;
         capacities.kernel = context.kind == ContextKind::Kernel;
-        // Nothing fails after a slot was found.
+        // Nothing fails after a slot has been taken.
         let slot = context.take_slot().ok_or(Cause::SlotsExhausted)?;
         let created = Creation {
             qp_type,

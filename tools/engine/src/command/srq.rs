@@ -23,7 +23,7 @@ use vrnic_wire::{
 };
 
 impl Engine {
-    /// Fails as for an unknown command if the driver did not accept shared receive queues.
+    /// Returns the error of an unknown command unless shared receive queues were negotiated.
     fn check_srqs(&self) -> Result<(), Cause> {
         if self.config.features.shared_receive_queues {
             Ok(())
@@ -32,7 +32,7 @@ impl Engine {
         }
     }
 
-    /// The ring of a shared receive queue.
+    /// Creates the ring of a shared receive queue.
     fn srq_ring<M: Memory>(
         &mut self,
         layout: &RingLayout,

@@ -22,7 +22,7 @@ use vrnic_wire::{
 };
 
 impl Engine {
-    /// Fails as for an unknown command if the driver did not accept extended reliable connections.
+    /// Returns the error of an unknown command unless extended reliable connections were negotiated.
     fn check_xrc(&self) -> Result<(), Cause> {
         if self.config.features.has_xrc() {
             Ok(())
@@ -94,8 +94,8 @@ impl Execute for CreateXrcSrq {
     }
 }
 
-/// The shared receive queue `srqn` is about to be destroyed: its XRC domain and its completion queue forget it, and
-/// queue pairs what they took from it.
+/// Removes references to the shared receive queue `srqn` before it is destroyed: those of its XRC domain and its
+/// completion queue, and what queue pairs have taken from it.
 pub(super) fn forget_srq(srqn: u32, xrc: Xrc, rnic: &mut Engine) {
     if let Some(cq) = rnic.resources.cqs.get_mut(xrc.cqn) {
         cq.srqs.remove(&srqn);
@@ -110,7 +110,7 @@ pub(super) fn forget_srq(srqn: u32, xrc: Xrc, rnic: &mut Engine) {
     }
 }
 
-/// Creates the receiving end of an extended reliable connection. It belongs to an XRC domain and to nothing else.
+/// Creates the receiving end of an extended reliable connection, which belongs only to an XRC domain.
 pub(super) fn create_target(request: &CreateQp, rnic: &mut Engine) -> Result<QpCreated, Cause> {
     if request.send_ring.is_present() || request.recv_ring.is_present() {
         return Err(Cause::RingLayout);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Fields of the headers of packets, which faults change. The ICRC is that of the changed packet.
+//! Fields of packet headers that faults change. The ICRC is computed after the change.
 
 use crate::{
     psn::Psn,
@@ -40,7 +40,7 @@ pub(crate) enum Field {
     SourcePort,
 }
 
-/// Where a packet has it.
+/// Reference to a field in a packet.
 enum Slot<'a> {
     Flag(&'a mut bool),
     Byte(&'a mut u8),
@@ -48,11 +48,12 @@ enum Slot<'a> {
     Word(&'a mut u32),
     Long(&'a mut u64),
     Psn(&'a mut Psn),
-    /// Headers that follow from the opcode go with it.
+    /// Headers that follow from the opcode change with it.
     Opcode(&'a mut Body),
 }
 
-/// A reserved opcode and, with its lowest bit, another one.
+/// Opcode from which a changed one is made, such as 0x1d by its lowest bit. The engine does not support the operation
+/// of any [`Body::Unknown`]. In a frame, 0x1c and 0x1d are the opcodes of FLUSH and ATOMIC WRITE (annex A19).
 const RESERVED: u8 = 0x1c;
 
 impl Slot<'_> {
@@ -78,7 +79,7 @@ fn aeth(body: &mut Body) -> Option<&mut Aeth> {
     }
 }
 
-/// Address, key, and length if it is said, of remote memory.
+/// Returns address, key and, if present, length of remote memory.
 fn remote(body: &mut Body) -> Option<(&mut u64, &mut u32, Option<&mut u32>)> {
     match body {
         Body::Write {
@@ -95,7 +96,7 @@ fn remote(body: &mut Body) -> Option<(&mut u64, &mut u32, Option<&mut u32>)> {
 }
 
 impl Field {
-    /// All, with the names that descriptions have for them, and their bits.
+    /// All fields with their names in descriptions and their widths in bits.
     pub(crate) const ALL: [(&'static str, Self, u32); 27] = [
         ("opcode", Self::Opcode, 5),
         ("solicited", Self::Solicited, 1),
@@ -126,23 +127,23 @@ impl Field {
         ("source-port", Self::SourcePort, 16),
     ];
 
-    /// The one with that name.
+    /// Returns the field with this name.
     pub(crate) fn find(name: &str) -> Option<Self> {
         let found = Self::ALL.iter().find(|(known, ..)| *known == name);
         found.map(|(_, field, _)| *field)
     }
 
-    /// Its bits.
+    /// Returns the width in bits.
     pub(crate) fn bits(self) -> u32 {
         Self::ALL[self as usize].2
     }
 
-    /// The highest value that it can have.
+    /// Returns the largest possible value.
     pub(crate) fn max(self) -> u64 {
         u64::MAX >> (64 - self.bits())
     }
 
-    /// Whether a packet has it.
+    /// Returns whether a packet has this field.
     pub(crate) fn is_in(self, body: &Body, service: Service) -> bool {
         let mut bare = Segment {
             path: crate::segment::Path::default(),
@@ -161,7 +162,7 @@ impl Field {
         self.slot(&mut bare).is_some()
     }
 
-    /// Changes it in a packet that has it.
+    /// Changes this field in a packet that has it.
     pub(crate) fn change(self, segment: &mut Segment<'_>, change: impl FnOnce(u64) -> u64) {
         let max = self.max();
         if let Some(slot) = self.slot(segment) {
@@ -251,7 +252,7 @@ mod tests {
     use super::*;
     use crate::segment::{AtomicKind, AtomicRequest, NakCode, Path, Position, Reth, Touched};
 
-    /// Packets that have all fields between them.
+    /// Returns packets that together have all fields.
     fn packets() -> Vec<Segment<'static>> {
         let reth = Reth {
             address: 1 << 40,
@@ -337,7 +338,7 @@ mod tests {
                 }
                 field.change(&mut packet, |old| old ^ 1);
                 assert_eq!(written(&packet), before, "{name}");
-                // What does not fit is cut.
+                // Values are truncated to the width of the field.
                 field.change(&mut packet, |_| u64::MAX);
                 let highest = written(&packet);
                 field.change(&mut packet, |_| field.max());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What faults delay: packets, completions, events of completion queues, doorbells.
+//! What faults delay: packets, completions, completion events and doorbells.
 
 use super::occasion::Direction;
 use crate::{
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use vrnic_wire::completion::Cqe;
 
-/// Things that may be put off at a time.
+/// Largest number of items that may be delayed at a time.
 const MAX_PARCELS: usize = 4096;
 
-/// Payload bytes of packets that may be put off at a time.
+/// Largest total payload of delayed packets in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// How long a packet waits to be overtaken.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Something that is put off.
+/// A delayed item.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Parcel {
     /// A packet.
     Packet(Direction, Segment<'static>),
-    /// A completion of queue `cqn`.
+    /// A completion, with the number of its completion queue and whether it is solicited.
     Completion(u32, #[serde(with = "wire")] Cqe, bool),
     /// The event of a completion queue.
     Notice(u32),
-    /// A doorbell of a context, for a slot.
+    /// A doorbell: context and slot.
     Doorbell(u32, u32),
 }
 
-/// A packet that waits until others to the same queue pair overtook it.
+/// A packet that waits until others to the same queue pair have overtaken it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Overtaken {
     direction: Direction,
@@ -43,16 +43,16 @@ struct Overtaken {
     key: (Instant, u64),
 }
 
-/// What is put off, by when it is due, then in the order in which it came.
+/// Delayed items, by the time when they are due and then in the order in which they were added.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Later {
     parcels: BTreeMap<(Instant, u64), Parcel>,
     next: u64,
-    /// What is put off from a moment on that the device does not know yet, and by how much.
+    /// Items that were delayed when the current time was unknown, and by how much.
     fresh: Vec<(Duration, Parcel)>,
     bytes: u64,
     overtaken: Vec<Overtaken>,
-    /// How many completions of each queue are among them, and when the last is due.
+    /// Number of delayed completions of each completion queue, and when the last is due.
     #[serde(serialize_with = "state::map")]
     completions: FxHashMap<u32, (usize, Instant)>,
 }
@@ -62,7 +62,7 @@ impl Later {
         self.parcels.is_empty() && self.fresh.is_empty()
     }
 
-    /// When the next is due.
+    /// Returns when the next item is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         if !self.fresh.is_empty() {
             return Some(Instant::default());
@@ -70,18 +70,18 @@ impl Later {
         self.parcels.keys().next().map(|(due, _)| *due)
     }
 
-    /// Puts something off, for which there is room, from the next call on that tells the time.
+    /// Delays an item, for which there must be room, counted from the next call that knows the time.
     pub(crate) fn put_fresh(&mut self, delay: Duration, parcel: Parcel) {
         self.fresh.push((delay, parcel));
     }
 
-    /// Whether there is room for one more, with so many bytes of payload.
+    /// Returns whether there is room for one more item, with this many bytes of payload.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         self.parcels.len() + self.fresh.len() < MAX_PARCELS
             && self.bytes.saturating_add(bytes) <= MAX_BYTES
     }
 
-    /// Puts something off, for which there is room.
+    /// Delays an item, for which there must be room.
     pub(crate) fn put(&mut self, due: Instant, parcel: Parcel) {
         self.insert(due, parcel);
     }
@@ -122,7 +122,7 @@ impl Later {
         Some(parcel)
     }
 
-    /// Takes the next that is due.
+    /// Takes the next item that is due.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Parcel> {
         for (delay, parcel) in std::mem::take(&mut self.fresh) {
             self.insert(now + delay, parcel);
@@ -134,7 +134,7 @@ impl Later {
         self.remove(key)
     }
 
-    /// Lets the next `by` packets to the same queue pair overtake this one.
+    /// Delays a packet until the next `by` packets to the same queue pair have overtaken it.
     pub(crate) fn put_behind(
         &mut self,
         direction: Direction,
@@ -152,7 +152,7 @@ impl Later {
         });
     }
 
-    /// A packet passes: takes those that were overtaken by enough now, oldest first.
+    /// Counts a packet that passes. Returns the packets that have now been overtaken often enough, oldest first.
     pub(crate) fn pass(&mut self, direction: Direction, qpn: u32) -> Vec<Segment<'static>> {
         let mut keys = Vec::new();
         for overtaken in &mut self.overtaken {
@@ -172,7 +172,7 @@ impl Later {
             .collect()
     }
 
-    /// When the last completion of a queue that is put off is due, if any is.
+    /// Returns when the last delayed completion of a queue is due, if there is one.
     pub(crate) fn last_completion(&self, cqn: u32) -> Option<Instant> {
         self.completions.get(&cqn).map(|(_, due)| *due)
     }
@@ -190,7 +190,7 @@ impl Later {
             .collect()
     }
 
-    /// Forgets what is about a completion queue that goes.
+    /// Drops the items of a completion queue that is destroyed.
     pub(crate) fn forget_cq(&mut self, cqn: u32) {
         self.take_all(|parcel| match parcel {
             Parcel::Completion(number, ..) | Parcel::Notice(number) => *number == cqn,
@@ -198,7 +198,7 @@ impl Later {
         });
     }
 
-    /// Forgets the completions of a queue pair that goes. Its packets stay.
+    /// Drops the completions of a queue pair that is destroyed. Its packets stay.
     pub(crate) fn forget_qp(&mut self, qpn: u32) {
         self.take_all(
             |parcel| matches!(parcel, Parcel::Completion(_, cqe, _) if cqe.qpn.get() == qpn),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults of a line that belongs to no device, as a port of a switch: somebody else's packets pass it.
+//! Faults of a line that belongs to no device, such as a switch port, through which other devices' packets pass.
 //!
-//! They are the same faults as those of a device's packets, and they match and fire alike. What a line knows of a queue
-//! pair is what its packets tell. Faults of what only a device has cannot be armed.
+//! They are the same faults as those of a device's packets, and they match and fire in the same way. A line only knows
+//! what packets tell about a queue pair. Faults of anything that only a device has cannot be armed.
 
 use super::{
     Armory, Faults, Kind,
@@ -20,8 +20,8 @@ use crate::{
 };
 use vrnic_wire::qp::{GSI_QPN, QpState, QpType};
 
-/// The faults of a line. Empty by default. [`Direction::Out`] is where the packets go that whatever is behind the line
-/// sends.
+/// The faults of a line. Empty by default. [`Direction::Out`] is the direction of packets that the device behind the
+/// line sends.
 #[derive(Debug, Default)]
 pub struct Line {
     faults: Faults,
@@ -29,24 +29,24 @@ pub struct Line {
 }
 
 impl Line {
-    /// Whether nothing is armed or put off: packets need not be shown to it.
+    /// Returns whether nothing is armed or delayed, so that packets need not be passed to it.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.faults.is_idle()
     }
 
-    /// Its faults, to look at them.
+    /// Returns the faults for inspection.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// Its faults, to arm some or to clear them.
+    /// Returns the faults, to arm or clear some.
     pub fn armory(&mut self) -> Armory<'_> {
         Armory::of_line(&mut self.faults)
     }
 
-    /// A packet passes. Gives the fault that struck it; without one it goes on as it is. What goes on besides, and in
-    /// place of a packet that was struck, is added to `goes`.
+    /// Handles a packet that passes. Returns the fault that struck it; if there is none, the packet continues
+    /// unchanged. Appends to `goes` the packets that replace a struck packet, and any others that continue now.
     pub fn pass(
         &mut self,
         direction: Direction,
@@ -77,24 +77,25 @@ impl Line {
         strike.map(|strike| strike.kind)
     }
 
-    /// Takes the next packet that was put off until now, with its direction.
+    /// Takes the next packet that is due, with its direction.
     pub fn pop_due(&mut self, now: Instant) -> Option<(Direction, Segment<'static>)> {
         let due = self.faults.later.pop_due(now);
         self.faults.update();
         match due? {
             Parcel::Packet(direction, segment) => Some((direction, segment)),
-            // Nothing else happens on a line.
+            // Nothing else is delayed on a line.
             Parcel::Completion(..) | Parcel::Notice(_) | Parcel::Doorbell(..) => None,
         }
     }
 
-    /// When [`pop_due`](Self::pop_due) has something.
+    /// Returns when [`pop_due`](Self::pop_due) has something.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.faults.next_deadline()
     }
 }
 
-/// What a packet tells of the queue pair behind the line that sends or gets it; numbers that it does not tell are 0.
+/// Describes the queue pair behind the line that sends or receives a packet. Numbers that the packet does not contain
+/// are 0.
 fn subject(direction: Direction, segment: &Segment<'_>) -> Subject {
     let (qpn, peer) = match direction {
         Direction::Out => (segment.source_qpn, segment.destination_qpn),
@@ -106,7 +107,7 @@ fn subject(direction: Direction, segment: &Segment<'_>) -> Subject {
         (Body::Datagram { .. }, _) => QpType::UnreliableDatagram,
         (_, Service::Reliable) => QpType::ReliableConnection,
         (_, Service::Unreliable) => QpType::UnreliableConnection,
-        // An initiator sends requests and gets responses.
+        // An initiator sends requests and receives responses.
         (body, Service::Xrc { .. }) if body.is_response() != sends => QpType::XrcInitiator,
         (_, Service::Xrc { .. }) => QpType::XrcTarget,
     };
@@ -114,7 +115,7 @@ fn subject(direction: Direction, segment: &Segment<'_>) -> Subject {
         qpn,
         peer,
         qp_type,
-        // Descriptions that name any of these are refused.
+        // Descriptions that use any of these are refused.
         state: QpState::ReadyToSend,
         context: 0,
         owner: Owner::default(),
@@ -176,7 +177,7 @@ mod tests {
         line
     }
 
-    /// The PSNs that come out when a packet goes in.
+    /// Returns the PSNs that come out when a packet goes in.
     fn out(line: &mut Line, direction: Direction, segment: &Segment<'_>, now: Instant) -> Vec<u32> {
         let mut goes = Vec::new();
         let mut psns = Vec::new();
@@ -187,7 +188,7 @@ mod tests {
         psns
     }
 
-    /// What a fault makes of the first of some packets.
+    /// Returns what a fault makes of the first of some packets.
     fn made(fault: &str, segment: &Segment<'_>) -> Segment<'static> {
         let mut goes = Vec::new();
         let kind = line(&[fault]).pass(Direction::Out, segment, at(0), &mut goes);
@@ -283,7 +284,7 @@ mod tests {
                 assert_eq!(goes.is_empty(), name == other, "{name} by {other}");
             }
         }
-        // The connection manager is spared unless it is meant.
+        // Packets of the connection manager are spared unless they are selected.
         assert_eq!(
             out(&mut line(&["drop"]), Direction::Out, &datagram(1), at(0)),
             [1]
@@ -352,7 +353,7 @@ mod tests {
         let mut popped = || late.pop_due(at(3)).map(|(_, segment)| segment.psn.raw());
         assert_eq!([popped(), popped(), popped()], [Some(2), Some(1), None]);
         assert!(late.is_idle());
-        // 16 bytes and their headers at 118 bytes a millisecond.
+        // 16 bytes with their headers, at 118 bytes per millisecond.
         let mut slow = line(&["slow-link rate=118000"]);
         for psn in 0..3 {
             assert_eq!(out(&mut slow, Out, &send(psn), at(0)), [0; 0]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Occasions: where a fault may fire, and what descriptions say of that.
+//! Occasions: the moments at which a fault may fire, and how descriptions refer to them.
 
 use crate::{
     context::Owner,
@@ -14,7 +14,7 @@ use vrnic_wire::{
     qp::{QpState, QpType},
 };
 
-/// Where the engine asks for faults.
+/// A place at which the engine asks for faults.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Seam {
     /// A packet leaves or arrives.
@@ -33,13 +33,13 @@ pub enum Seam {
     Doorbell,
     /// The timer of a queue pair is about to be set.
     Timer,
-    /// Memory was made to survive a loss of power.
+    /// Memory was made persistent.
     Sync,
     /// Time passes.
     Time,
 }
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Direction {
     /// It leaves the device.
@@ -48,7 +48,7 @@ pub enum Direction {
     In = 2,
 }
 
-/// What packets are called in descriptions.
+/// Kinds of packets in descriptions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names of the field")]
 pub enum PacketKind {
@@ -69,7 +69,7 @@ pub enum PacketKind {
 }
 
 impl PacketKind {
-    /// All, by the names that descriptions have for them.
+    /// All kinds with their names in descriptions.
     pub const NAMES: [(&'static str, Self); 14] = [
         ("send", Self::Send),
         ("write", Self::Write),
@@ -87,7 +87,7 @@ impl PacketKind {
         ("unknown", Self::Unknown),
     ];
 
-    /// What a packet is.
+    /// Returns the kind of a packet.
     pub(crate) fn of(body: &Body) -> Self {
         match body {
             Body::Send { .. } => Self::Send,
@@ -109,18 +109,18 @@ impl PacketKind {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize].0
     }
 
-    /// Its bit in a set.
+    /// Returns the bit in a set.
     pub(crate) const fn bit(self) -> u32 {
         1 << self as u32
     }
 }
 
-/// Key of remote memory that a packet names.
+/// Returns the key of remote memory that a packet names.
 pub(crate) fn key_of(body: &Body) -> Option<u32> {
     match body {
         Body::Write { reth, .. } => reth.map(|reth| reth.rkey),
@@ -131,7 +131,7 @@ pub(crate) fn key_of(body: &Body) -> Option<u32> {
     }
 }
 
-/// The queue pair that an occasion is about.
+/// The queue pair of an occasion.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Subject {
     pub(crate) qpn: u32,
@@ -144,31 +144,31 @@ pub(crate) struct Subject {
     pub(crate) kernel: bool,
 }
 
-/// Something that a fault may change.
+/// An occasion: a moment at which a fault may change something.
 #[derive(Clone, Debug)]
 pub(crate) struct Occasion {
     pub(crate) seam: Seam,
     pub(crate) qp: Option<Subject>,
     pub(crate) direction: Option<Direction>,
     pub(crate) packet: Option<PacketKind>,
-    /// What says which headers a packet has.
+    /// Body and service, which determine the headers of a packet.
     pub(crate) headers: Option<(Body, Service)>,
     pub(crate) psn: Option<u32>,
-    /// Payload bytes.
+    /// Length of the payload in bytes.
     pub(crate) size: Option<u64>,
     pub(crate) key: Option<u32>,
     pub(crate) cqn: Option<u32>,
     pub(crate) srqn: Option<u32>,
-    /// Whether a completion is one of a send.
+    /// Whether it is the completion of a send.
     pub(crate) send: Option<bool>,
     pub(crate) code: Option<CommandCode>,
     pub(crate) event: Option<EventType>,
-    /// Objects that there are of the kind that a command makes.
+    /// Number of existing objects of the kind that a command creates.
     pub(crate) objects: Option<u32>,
 }
 
 impl Occasion {
-    /// One of which nothing is known.
+    /// Creates an occasion without details.
     pub(crate) fn new(seam: Seam) -> Self {
         Self {
             seam,
@@ -188,7 +188,7 @@ impl Occasion {
         }
     }
 
-    /// A packet leaves, arrives, or is decided about.
+    /// Creates the occasion of a packet that leaves, arrives, or is about to be executed.
     pub(crate) fn packet(seam: Seam, direction: Direction, segment: &Segment<'_>) -> Self {
         Self {
             direction: Some(direction),
@@ -201,7 +201,7 @@ impl Occasion {
         }
     }
 
-    /// Something about a queue pair.
+    /// Creates the occasion of something about a queue pair.
     pub(crate) fn of_qp(seam: Seam, qp: Subject) -> Self {
         Self {
             qp: Some(qp),
@@ -209,7 +209,7 @@ impl Occasion {
         }
     }
 
-    /// A completion is about to be written.
+    /// Creates the occasion of a completion that is about to be written.
     pub(crate) fn completion(cqn: u32, send: bool) -> Self {
         Self {
             cqn: Some(cqn),
@@ -218,7 +218,8 @@ impl Occasion {
         }
     }
 
-    /// An event of a completion queue is about to be raised. The queue pair that acts has nothing to do with it.
+    /// Creates the occasion of a completion event that is about to be raised. It is independent of the acting queue
+    /// pair.
     pub(crate) fn notice(cqn: u32) -> Self {
         Self {
             cqn: Some(cqn),
@@ -226,7 +227,7 @@ impl Occasion {
         }
     }
 
-    /// A command is about to be executed, of a kind of which there are so many objects.
+    /// Creates the occasion of a command. `objects` is the number of existing objects of the kind that it creates.
     pub(crate) fn command(code: CommandCode, objects: Option<u32>) -> Self {
         Self {
             code: Some(code),
@@ -235,7 +236,7 @@ impl Occasion {
         }
     }
 
-    /// An asynchronous event of object `number` is about to be raised.
+    /// Creates the occasion of an asynchronous event that is about to be raised.
     pub(crate) fn event(event: EventType) -> Self {
         Self {
             event: Some(event),

@@ -18,27 +18,27 @@ use vrnic_wire::{
     event::{AsyncEvent, EventType},
 };
 
-/// What becomes of a command.
+/// What happens to a command.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CommandFate {
-    /// The status and the `vendor_error` of a reply to a command that is not executed.
+    /// Status and `vendor_error` of the reply if the command is not executed.
     #[serde(with = "wire")]
     refusal: Option<(command::Status, u32)>,
     delivery: Delivery,
 }
 
-/// Whether a completion is one of a send.
+/// Returns whether this is the completion of a send.
 fn is_send(cqe: &Cqe) -> bool {
     cqe.opcode < Opcode::Receive.raw()
 }
 
 impl Faults {
-    /// How the reply to the command that was executed last is to be delivered; once.
+    /// Returns how the reply to the last command is to be delivered, and resets this.
     pub(crate) fn take_delivery(&mut self) -> Delivery {
         std::mem::take(&mut self.delivery)
     }
 
-    /// The command was executed, or refused.
+    /// Records that the command was executed or refused.
     fn end_command(&mut self) {
         if let Some(fate) = self.command.take() {
             self.delivery = fate.delivery;
@@ -48,7 +48,7 @@ impl Faults {
 }
 
 impl Resources {
-    /// Looks whether a fault fires. If none is armed that is one test.
+    /// Returns the fault that fires on an occasion, if any. While no faults are armed, this costs one test.
     #[inline]
     pub(crate) fn strike(&mut self, occasion: impl FnOnce() -> Occasion) -> Option<Strike> {
         if !self.faults.is_busy() {
@@ -64,7 +64,7 @@ impl Resources {
         Some(strike)
     }
 
-    /// Tells the record that a fault fired.
+    /// Adds the firing of a fault to the record.
     pub(crate) fn explain_strike(&mut self, strike: &Strike) {
         if strike.kind.is_quiet() {
             return;
@@ -98,7 +98,7 @@ impl Resources {
         let mut notify = false;
         let mut due = None;
         if self.faults.victims.contains(&(qpn, send)) {
-            // Its first error is over, whatever becomes of it.
+            // Completions after the first error are flushed, whatever their status was.
             fail(&mut cqe, Status::Flushed, Cause::QpInError.code());
         } else if cqe.status == Status::Success.raw()
             && let Some(strike) = self.strike(|| Occasion::completion(cqn, send))
@@ -136,7 +136,7 @@ impl Resources {
         }
     }
 
-    /// A completion queue fails.
+    /// Makes a completion queue fail.
     pub(crate) fn fail_cq<M: Memory>(&mut self, cqn: u32, cause: Cause, memory: &M) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             return;
@@ -146,7 +146,7 @@ impl Resources {
         }
     }
 
-    /// Raises an event of a completion queue, unless one waits.
+    /// Raises an event of a completion queue, unless one is already waiting.
     pub(crate) fn raise_notice(&mut self, cqn: u32) {
         if let Some(cq) = self.cqs.get_mut(cqn)
             && !std::mem::replace(&mut cq.event_waits, true)
@@ -155,7 +155,7 @@ impl Resources {
         }
     }
 
-    /// Whether a fault keeps an event of a completion queue back.
+    /// Returns whether a fault withholds an event of a completion queue.
     #[cold]
     pub(crate) fn withhold_notice(&mut self, cqn: u32) -> bool {
         let Some(strike) = self.strike(|| Occasion::notice(cqn)) else {
@@ -173,7 +173,7 @@ impl Resources {
         true
     }
 
-    /// What a fault makes of an asynchronous event: it goes out if this gives it back.
+    /// Applies faults to an asynchronous event. Returns the event if it goes out now.
     #[cold]
     pub(crate) fn withhold_event(&mut self, event: AsyncEvent) -> Option<AsyncEvent> {
         let Ok(event_type) = EventType::try_from(event.event_type.get()) else {
@@ -198,7 +198,7 @@ impl Resources {
     }
 }
 
-/// Makes a completion one with an error, which says nothing of the request but its name.
+/// Turns a completion into an error completion, which only has the identification of the request.
 fn fail(cqe: &mut Cqe, status: Status, vendor_error: u32) {
     *cqe = Cqe {
         wr_id: cqe.wr_id,
@@ -211,7 +211,7 @@ fn fail(cqe: &mut Cqe, status: Status, vendor_error: u32) {
 }
 
 impl Engine {
-    /// Objects that there are of the kind that a command makes.
+    /// Returns the number of existing objects of the kind that a command creates.
     fn objects_of(&self, code: CommandCode) -> Option<u32> {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Some(match code {
@@ -231,7 +231,8 @@ impl Engine {
         })
     }
 
-    /// Before a command is executed, or goes on being so: the reply that it has without being executed.
+    /// Returns the reply to a command that a fault prevents from being executed. Called each time before a command is
+    /// executed or continued.
     #[inline]
     pub(crate) fn refusal(&mut self, code: Option<CommandCode>) -> Option<(command::Status, u32)> {
         if !self.resources.faults.is_busy() {
@@ -271,7 +272,7 @@ impl Engine {
         fate.refusal
     }
 
-    /// After a command was executed or refused.
+    /// Records that a command was executed or refused.
     #[inline]
     pub(crate) fn end_command(&mut self) {
         if self.resources.faults.is_busy() {
@@ -279,12 +280,12 @@ impl Engine {
         }
     }
 
-    /// How the reply to the command that was executed last is to be delivered; once.
+    /// Returns how the reply to the last command is to be delivered, and resets this.
     pub fn take_delivery(&mut self) -> Delivery {
         self.resources.faults.take_delivery()
     }
 
-    /// Whether a doorbell is taken away.
+    /// Returns whether a fault withholds a doorbell.
     #[cold]
     pub(crate) fn withhold_doorbell(
         &mut self,
@@ -314,7 +315,7 @@ impl Engine {
         true
     }
 
-    /// Takes queue pairs whose completions were made errors to their error states.
+    /// Moves queue pairs whose completions were turned into errors to the error state.
     #[cold]
     pub(crate) fn settle_victims<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         while let Some((qpn, send)) = self.resources.faults.next_victim() {

@@ -2,7 +2,7 @@
 
 //! Descriptions of faults: `NAME [KEY=VALUE]…`.
 //!
-//! The fault's preset is read first, then the words of the description. [`KEYS`] lists all words.
+//! The fault's preset is parsed first, then the words of the description. [`KEYS`] lists all words.
 
 use super::{
     field::Field,
@@ -25,20 +25,20 @@ pub const MAX_TEXT: usize = 1024;
 /// Longest time in a description.
 const MAX_TIME: Duration = Duration::from_secs(86_400);
 
-/// What a unit of work takes in a device that is not slow.
+/// Time for a unit of work in a device that is not slow.
 const UNIT: Duration = Duration::from_micros(1);
 
-/// Most times as long: a second.
+/// Largest slowdown: a second per unit.
 const MAX_FACTOR: u64 = 1_000_000;
 
-/// What makes a set of all packets that a responder sends.
+/// The set of all packets that a responder sends.
 const RESPONSES: u32 = PacketKind::ReadResponse.bit()
     | PacketKind::Ack.bit()
     | PacketKind::Nak.bit()
     | PacketKind::RnrNak.bit()
     | PacketKind::AtomicAck.bit();
 
-/// What makes a set of all packets that a requester of a connection sends.
+/// The set of all packets that a requester of a connection sends.
 const REQUESTS: u32 = PacketKind::Send.bit()
     | PacketKind::Write.bit()
     | PacketKind::ReadRequest.bit()
@@ -47,20 +47,20 @@ const REQUESTS: u32 = PacketKind::Send.bit()
     | PacketKind::AtomicWrite.bit()
     | PacketKind::Unknown.bit();
 
-/// A word of descriptions.
+/// A word in descriptions.
 #[derive(Debug)]
 pub struct Key {
     /// The word.
     pub name: &'static str,
-    /// What may stand behind it.
+    /// Format of its value.
     pub value: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub text: &'static str,
-    /// Seams whose faults may all have it; those with other seams have it if their kind says so.
+    /// Seams at which all faults accept it. A fault of another seam accepts it if its kind does.
     seams: &'static [Seam],
 }
 
-/// Seams that know a queue pair.
+/// Seams that have a queue pair.
 const OF_QPS: &[Seam] = &[
     Seam::Packet,
     Seam::Decision,
@@ -305,7 +305,7 @@ pub const KEYS: &[Key] = &[
     key("mtu", "256, 512, 1024, 2048, 4096", "the MTU", &[]),
 ];
 
-/// What is wrong with a description.
+/// Error in a description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSpec(String);
 
@@ -323,7 +323,7 @@ impl fmt::Display for BadSpec {
 
 impl std::error::Error for BadSpec {}
 
-/// Numbers from the first to the second.
+/// An inclusive range of numbers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span(u64, u64);
 
@@ -338,7 +338,7 @@ impl Span {
     }
 }
 
-/// Where a fault fires.
+/// Place at which a fault fires.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) qp: Option<Span>,
@@ -360,7 +360,7 @@ pub(crate) struct Place {
     event: Option<EventType>,
 }
 
-/// Whether what is asked for, if anything is, is there and `fits`.
+/// Returns whether the actual value `fits` the wanted one, if one is wanted.
 fn fits<W, T>(wanted: Option<W>, there: Option<T>, fits: impl Fn(W, T) -> bool) -> bool {
     match (wanted, there) {
         (None, _) => true,
@@ -370,7 +370,7 @@ fn fits<W, T>(wanted: Option<W>, there: Option<T>, fits: impl Fn(W, T) -> bool) 
 }
 
 impl Place {
-    /// Whether an occasion is there.
+    /// Returns whether an occasion is at this place.
     pub(crate) fn has(&self, on: &Occasion) -> bool {
         let qp = on.qp;
         let is_gsi = qp.is_some_and(|qp| matches!(qp.qp_type, QpType::Gsi | QpType::Smi));
@@ -397,18 +397,18 @@ impl Place {
             && fits(self.event, on.event, |wanted, event| wanted == event)
     }
 
-    /// Whether it is about all processes.
+    /// Returns whether it applies to all processes.
     fn names_no_process(&self) -> bool {
         self.process.is_none() && self.pid.is_none()
     }
 
-    /// Whether it is about objects of that process.
+    /// Returns whether it applies to objects of this process.
     pub(crate) fn is_of(&self, owner: &Owner) -> bool {
         self.process.is_none_or(|name| name == owner.name)
             && self.pid.is_none_or(|pid| pid == owner.pid)
     }
 
-    /// Whether it is about all objects of a device.
+    /// Returns whether it applies to all objects of a device.
     pub(crate) fn names_nobody(&self) -> bool {
         self.qp.is_none()
             && self.peer.is_none()
@@ -432,7 +432,7 @@ fn state_bit(state: QpState) -> u32 {
 pub(crate) struct Moment {
     nth: u64,
     every: u64,
-    /// Of 2 to the 32.
+    /// Probability in units of 2^-32.
     chance: u64,
     seed: u64,
     pub(crate) burst: u64,
@@ -443,11 +443,11 @@ pub(crate) struct Moment {
     pub(crate) interval: Duration,
 }
 
-/// All of the chance there is.
+/// Probability 1.
 const CERTAIN: u64 = 1 << 32;
 
 impl Moment {
-    /// A random number that follows from the seed, the place in the stream, and what it is for.
+    /// Returns a random number that depends on the seed, the position in the stream, and its purpose.
     pub(crate) fn draw(&self, position: u64, purpose: u64) -> u64 {
         // SplitMix64.
         let mut z = self
@@ -459,7 +459,7 @@ impl Moment {
         z ^ (z >> 31)
     }
 
-    /// Whether it fires at that place of its stream.
+    /// Returns whether it fires at this position of its stream.
     pub(crate) fn hits(&self, position: u64) -> bool {
         position >= self.nth
             && (position - self.nth).is_multiple_of(self.every)
@@ -467,7 +467,7 @@ impl Moment {
     }
 }
 
-/// What a fault does, where its kind leaves that open.
+/// Arguments of a fault.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Args {
     pub(crate) delay: Duration,
@@ -484,10 +484,10 @@ pub(crate) struct Args {
     pub(crate) mtu: Option<Mtu>,
 }
 
-/// A description of a fault that makes sense.
+/// A valid description of a fault.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// What it is.
+    /// Its kind.
     pub kind: &'static Kind,
     text: String,
     pub(crate) place: Place,
@@ -496,7 +496,7 @@ pub struct Spec {
 }
 
 impl fmt::Display for Spec {
-    /// As it was given.
+    /// Writes the original text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -576,11 +576,12 @@ impl FromStr for Spec {
 }
 
 impl Spec {
-    /// Refuses what a port of a switch cannot have: it sees packets, and knows of queue pairs only what they tell.
+    /// Checks that a switch port can have the fault: a port sees packets, and knows only what they tell about queue
+    /// pairs.
     ///
     /// # Errors
     ///
-    /// It is a fault of something else, or names what no packet tells.
+    /// The fault is not one of packets, or the description names something that packets do not tell.
     pub fn check_for_port(&self) -> Result<(), BadSpec> {
         let Kind { name, .. } = self.kind;
         if !self.kind.fits_ports() {
@@ -770,13 +771,13 @@ impl Spec {
 }
 
 impl Key {
-    /// Whether all faults of a seam have it.
+    /// Returns whether all faults of a seam accept it.
     pub(super) fn is_of(&self, seam: Seam) -> bool {
         self.seams.contains(&seam)
     }
 }
 
-/// A name in small letters with dashes.
+/// Converts a name to lower case with dashes.
 pub(crate) fn kebab(name: impl fmt::Debug) -> String {
     let mut text = String::new();
     for letter in format!("{name:?}").chars() {
@@ -810,7 +811,7 @@ fn parse_span(text: &str, max: u64) -> Option<Span> {
     (first <= max && last <= max).then_some(Span(first, last))
 }
 
-/// A number that is not negative, without exponents and other surprises.
+/// Parses a number that is not negative, without exponents and other surprises.
 fn parse_decimal(text: &str) -> Option<f64> {
     let plain = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     (text.len() <= 20 && text.bytes().all(plain)).then_some(())?;

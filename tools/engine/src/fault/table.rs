@@ -55,7 +55,7 @@ pub(crate) enum Act {
     HoldDoorbell,
     HoldTimer,
     Raise(EventType),
-    /// Raises the event, and what it tells of is true.
+    /// Raises the event and makes true what it reports.
     Break(EventType),
     BreakQp,
     LinkDown,
@@ -78,13 +78,13 @@ pub struct Kind {
     /// Its name.
     pub name: &'static str,
     pub(crate) act: Act,
-    /// What its description begins with.
+    /// Beginning of its description.
     pub preset: &'static str,
-    /// Words that its description may have besides those that all of its seam have.
+    /// Words that its description may have, apart from those that all faults of its seam have.
     takes: &'static [&'static str],
     /// What it does.
     pub summary: &'static str,
-    /// What does this in practice.
+    /// Real-world cause.
     pub hardware: &'static str,
     /// What the standard says.
     pub standard: &'static str,
@@ -95,9 +95,9 @@ pub struct Kind {
 /// Kinds of one part of the device.
 #[derive(Debug)]
 pub struct Group {
-    /// What they are about.
+    /// What they affect.
     pub name: &'static str,
-    /// They.
+    /// The kinds.
     pub kinds: &'static [Kind],
 }
 
@@ -136,17 +136,17 @@ impl PartialEq for Kind {
 }
 
 impl Kind {
-    /// All kinds.
+    /// Returns all kinds.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         GROUPS.iter().flat_map(|group| group.kinds)
     }
 
-    /// The kind with that name.
+    /// Returns the kind with this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         Self::all().find(|kind| kind.name == name)
     }
 
-    /// Where it may fire.
+    /// Returns the seam at which it may fire.
     pub fn seam(&self) -> Seam {
         match self.act {
             Act::Lose
@@ -192,17 +192,17 @@ impl Kind {
         }
     }
 
-    /// Whether a port of a switch can have it: it is about packets, and about nothing else.
+    /// Returns whether a switch port can have it, because it only concerns packets.
     pub fn fits_ports(&self) -> bool {
         self.seam() == Seam::Packet && self.act != Act::Revoke
     }
 
-    /// Whether it fires too often to tell of each time.
+    /// Returns whether it fires too often to report each firing.
     pub(crate) fn is_quiet(&self) -> bool {
         matches!(self.act, Act::HoldTimer | Act::Throttle)
     }
 
-    /// Whether what it does lasts.
+    /// Returns whether its effect lasts.
     pub(crate) fn is_condition(&self) -> bool {
         matches!(
             self.act,
@@ -217,7 +217,7 @@ impl Kind {
         )
     }
 
-    /// Words that its description may have.
+    /// Returns the words that its description may have.
     pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
         KEYS.iter()
             .filter(|key| key.is_of(self.seam()) || self.takes.contains(&key.name))

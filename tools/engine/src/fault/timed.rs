@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults that fire at a time rather than on an occasion, and faults that last.
+//! Faults that fire at a time rather than on an occasion, and faults with lasting effects.
 
 use super::{
     Armed, Faults, PROVOKED_PANIC, Seam, Strike,
@@ -23,10 +23,10 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu};
 
-/// Least time between two firings.
+/// Shortest time between two firings.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Something that lasts.
+/// A lasting effect.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Condition {
     id: u64,
@@ -35,15 +35,15 @@ struct Condition {
     until: Option<Instant>,
 }
 
-/// What lasts.
+/// All lasting effects.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Conditions {
     all: Vec<Condition>,
-    /// Whether the device has to look at them.
+    /// Whether they have changed since the device applied them.
     changed: bool,
-    /// When a slow device does something next.
+    /// When a slow device does the next thing.
     pace: Instant,
-    /// The MTU that the port has otherwise.
+    /// The MTU that the port has without faults.
     #[serde(with = "wire")]
     mtu: Option<Mtu>,
 }
@@ -86,7 +86,7 @@ impl Conditions {
             .min()
     }
 
-    /// The device is reset. That does not put it back into its slot.
+    /// Ends all effects because the device is reset, except its removal.
     pub(super) fn rest(&mut self) {
         let mut all = std::mem::take(&mut self.all);
         all.retain(|condition| condition.kind.act == Act::Remove);
@@ -100,31 +100,31 @@ impl Conditions {
         self.all.iter().find(|condition| condition.kind.act == act)
     }
 
-    /// Whether a fault has the link seem slow.
+    /// Returns whether a fault makes the link report a low speed.
     pub(crate) fn is_slow_link(&self) -> bool {
         self.find(Act::Speed).is_some()
     }
 
-    /// Whether the device stands still.
+    /// Returns whether the device is stuck.
     pub(crate) fn is_stuck(&self) -> bool {
         self.find(Act::Stuck).is_some()
     }
 }
 
 impl Faults {
-    /// Whether the device, which has no engine, is still out of its slot at that time.
+    /// Returns whether the device, which has no engine now, is still removed at this time.
     pub fn is_removed(&mut self, now: Instant) -> bool {
         self.conditions.expire(now);
         self.update();
         self.conditions.find(Act::Remove).is_some()
     }
 
-    /// Until when it is, if that is known.
+    /// Returns until when the device is removed, if that is known.
     pub fn removed_until(&self) -> Option<Instant> {
         self.conditions.find(Act::Remove)?.until
     }
 
-    /// How much of `budget` the device may spend now: nothing while it is held back.
+    /// Returns how much of `budget` the device may spend now: nothing while it is held back.
     #[inline]
     pub(crate) fn budget(&mut self, budget: Budget, now: Instant) -> Budget {
         if !self.busy {
@@ -142,7 +142,7 @@ impl Faults {
         }
     }
 
-    /// Whether the device does nothing now.
+    /// Returns whether the device must do nothing now.
     pub(crate) fn holds_back(&self, now: Instant) -> bool {
         let conditions = &self.conditions;
         self.busy
@@ -150,13 +150,13 @@ impl Faults {
                 || conditions.find(Act::Slow).is_some() && now < conditions.pace)
     }
 
-    /// When a slow device, which has something to do, goes on.
+    /// Returns when a slow device that has work continues.
     pub(crate) fn pace(&self) -> Option<Instant> {
         let slow = self.busy && self.conditions.find(Act::Slow).is_some();
         slow.then_some(self.conditions.pace)
     }
 
-    /// What the clock that programs see says.
+    /// Returns the time on the clock that programs see.
     #[inline]
     pub(crate) fn clock(&self, now: Instant) -> Instant {
         if !self.busy {
@@ -166,7 +166,7 @@ impl Faults {
         ahead.map_or(now, |clock| now + clock.args.delay)
     }
 
-    /// A fault whose time has come, with where.
+    /// Takes a fault that is due, with its place.
     fn next_due(&mut self, now: Instant) -> Option<(Strike, Place)> {
         let is_due = |fault: &Armed| {
             fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none() && fault.due() <= now
@@ -183,7 +183,7 @@ impl Faults {
 }
 
 impl Armed {
-    /// When it fires by itself.
+    /// Returns when it fires on its own.
     pub(super) fn due(&self) -> Instant {
         let first = self.since.unwrap_or_default() + self.spec.moment.after;
         self.next.unwrap_or(first)
@@ -191,7 +191,7 @@ impl Armed {
 }
 
 impl Engine {
-    /// Does what faults have put off until now, or do by themselves.
+    /// Executes actions of faults that were delayed until now, and faults that fire on their own.
     #[cold]
     pub(crate) fn advance_faults<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         self.resources.faults.conditions.expire(io.now);
@@ -218,7 +218,7 @@ impl Engine {
         self.resources.faults.update();
     }
 
-    /// Makes the port what the conditions say.
+    /// Applies the lasting effects to the port.
     fn heed_conditions(&mut self) {
         let conditions = &mut self.resources.faults.conditions;
         if !std::mem::replace(&mut conditions.changed, false) {
@@ -246,7 +246,7 @@ impl Engine {
         self.change_port(|port| port.broken = down);
     }
 
-    /// What was put off happens.
+    /// Executes a delayed action.
     fn release<M: Memory>(&mut self, parcel: Parcel, io: &mut Io<'_, M>) {
         match parcel {
             Parcel::Packet(Direction::Out, segment) => {
@@ -267,7 +267,7 @@ impl Engine {
         }
     }
 
-    /// Numbers of queue pairs that a fault is about: of all those of programs if it names none.
+    /// Returns the queue pairs that a fault applies to: if it names none, all those of programs.
     fn chosen_qps(&self, place: &Place) -> Vec<u32> {
         let all = self.qps.table.page(0, usize::MAX).into_iter().flatten();
         let special = [&self.qps.smi, &self.qps.gsi];
@@ -282,7 +282,8 @@ impl Engine {
             .collect()
     }
 
-    /// Whether a fault is about that object, which has no queue pair, if it names `wanted`.
+    /// Returns whether a fault that names the object `wanted`, if any, applies to this object, which is not a queue
+    /// pair.
     fn is_chosen(&self, wanted: Option<u32>, number: u32, context: u32, place: &Place) -> bool {
         self.contexts.get(context).is_some_and(|context| {
             let spared = context.kind == ContextKind::Kernel && place.names_nobody();
@@ -305,7 +306,7 @@ impl Engine {
             .collect()
     }
 
-    /// Does what a fault does at its time.
+    /// Executes a fault that fires on its own.
     fn happen<M: Memory>(&mut self, act: Act, place: &Place, io: &mut Io<'_, M>) {
         match act {
             Act::Raise(event) => {
@@ -352,7 +353,7 @@ impl Engine {
             }
             Act::Fail => self.failing = true,
             Act::Kill => self.killing = true,
-            // The device's process contains it: that is what this fault is for.
+            // The device's process contains the panic, which is what this fault tests.
             Act::Panic => panic!("{PROVOKED_PANIC}"),
             _ => {}
         }
@@ -360,37 +361,38 @@ impl Engine {
 }
 
 impl Engine {
-    /// The faults of the device.
+    /// Returns the faults of the device.
     pub fn faults(&self) -> &Faults {
         &self.resources.faults
     }
 
-    /// The faults of the device, to arm some or to clear them. [`advance`](Self::advance) has to follow.
+    /// Returns the faults of the device, to arm or clear some. The caller must call [`advance`](Self::advance)
+    /// afterwards.
     pub fn faults_mut(&mut self) -> &mut Faults {
         &mut self.resources.faults
     }
 
-    /// Gives the device other faults than it has: those of the device before a reset.
+    /// Replaces the faults of the device with `faults`: those of the device before a reset.
     pub fn set_faults(&mut self, faults: Faults) {
         self.resources.faults = faults;
     }
 
-    /// Takes the faults of the device, which has none then.
+    /// Takes the faults of the device, which is left without any.
     pub fn take_faults(&mut self) -> Faults {
         std::mem::take(&mut self.resources.faults)
     }
 
-    /// Whether a fault wants the process of the device to end.
+    /// Returns whether a fault wants the process of the device to end.
     pub fn is_killing(&self) -> bool {
         self.killing
     }
 
-    /// Whether a fault pulled the device out of its slot: nothing is executed or answered any more.
+    /// Returns whether a fault removed the device from its slot: nothing is executed or answered any more.
     pub fn is_removed(&self) -> bool {
         self.resources.faults.conditions.find(Act::Remove).is_some()
     }
 
-    /// Whether a fault made the device fail: it has to say that it needs a reset.
+    /// Returns whether a fault made the device fail. It must then report that it needs a reset.
     pub fn is_failing(&self) -> bool {
         self.failing
     }

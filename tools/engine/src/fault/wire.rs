@@ -16,27 +16,27 @@ use crate::{
 };
 use std::time::Duration;
 
-/// What becomes of a packet.
+/// What happens to a packet.
 pub(super) enum Fate {
-    /// It goes on, maybe changed.
+    /// It continues, possibly changed.
     Goes,
     /// It is lost.
     Lost,
-    /// It comes so many times more.
+    /// It is delivered and then repeated this many times.
     Repeated(u32),
-    /// A copy of it comes later.
+    /// A copy of it arrives later.
     Ghost(Duration),
-    /// It comes later.
+    /// It is delayed until this time.
     Later(crate::time::Instant),
-    /// So many others overtake it.
+    /// This many others overtake it.
     Overtaken(u32),
-    /// A congestion notification comes with it.
+    /// A congestion notification accompanies it.
     Notified,
-    /// The region with that key loses its rights first.
+    /// The region with this key loses its rights first.
     Revokes(u32),
 }
 
-/// Does to a packet what the fault does.
+/// Applies a fault to a packet.
 pub(super) fn suffer<M: Memory>(
     strike: &Strike,
     segment: &mut Segment<'static>,
@@ -95,7 +95,7 @@ pub(super) fn suffer<M: Memory>(
 }
 
 impl Faults {
-    /// Puts a packet off if there is room; otherwise gives it back.
+    /// Delays a packet if there is room; otherwise returns it.
     fn put_packet<M: Memory>(
         &mut self,
         direction: Direction,
@@ -123,7 +123,7 @@ impl Faults {
         None
     }
 
-    /// Puts aside what there is to put aside of a packet, and gives what goes on now.
+    /// Delays what has to be delayed of a packet, and returns what continues now.
     pub(super) fn settle_packet<M: Memory>(
         &mut self,
         direction: Direction,
@@ -155,7 +155,7 @@ impl Faults {
     }
 }
 
-/// A congestion notification of whoever sent the packet, to the queue pair that gets it.
+/// Creates a congestion notification from the sender of the packet to the queue pair that receives the packet.
 fn notification(packet: &Segment<'_>) -> Segment<'static> {
     Segment {
         path: packet.path,
@@ -174,7 +174,7 @@ fn notification(packet: &Segment<'_>) -> Segment<'static> {
 }
 
 impl Resources {
-    /// A packet leaves while faults are armed.
+    /// Sends a packet while faults are armed.
     #[cold]
     pub(crate) fn leave<M: Memory>(&mut self, mut segment: Segment<'static>, io: &mut Io<'_, M>) {
         let out = Direction::Out;
@@ -183,7 +183,7 @@ impl Resources {
         let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
         self.note_sent(&segment, io.memory);
         let is_told = strike.is_some_and(|strike| !strike.kind.is_quiet());
-        // What is there for somebody to see is not read here: nothing that the engine does may depend on watchers.
+        // Payload is not read for watchers: nothing that the engine does may depend on them.
         let seen = (io.outbox.watched && is_told).then(|| segment.clone());
         let goes = self.faults.settle_packet(out, segment, &fate, io);
         if goes.is_empty()
@@ -197,7 +197,7 @@ impl Resources {
 }
 
 impl Engine {
-    /// A packet arrives while faults are armed.
+    /// Receives a packet while faults are armed.
     #[cold]
     pub(crate) fn arrive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
         if self.resources.faults.conditions.is_stuck() {

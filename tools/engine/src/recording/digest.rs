@@ -5,11 +5,11 @@
 use super::format::{BYTEWISE, Put, digest_segment, put_range, put_segment};
 use crate::{memory::HostRange, segment::Segment};
 
-/// A digest of what the engine does: any difference gives, for all practical purposes, another one.
+/// A digest of what the engine does: for all practical purposes, any difference results in a different digest.
 #[derive(Debug)]
 pub(crate) struct Digest {
     state: u64,
-    /// Whether it is one of a recording whose numbers are digested byte by byte.
+    /// Whether it is for a recording whose numbers are digested byte by byte.
     bytewise: bool,
 }
 
@@ -18,7 +18,7 @@ impl Digest {
     const FACTOR: u64 = 0xd6e8_feb8_6659_fd93;
     const MASK: u64 = 0xa5a5_1234_5678_9abc;
 
-    /// That of nothing, for a recording of that version of the format.
+    /// Creates an empty digest, for a recording with this version of the format.
     pub(crate) fn new(version: u8) -> Self {
         Self {
             state: Self::START,
@@ -26,12 +26,12 @@ impl Digest {
         }
     }
 
-    /// Begins anew.
+    /// Starts over.
     pub(crate) fn restart(&mut self) {
         self.state = Self::START;
     }
 
-    /// Its value.
+    /// Returns the value.
     pub(crate) fn value(&self) -> u64 {
         self.state
     }
@@ -59,7 +59,7 @@ impl Digest {
         }
     }
 
-    /// Adds a range of memory, and what is done there.
+    /// Adds a range of memory and the kind of access.
     #[inline]
     pub(crate) fn range(&mut self, kind: u8, range: &HostRange) {
         if self.bytewise {

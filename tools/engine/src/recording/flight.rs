@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The flight recorder: what a device was called with lately, for people.
+//! The flight recorder: the last calls of a device, for people.
 //!
-//! It is always on, has a fixed size, and holds one line for each call, not what was found in memory. So it tells what
-//! led to a panic but cannot be replayed.
+//! It is always on and has a fixed size. It has one line for each call, but not what was found in guest memory. So it
+//! shows what led to a panic, but cannot be replayed.
 
 use crate::{fault::PacketKind, segment::Segment, time::Instant};
 use std::fmt;
 use vrnic_wire::command::{CommandCode, CommandHeader};
 use zerocopy::FromBytes;
 
-/// Calls that are remembered.
+/// Number of calls that are remembered.
 const CALLS: usize = 2048;
 
-/// What the engine was asked to do.
+/// Kind of call.
 #[derive(Copy, Clone, Debug, Default)]
 pub(crate) enum Kind {
     #[default]
@@ -31,12 +31,12 @@ pub(crate) enum Kind {
     Synced,
 }
 
-/// A call. It is small: all of them together should leave room in the processor's first cache.
+/// A call. It is small, so that all of them together leave room in the first-level cache.
 #[derive(Copy, Clone, Debug, Default)]
 struct Flown {
     now: Instant,
     kind: Kind,
-    /// What the kind says of it.
+    /// Values whose meaning depends on the kind.
     values: (u32, u32),
 }
 
@@ -61,13 +61,13 @@ impl Default for Flight {
 }
 
 impl Flight {
-    /// A call that tells the time.
+    /// Sets the time for the following call.
     pub(crate) fn at(&mut self, now: Instant) -> &mut Self {
         self.now = now;
         self
     }
 
-    /// A call, with what its kind says of it.
+    /// Records a call with values whose meaning depends on its kind.
     pub(crate) fn note(&mut self, kind: Kind, first: u32, second: u32) {
         self.calls[self.next % CALLS] = Flown {
             now: self.now,
@@ -77,19 +77,19 @@ impl Flight {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// A command is to be executed.
+    /// Records a command.
     pub(crate) fn command(&mut self, request: &[u8]) {
         let code = CommandHeader::read_from_prefix(request).map(|(header, _)| header.code.get());
         self.note(Kind::Command(code.unwrap_or_default()), 0, 0);
     }
 
-    /// A packet arrived.
+    /// Records a packet that arrived.
     pub(crate) fn packet(&mut self, segment: &Segment<'_>) {
         let kind = Kind::Packet(PacketKind::of(&segment.body));
         self.note(kind, segment.destination_qpn, segment.psn.raw());
     }
 
-    /// The calls, oldest first, each in words.
+    /// Returns the calls in words, oldest first.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         let (new, old) = self.calls.split_at(self.next % CALLS);
         let all = old.iter().chain(new);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The bytes of a recording: what is described in the [module](super)'s documentation, and nothing else.
+//! The format of a recording, as described in the documentation of the [module](super).
 
 use super::digest::Digest;
 use crate::{
@@ -23,33 +23,34 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{fmt, num::NonZeroU64};
 use vrnic_wire::port::Mtu;
 
-/// What a recording begins with.
+/// First bytes of a recording.
 pub const MAGIC: [u8; 8] = *b"VRNICREC";
 
-/// Version of the format. Those before are read as well: the first had no states, and both had each path in full and
-/// digests of bytes.
+/// Version of the format. Older versions can be read too: the first had no states, and both older ones had each path in
+/// full and bytewise digests.
 pub const VERSION: u8 = 3;
 
-/// Last version with each path in full and digests of bytes.
+/// Last version with each path in full and bytewise digests.
 pub(crate) const BYTEWISE: u8 = 2;
 
-/// Payloads with more bytes than this are recorded by their length alone, and are zeros in a replay. The engine looks
-/// into none that is longer than 8 bytes.
+/// Longest payload in bytes that is recorded. Only the length of longer ones is recorded, and they are zeros in a
+/// replay. The engine never interprets payload that is longer than 8 bytes.
 pub const KEPT_PAYLOAD: usize = 64;
 
-/// Most bytes of a payload that a recording may speak of.
+/// Largest payload in bytes that a recording may have.
 const MAX_PAYLOAD: u64 = LOCAL_MTU as u64;
 
-/// The last nanosecond at which a call may be made: at the end of the clock whatever is put off would be due again.
+/// Latest time of a call in nanoseconds: near the end of the clock, everything that is delayed would be due again at
+/// once.
 const MAX_TIME: u64 = 1 << 62;
 
-/// Most that a fault may have counted.
+/// Largest count of a fault.
 const MAX_COUNT: u64 = 1 << 56;
 
-/// Longest call, without its time, that may be written as a repetition of the one before.
+/// Length of the longest call, without its time, that may be written as a repetition of the previous one.
 pub(crate) const MAX_REPEATED: usize = 256;
 
-/// What ends a recording, whose last call returned, and says why.
+/// Returns the bytes that end a recording whose last call returned, with the reason.
 pub fn ending(why: &str) -> Vec<u8> {
     let mut out = Vec::new();
     put_ending(&mut out, why);
@@ -62,10 +63,10 @@ pub(crate) fn put_ending(out: &mut Vec<u8>, why: &str) {
     out.string(why.as_bytes());
 }
 
-/// Why something is no recording, or not a whole one.
+/// Why bytes are not a valid or complete recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRecording {
-    /// Byte in the file.
+    /// Position in the file.
     pub at: usize,
     /// What is wrong there.
     pub what: &'static str,
@@ -79,7 +80,7 @@ impl fmt::Display for BadRecording {
 
 impl std::error::Error for BadRecording {}
 
-/// First bytes of accesses, of what ends a call, and of calls.
+/// First bytes of accesses, of ends of calls, and of calls.
 pub(crate) mod tag {
     pub(crate) const END: u8 = 0;
     pub(crate) const DONE: u8 = 1;
@@ -124,7 +125,7 @@ pub(crate) trait Put {
     fn byte(&mut self, value: u8);
     fn bytes(&mut self, bytes: &[u8]);
 
-    /// A number, in groups of 7 bits, the lowest first; all but the last have bit 7 set.
+    /// Appends a number in groups of 7 bits, lowest first; all bytes but the last have bit 7 set.
     fn number(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.byte(value as u8 | 0x80);
@@ -133,13 +134,13 @@ pub(crate) trait Put {
         self.byte(value as u8);
     }
 
-    /// Bytes, behind their number.
+    /// Appends bytes after their length.
     fn string(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
         self.bytes(bytes);
     }
 
-    /// Whether there is something, and what.
+    /// Appends whether there is a number, and the number.
     fn option(&mut self, value: Option<u64>) {
         self.byte(value.is_some().into());
         if let Some(value) = value {
@@ -158,10 +159,10 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Most bytes of a number.
+/// Largest number of bytes of a number.
 const MAX_NUMBER: usize = 10;
 
-/// A number for a difference of either sign that is small if the difference is.
+/// Encodes a signed difference as an unsigned number that is small if the difference is.
 pub(crate) const fn fold_sign(value: i64) -> u64 {
     (value << 1 ^ value >> 63).cast_unsigned()
 }
@@ -192,7 +193,7 @@ impl<'a> Take<'a> {
         Err(BadRecording { at: self.at, what })
     }
 
-    /// The bytes from `start` to here.
+    /// Returns the bytes from `start` to the current position.
     pub(crate) fn since(&self, start: usize) -> &'a [u8] {
         &self.all[start..self.at]
     }
@@ -234,7 +235,7 @@ impl<'a> Take<'a> {
         self.bad("a number has too many bits")
     }
 
-    /// A number that fits.
+    /// Takes a number, which must fit the type.
     pub(crate) fn small<T: TryFrom<u64>>(&mut self) -> Taken<T> {
         let value = self.number()?;
         T::try_from(value).or_else(|_| self.bad("a number is too large"))
@@ -262,7 +263,7 @@ impl<'a> Take<'a> {
         self.flag()?.then(|| self.small()).transpose()
     }
 
-    /// How often something happened, far from what could overflow when it happens again.
+    /// Takes a count, which must be too small to overflow later.
     fn count(&mut self) -> Taken<u64> {
         match self.number()? {
             count @ 0..=MAX_COUNT => Ok(count),
@@ -270,7 +271,7 @@ impl<'a> Take<'a> {
         }
     }
 
-    /// The time, given the last one.
+    /// Takes a time, given the previous one.
     pub(crate) fn time(&mut self, last: u64) -> Taken<u64> {
         let passed = unfold_sign(self.number()?);
         match last.wrapping_add_signed(passed) {
@@ -280,25 +281,26 @@ impl<'a> Take<'a> {
     }
 }
 
-/// What is known of a recording before the first call.
+/// The part of a recording before the first call.
 #[derive(Clone, Debug)]
 pub struct Header {
     /// Name of the device.
     pub device: String,
-    /// What made it, in words.
+    /// Program that made the recording.
     pub program: String,
     /// Version of the format.
     pub version: u8,
-    /// The seed included: whoever has it knows all keys. It is 0 if the state has what became of it.
+    /// Configuration. It includes the seed, from which all keys can be computed. The seed is 0 if the state contains
+    /// the generator instead.
     pub config: RnicConfig,
-    /// State of the device; none if it begins with a reset.
+    /// State of the device; none if the recording begins with a reset.
     pub state: Option<Vec<u8>>,
-    /// When it begins; the time of the first call is told from there.
+    /// When the recording begins; the time of the first call is relative to this.
     pub start: Instant,
 }
 
 impl Header {
-    /// That of a recording which this program makes.
+    /// Creates the header of a recording by this program.
     pub(crate) fn new(device: &str, config: RnicConfig) -> Self {
         Self {
             device: device.to_owned(),
@@ -419,7 +421,7 @@ impl Header {
     }
 }
 
-/// All limits, in the order of their declaration.
+/// Returns all limits in the order of their declaration.
 fn limit_values(limits: &Limits) -> [u64; 22] {
     let Limits {
         mr_size,
@@ -503,7 +505,7 @@ fn take_limits(from: &mut Take<'_>) -> Taken<Limits> {
     })
 }
 
-/// A segment, without long payload. The same segment always gives the same bytes.
+/// Appends a segment without long payload. Equal segments always result in equal bytes.
 pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
     put_path(out, &segment.path);
     put_headers(out, segment);
@@ -534,7 +536,7 @@ fn put_path(out: &mut impl Put, path: &Path) {
     out.byte(*service_level);
     out.number((*flow_label).into());
     out.number((*source_port).into());
-    // 2 instead of yes or no: LIDs follow.
+    // 2 instead of a flag means that LIDs follow.
     match lids {
         None => out.byte((*roce_v1).into()),
         Some(lids) => {
@@ -546,8 +548,8 @@ fn put_path(out: &mut impl Put, path: &Path) {
     }
 }
 
-/// A segment that arrived; `last` is the path of the one before. It is there only if it is another one. What each
-/// packet has stands in fixed places, which is faster than numbers of any length.
+/// Appends a segment that arrived. Its path is only written if it differs from `last`, the previous one. Common fields
+/// have fixed positions, which is faster than numbers of variable length.
 pub(crate) fn put_received(out: &mut Vec<u8>, segment: &Segment<'_>, last: &mut Option<Path>) {
     let path = &segment.path;
     let new = last.as_ref() != Some(path);
@@ -566,10 +568,10 @@ pub(crate) fn put_received(out: &mut Vec<u8>, segment: &Segment<'_>, last: &mut 
     put_rest(out, segment);
 }
 
-/// Bytes in fixed places.
+/// Number of bytes at fixed positions.
 const HEAD: usize = 16;
 
-/// A segment without its path and long payload.
+/// Appends a segment without its path and long payload.
 fn put_headers(out: &mut impl Put, segment: &Segment<'_>) {
     out.number(segment.source_qpn.into());
     out.number(segment.destination_qpn.into());
@@ -579,7 +581,7 @@ fn put_headers(out: &mut impl Put, segment: &Segment<'_>) {
     put_rest(out, segment);
 }
 
-/// What is two-valued of a segment, and its service.
+/// Returns the flags and the service of a segment.
 fn flags(segment: &Segment<'_>) -> u8 {
     let service = match segment.service {
         Service::Reliable => 0,
@@ -593,9 +595,9 @@ fn flags(segment: &Segment<'_>) -> u8 {
         | u8::from(!segment.migrated) << 4
 }
 
-/// What of a segment has no fixed place.
+/// Appends the fields of a segment that have no fixed position.
 fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
-    // All fields: who adds one has to write it somewhere.
+    // All fields are listed, so that a new one cannot be forgotten.
     let Segment {
         path: _,
         source_qpn: _,
@@ -630,7 +632,7 @@ fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
 }
 
 fn put_touched(out: &mut impl Put, touched: &Touched) {
-    // Nearly always. This is what the rest writes then.
+    // This is nearly always the case. These are the bytes that the code below would write.
     if *touched == Touched::NOT {
         out.byte(0);
         return out.byte(0);
@@ -714,7 +716,7 @@ fn take_path(from: &mut Take<'_>) -> Taken<Path> {
     Ok(path)
 }
 
-/// What each packet has.
+/// Fields that each packet has.
 struct Head {
     source_qpn: u32,
     destination_qpn: u32,
@@ -805,7 +807,7 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
     })
 }
 
-/// A digest of a segment without long payload: what [`put_segment`] writes, two words at a time.
+/// Digests a segment without long payload: the fields that [`put_segment`] writes, two words at a time.
 pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
     let Segment {
         path,
@@ -900,7 +902,7 @@ fn take_range(from: &mut Take<'_>) -> Taken<HostRange> {
     })
 }
 
-/// An offset in a block of memory, far from what could overflow when something is added to it.
+/// Takes an offset in a block of memory, which must be too small to overflow later.
 fn take_offset(from: &mut Take<'_>) -> Taken<u64> {
     const MAX_OFFSET: u64 = 1 << 56;
     match from.number()? {
@@ -1125,35 +1127,35 @@ pub enum Access {
     Unmapped,
     /// Bytes that were read.
     Read(Vec<u8>),
-    /// Payload that was read and is not in the recording.
+    /// Payload that was read but is not in the recording.
     Skipped,
-    /// A word, as it was before.
+    /// A word, with its old value.
     Word(u64),
-    /// An address is in this block of memory, at that offset.
+    /// An address is at this offset of this block of memory.
     Resolved(RegionId, u64),
-    /// An address or a block is nowhere, or not persistent.
+    /// An address or a block does not exist, or a block is not persistent.
     Nothing,
-    /// Bytes of a persistent block.
+    /// Length of a persistent block in bytes.
     Length(u64),
 }
 
 /// How a call ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It returned; the digest of everything that came of it.
+    /// It returned, with this digest of all its output.
     Returned(u64),
     /// The engine panicked.
     Panicked,
 }
 
-/// What the engine was asked to do.
+/// A call to the engine with its arguments.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// [`execute`](crate::Rnic::execute) this request.
     Execute(Vec<u8>),
-    /// [`doorbell`](crate::Rnic::doorbell) of a page, with that value.
+    /// [`doorbell`](crate::Rnic::doorbell) of this page, with this value.
     Doorbell(u32, u32),
-    /// [`poll`](crate::Rnic::poll), with that budget.
+    /// [`poll`](crate::Rnic::poll) with this budget.
     Poll(Budget),
     /// [`prepare_sleep`](crate::Rnic::prepare_sleep).
     PrepareSleep,
@@ -1165,7 +1167,7 @@ pub enum Input {
     Advance,
     /// [`next_async_event`](crate::Rnic::next_async_event).
     AsyncEvent,
-    /// [`next_completion_event`](crate::Rnic::next_completion_event) of that vector.
+    /// [`next_completion_event`](crate::Rnic::next_completion_event) of this vector.
     CompletionEvent(u16),
     /// [`set_link`](crate::Rnic::set_link).
     SetLink(bool),
@@ -1193,20 +1195,20 @@ pub enum Input {
     PortAnswer(PortAnswer),
     /// [`next_violation`](crate::Rnic::next_violation).
     Violation,
-    /// Nothing: a half of a flight recorder ends.
+    /// No call: a half of a flight recorder ends.
     Mark,
 }
 
-/// A call of the engine.
+/// A recorded call of the engine.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Place among all calls, from 0.
+    /// Number of the call, from 0.
     pub index: u64,
-    /// Where it begins in the recording.
+    /// Position in the recording where it begins.
     pub at: usize,
-    /// When.
+    /// Time of the call.
     pub now: Instant,
-    /// What the engine was asked to do.
+    /// The call to the engine.
     pub input: Input,
     /// What it found in guest memory.
     pub accesses: Vec<Access>,
@@ -1256,9 +1258,9 @@ fn take_faults(from: &mut Take<'_>) -> Taken<fault::Saved> {
     Ok(saved)
 }
 
-/// A value, as a state has it.
+/// Appends a value in the format of a state.
 fn put_value(value: &impl Serialize, out: &mut Vec<u8>) {
-    // It has no length that is unknown, and there is room.
+    // This cannot fail: there are no unknown lengths, and there is always room.
     out.string(&postcard::serialize_with_flavor(value, Room(Vec::new())).unwrap_or_default());
 }
 
@@ -1267,7 +1269,7 @@ fn take_value<T: DeserializeOwned>(from: &mut Take<'_>) -> Taken<T> {
     postcard::from_bytes(bytes).or_else(|_| from.bad("there is no such value"))
 }
 
-/// Bytes of any number.
+/// A buffer without a limit.
 struct Room(Vec<u8>);
 
 impl Flavor for Room {
@@ -1284,7 +1286,7 @@ impl Flavor for Room {
 }
 
 impl Input {
-    /// Writes that a request is to be executed.
+    /// Appends the execution of a request.
     pub(crate) fn put_request(request: &[u8], out: &mut Vec<u8>) {
         out.byte(tag::EXECUTE);
         out.string(request);
@@ -1365,7 +1367,7 @@ impl Input {
         }
     }
 
-    /// `last` is the path of the last packet that arrived, if such paths are not written again.
+    /// Takes the arguments of a call. `last` is the path of the previous packet, if repeated paths are left out.
     fn take(tag: u8, from: &mut Take<'_>, last: Option<&mut Option<Path>>) -> Taken<Self> {
         Ok(match tag {
             tag::EXECUTE => Self::Execute(from.string()?.to_vec()),
@@ -1406,7 +1408,7 @@ impl Input {
     }
 }
 
-/// The calls of a recording, one after the other.
+/// A reader for the calls of a recording.
 #[derive(Clone, Debug)]
 pub struct Recording<'a> {
     header: Header,
@@ -1415,7 +1417,7 @@ pub struct Recording<'a> {
     index: u64,
     /// The last call, for repetitions.
     last: Option<Call>,
-    /// Path of the last packet that arrived since the beginning or the last mark.
+    /// Path of the last packet that arrived since the start or the last mark.
     path: Option<Path>,
     ended: Option<String>,
     broken: bool,
@@ -1423,11 +1425,11 @@ pub struct Recording<'a> {
 }
 
 impl<'a> Recording<'a> {
-    /// Reads what stands before the first call.
+    /// Reads the part before the first call.
     ///
     /// # Errors
     ///
-    /// This is no recording.
+    /// The bytes are not a recording.
     pub fn new(bytes: &'a [u8]) -> Result<Self, BadRecording> {
         let mut from = Take::new(bytes);
         let header = Header::take(&mut from)?;
@@ -1444,17 +1446,17 @@ impl<'a> Recording<'a> {
         })
     }
 
-    /// What is known before the first call.
+    /// Returns the part before the first call.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Why the recording ends, once the last call was read; nothing if nobody ended it.
+    /// Returns why the recording ends, after the last call has been read; none if it was not ended.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
 
-    /// When the next call was made; nothing if there is none.
+    /// Returns the time of the next call; none if there is none.
     pub fn next_time(&self) -> Option<Instant> {
         if self.ended.is_some() || self.broken {
             return None;
@@ -1465,12 +1467,12 @@ impl<'a> Recording<'a> {
         is_call.then(|| Instant::from_nanos(time))
     }
 
-    /// Where the next call begins.
+    /// Returns the position of the next call.
     pub fn position(&self) -> usize {
         self.from.at
     }
 
-    /// What was read since the position was `start`.
+    /// Returns what was read since the position was `start`.
     pub(crate) fn bytes_from(&self, start: usize) -> &'a [u8] {
         self.from.since(start)
     }
@@ -1558,7 +1560,7 @@ impl Iterator for Recording<'_> {
             return None;
         }
         let call = self.take();
-        // Nothing behind what makes no sense can be trusted.
+        // Nothing after an invalid part can be trusted.
         self.broken = call.is_err();
         call.transpose()
     }

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The flight recorder that can be replayed: the last calls of a device, behind the state in which it was before them.
+//! The flight recorder that can be replayed: the last calls of a device, after the state that it had before them.
 //!
-//! The calls are in two halves. When the newer one is full, the older one is forgotten and a third begins with the
-//! state, so that half of the calls are there at any time. A [mark](super::Input::Mark) ends each half: what follows it
-//! is never written as a repetition, which it would be of a call that is forgotten by then.
+//! The calls are in two halves. When the newer half is full, the older one is dropped, and a third begins with the
+//! state. So at least half of the capacity is always available. A [mark](super::Input::Mark) ends each half, so that
+//! the first call after it is never written as a repetition of a call that may have been dropped.
 
 use super::{format::Header, recorder::Recorder};
 use crate::{rnic::Engine, time::Instant};
 
-/// Bytes of calls that fill a half.
+/// Bytes of calls in a full half.
 const HALF: usize = 2 << 20;
 
-/// Most bytes of a state, so that writing it takes little time compared to the calls of a half.
+/// Largest state in bytes, so that writing it takes little time compared to the calls of a half.
 const MAX_STATE: usize = HALF / 4;
 
-/// Calls after which a state that was larger is looked at again.
+/// Number of calls after which a state that was too large is tried again.
 const PAUSE: u32 = 1 << 16;
 
-/// The last calls of a device, but for those that its [`Recorder`] has.
+/// The last calls of a device, except for those in its [`Recorder`].
 #[derive(Debug)]
 pub(crate) struct Halves {
     device: String,
-    /// What stands before the calls of each half: the older one, and that which the recorder has.
+    /// What precedes the calls of each half: the older one, and the one in the recorder.
     heads: [Vec<u8>; 2],
     older: Vec<u8>,
-    /// Calls until the state is looked at again.
+    /// Number of calls until the state is tried again.
     pause: u32,
 }
 
 impl Halves {
-    /// Those of a device of that name, which was not called yet.
+    /// Creates the halves of a device with this name that has not been called yet.
     pub(crate) fn new(device: &str) -> Self {
         Self {
             device: device.to_owned(),
@@ -40,7 +40,8 @@ impl Halves {
         }
     }
 
-    /// The header of a recording that begins at `start`, which is now; `None` if the state is too large.
+    /// Creates the header of a recording that begins at `start`, which must be now. Returns `None` if the state is too
+    /// large.
     fn header(&mut self, engine: &Engine, start: Instant) -> Option<Header> {
         let state = engine.state(MAX_STATE);
         if state.is_none() {
@@ -53,13 +54,13 @@ impl Halves {
         })
     }
 
-    /// Whether there is something to do before the next call.
+    /// Returns whether there is something to do before the next call.
     #[inline]
     pub(crate) fn is_due(recorder: Option<&Recorder>) -> bool {
         recorder.is_none_or(|recorder| recorder.waiting() >= HALF && !recorder.has_panicked())
     }
 
-    /// A recorder of the first half; `None` if the state is too large.
+    /// Starts a recorder of the first half. Returns `None` if the state is too large.
     pub(crate) fn begin(&mut self, engine: &Engine) -> Option<Box<Recorder>> {
         self.older = Vec::new();
         if self.pause > 0 {
@@ -72,7 +73,7 @@ impl Halves {
         Some(Box::new(recorder))
     }
 
-    /// The half is full, and another begins. `false` if it cannot: the state is too large.
+    /// Starts the next half because the current one is full. Returns false if the state is too large.
     pub(crate) fn turn(&mut self, recorder: &mut Recorder, engine: &Engine) -> bool {
         recorder.mark();
         let Some(header) = self.header(engine, recorder.now()) else {
@@ -86,7 +87,7 @@ impl Halves {
         true
     }
 
-    /// The recording of the last calls, which ends now because of `why`, or because the last one panicked.
+    /// Returns the recording of the last calls. It ends now because of `why`, or because the last call panicked.
     pub(crate) fn finish(&self, recorder: &mut Recorder, why: &str) -> Vec<u8> {
         recorder.end(why);
         let head = &self.heads[usize::from(self.older.is_empty())];

@@ -2,8 +2,8 @@
 
 //! Replays recordings.
 //!
-//! A replay is a recording of a recording: an engine is called as the recorded one was, finds in memory what that one
-//! found, and is itself recorded. The two recordings have to be equal, byte by byte.
+//! A replay records again: it calls an engine in the same way as the recorded one, lets it find in memory what that one
+//! found, and records it. The two recordings must be equal, byte by byte.
 
 use super::format::{Access, BadRecording, Call, Input, KEPT_PAYLOAD, Outcome, Recording};
 use crate::{
@@ -23,38 +23,38 @@ use std::{
 };
 use vrnic_wire::event::{AsyncEvent, CompletionEvent};
 
-/// What the engine wanted of guest memory.
+/// An access of the engine to guest memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// The host range of so many bytes at an address.
+    /// Resolve an address to a host range of this length.
     Resolve(GuestAddress, u64),
-    /// Whether a block is persistent.
+    /// Ask whether a block is persistent.
     PersistentLength(RegionId),
-    /// Bytes.
+    /// Read bytes.
     Read(HostRange),
-    /// Bytes that mean nothing to it.
+    /// Read bytes that the engine does not interpret.
     ReadPayload(HostRange),
-    /// To store bytes.
+    /// Store bytes.
     Write(HostRange, Vec<u8>),
-    /// To store bytes that mean nothing to it.
+    /// Store bytes that the engine does not interpret.
     WritePayload(HostRange),
-    /// To copy the first to the second.
+    /// Copy the first range to the second.
     Copy(HostRange, HostRange),
-    /// To store zeros.
+    /// Store zeros.
     Clear(HostRange),
-    /// A word.
+    /// Load a word.
     Load(HostRange),
-    /// To store a word.
+    /// Store a word.
     Store(HostRange, u64),
-    /// To exchange a word for another, and the old one.
+    /// Exchange a word, and return the old one.
     Swap(HostRange, u64),
-    /// To add to a word, and the old one.
+    /// Add to a word, and return the old one.
     Add(HostRange, u64),
-    /// To exchange a word for the second if it is the first, and the old one.
+    /// Exchange a word for the second value if it is the first, and return the old one.
     Compare(HostRange, u64, u64),
 }
 
-/// What a call gave back.
+/// Result of a call.
 #[derive(Clone, Debug)]
 pub enum Output {
     /// Nothing of interest.
@@ -67,31 +67,31 @@ pub enum Output {
     AsyncEvent(Option<AsyncEvent>),
     /// A completion event.
     CompletionEvent(Option<CompletionEvent>),
-    /// Something went wrong.
+    /// An explanation of something that went wrong.
     Explanation(Option<Explanation>),
-    /// The engine panicked, and said this.
+    /// The engine panicked with this message.
     Panicked(String),
 }
 
-/// What a call did.
+/// What happened in a call.
 #[derive(Debug)]
 pub struct Step {
-    /// What it gave back.
+    /// Its result.
     pub output: Output,
-    /// What it sent.
+    /// Segments that it sent.
     pub segments: Vec<Segment<'static>>,
-    /// What it wanted of guest memory, and what it found.
+    /// Its accesses to guest memory, and what they found.
     pub touches: Vec<(Touch, Access)>,
 }
 
-/// A replay is not what was recorded.
+/// A difference between a replay and its recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divergence {
-    /// The call.
+    /// Number of the call.
     pub call: u64,
-    /// When it was made.
+    /// Time of the call.
     pub now: Instant,
-    /// What is different.
+    /// The difference, in words.
     pub what: String,
 }
 
@@ -113,7 +113,7 @@ impl std::error::Error for Divergence {}
 pub enum Failed {
     /// The recording is broken.
     Bad(BadRecording),
-    /// The engine did something else.
+    /// The engine did something different.
     Divergence(Divergence),
 }
 
@@ -134,7 +134,7 @@ impl From<BadRecording> for Failed {
     }
 }
 
-/// Memory in which the engine finds what stands in a recording.
+/// Memory in which the engine finds what the recording has.
 #[derive(Debug)]
 struct Script<'a> {
     accesses: &'a [Access],
@@ -144,7 +144,7 @@ struct Script<'a> {
 }
 
 impl Script<'_> {
-    /// The next access, if it is what the engine wants.
+    /// Returns the next access if it is what the engine wants.
     fn find(&self, touch: impl FnOnce() -> Touch, fits: impl FnOnce(&Access) -> bool) -> Access {
         let next = self.next.get();
         self.next.set(next + 1);
@@ -181,7 +181,7 @@ impl Script<'_> {
     }
 }
 
-/// The word at `offset` of a range, which may not lie within.
+/// Returns the word at `offset` of a range, which may be outside of the range.
 fn word(range: HostRange, offset: u64, length: u64) -> HostRange {
     HostRange {
         offset: range.offset.wrapping_add(offset),
@@ -190,7 +190,7 @@ fn word(range: HostRange, offset: u64, length: u64) -> HostRange {
     }
 }
 
-/// The first bytes of a range.
+/// Returns the first bytes of a range.
 fn first(range: HostRange, length: usize) -> HostRange {
     HostRange {
         length: length as u64,
@@ -305,7 +305,7 @@ impl Memory for Script<'_> {
     fn fence(&self) {}
 }
 
-/// Calls `rnic` as `input` says. What it sends stays in the outbox.
+/// Makes the call to `rnic` that `input` describes. Segments that it sends stay in the outbox.
 pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) -> Output {
     match input {
         Input::Execute(request) => {
@@ -370,18 +370,18 @@ pub struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    /// A replay of the recording in `bytes`.
+    /// Starts a replay of the recording in `bytes`.
     ///
     /// # Errors
     ///
-    /// It is none.
+    /// The bytes are not a valid recording.
     pub fn new(bytes: &'a [u8]) -> Result<Self, BadRecording> {
         let recording = Recording::new(bytes)?;
         let at = recording.position();
         let what = "the state is none of this version of the engine";
         let mut rnic = Rnic::resumed(recording.header()).ok_or(BadRecording { at, what })?;
         if let Some(recorder) = rnic.recorder() {
-            // The header is no call.
+            // The header is not part of any call.
             recorder.take();
         }
         Ok(Self {
@@ -392,37 +392,37 @@ impl<'a> Player<'a> {
         })
     }
 
-    /// The recording, as far as it was read.
+    /// Returns the recording, as far as it has been read.
     pub fn recording(&self) -> &Recording<'a> {
         &self.recording
     }
 
-    /// The device, as it is after the last call.
+    /// Returns the device in its state after the last call.
     pub fn rnic(&self) -> &Rnic {
         &self.rnic
     }
 
-    /// Steps of the device since the one with number `from`; see [`Rnic::trace`]. The first call begins the trace.
+    /// Returns steps of the device from number `from` on; see [`Rnic::trace`]. The first call starts the trace.
     pub fn trace(&mut self, clock: fn() -> u64, from: u64, limit: usize) -> TracePage {
         self.rnic.trace(clock, from, limit)
     }
 
-    /// What went wrong of which nobody was told while the recording was made. Nothing can be replayed after this.
+    /// Returns the explanations that were still unread when the recording ended. Nothing can be replayed after this.
     pub fn leftovers(&mut self) -> Vec<Explanation> {
         self.over = true;
         std::iter::from_fn(|| self.rnic.next_explanation()).collect()
     }
 
-    /// When the next call was made; `None` after the last one.
+    /// Returns the time of the next call; `None` after the last one.
     pub fn next_time(&self) -> Option<Instant> {
         self.recording.next_time().filter(|_| !self.over)
     }
 
-    /// Makes the next call; `None` after the last one.
+    /// Makes the next call. Returns `None` after the last one.
     ///
     /// # Errors
     ///
-    /// The recording is broken, or the engine does not what it did. Then nothing follows.
+    /// The recording is broken, or the engine did something different. Then the replay has ended.
     #[allow(
         clippy::should_implement_trait,
         reason = "the device is looked at between steps"
@@ -500,7 +500,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// What somebody said who panicked.
+/// Returns the message of a panic.
 pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload
         .downcast_ref::<&str>()
@@ -509,11 +509,11 @@ pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "no message".into())
 }
 
-/// Replays a whole recording; gives the number of calls.
+/// Replays a whole recording and returns the number of calls.
 ///
 /// # Errors
 ///
-/// The recording is broken, or the engine does not what it did.
+/// The recording is broken, or the engine did something different.
 pub fn replay(bytes: &[u8]) -> Result<u64, Failed> {
     let mut player = Player::new(bytes)?;
     let mut calls = 0;

@@ -17,20 +17,21 @@ use crate::{
 };
 use std::cell::RefCell;
 
-/// Bytes of a recording that nobody took yet, and what the next depend on.
+/// Bytes of a recording that have not been taken yet, and the state on which the next bytes depend.
 #[derive(Debug)]
 struct Log {
     buffer: Vec<u8>,
-    /// Bytes that were taken.
+    /// Number of bytes that were taken.
     taken: u64,
     limit: u64,
     /// Time of the last call.
     now: u64,
-    /// Where the call that is under way begins, and where, behind its time, what may be a repetition does.
+    /// Where the current call begins in the buffer, and where the part after its time begins, which may be a
+    /// repetition.
     call: Option<(usize, usize)>,
-    /// The last call, without its time, if it may be repeated.
+    /// The last call without its time, if it may be repeated.
     last: Vec<u8>,
-    /// Path of the last packet that arrived since the beginning or the last mark.
+    /// Path of the last packet that arrived since the start or the last mark.
     path: Option<Path>,
     /// Version of the format.
     version: u8,
@@ -38,15 +39,15 @@ struct Log {
     over: bool,
 }
 
-/// Records the calls of one engine. Bytes gather here until somebody [takes](Self::take) them.
+/// Records the calls of one engine. Bytes are kept here until they are [taken](Self::take).
 #[derive(Debug)]
 pub struct Recorder {
     log: RefCell<Log>,
 }
 
 impl Recorder {
-    /// A recording of a device that is as the header says. It ends by itself with the call after which it has `limit`
-    /// bytes or more.
+    /// Starts a recording of a device in the state that the header gives. It ends by itself with the call after which
+    /// it has `limit` bytes or more.
     pub fn new(header: &Header, limit: u64) -> Self {
         let mut buffer = Vec::new();
         header.put(&mut buffer);
@@ -66,7 +67,7 @@ impl Recorder {
         }
     }
 
-    /// Takes what was recorded since the last time.
+    /// Takes what was recorded since the last call of this.
     pub fn take(&mut self) -> Vec<u8> {
         let log = self.log.get_mut();
         if log.call.is_some() {
@@ -76,39 +77,39 @@ impl Recorder {
         std::mem::take(&mut log.buffer)
     }
 
-    /// Exchanges what nobody took yet for an empty vector, whose memory is used from now on.
+    /// Swaps the bytes that have not been taken for an empty vector, whose allocation is used from now on.
     pub(crate) fn swap(&mut self, other: &mut Vec<u8>) {
         other.clear();
         std::mem::swap(&mut self.log.get_mut().buffer, other);
     }
 
-    /// When the last call was made.
+    /// Returns the time of the last call.
     pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(self.log.borrow().now)
     }
 
-    /// Whether the last call did not return.
+    /// Returns whether the last call did not return.
     pub(crate) fn has_panicked(&self) -> bool {
         self.log.borrow().call.is_some()
     }
 
-    /// Bytes that nobody took yet.
+    /// Returns the number of bytes that have not been taken yet.
     pub fn waiting(&self) -> usize {
         self.log.borrow().buffer.len()
     }
 
-    /// Bytes so far.
+    /// Returns the total number of bytes so far.
     pub fn length(&self) -> u64 {
         let log = self.log.borrow();
         log.taken + log.buffer.len() as u64
     }
 
-    /// Whether it has ended: nothing is recorded any more.
+    /// Returns whether it has ended, so that nothing more is recorded.
     pub fn is_over(&self) -> bool {
         self.log.borrow().over
     }
 
-    /// Whether it records the next call. If the one before did not return, there is nothing more to record.
+    /// Returns whether it will record the next call. If the previous one did not return, the recording ends.
     pub(crate) fn goes_on(&self) -> bool {
         let mut log = self.log.borrow_mut();
         if log.call.is_some() {
@@ -117,23 +118,23 @@ impl Recorder {
         !log.over
     }
 
-    /// Ends it, and says why. A call that did not return panicked.
+    /// Ends the recording, and gives the reason. If a call did not return, it panicked.
     pub fn end(&mut self, why: &str) {
         self.log.get_mut().end(why);
     }
 
-    /// A call begins that `put` writes.
+    /// Begins to record a call that `put` writes.
     pub(crate) fn begin(&mut self, now: Instant, put: impl FnOnce(&mut Vec<u8>)) {
         self.log.get_mut().begin(now.as_nanos(), put);
     }
 
-    /// As [`begin`](Self::begin), for a call that does not tell the time.
+    /// Does the same as [`begin`](Self::begin) for a call that has no time.
     pub(crate) fn begin_untimed(&mut self, put: impl FnOnce(&mut Vec<u8>)) {
         let log = self.log.get_mut();
         log.begin(log.now, put);
     }
 
-    /// A segment arrives.
+    /// Begins to record a segment that arrives.
     pub(crate) fn begin_received(&mut self, now: Instant, segment: &Segment<'_>) {
         let log = self.log.get_mut();
         let (version, mut path) = (log.version, log.path.take());
@@ -148,14 +149,15 @@ impl Recorder {
         log.path = path;
     }
 
-    /// Nothing: a half of a flight recorder ends. What follows does not depend on what was before, but for its time.
+    /// Marks the end of a half of a flight recorder. What follows does not depend on earlier calls, except for its
+    /// time.
     pub(crate) fn mark(&mut self) {
         self.begin_untimed(|out| out.byte(tag::MARK));
         self.finish(|_| {});
         self.log.get_mut().path = None;
     }
 
-    /// Makes the call that has begun, and looks at what it finds in guest memory, does there, and sends.
+    /// Makes the call that has begun, and records what it reads from guest memory, does there, and sends.
     pub(crate) fn during<M: Memory, R>(
         &mut self,
         io: &mut Io<'_, M>,
@@ -178,14 +180,14 @@ impl Recorder {
         result
     }
 
-    /// The call returned; `outcome` adds what came of it to the digest.
+    /// Finishes a call that returned; `outcome` adds its result to the digest.
     pub(crate) fn finish(&mut self, outcome: impl FnOnce(&mut Digest)) {
         let log = self.log.get_mut();
         outcome(&mut log.digest);
         log.finish();
     }
 
-    /// The call that began did nothing that matters: it leaves no trace. It was one without a time.
+    /// Removes the call that has begun, because it did nothing that matters. It must be one without a time.
     pub(crate) fn forget(&mut self) {
         let log = self.log.get_mut();
         if let Some((start, _)) = log.call.take() {
@@ -197,7 +199,7 @@ impl Recorder {
 impl Log {
     fn begin(&mut self, now: u64, put: impl FnOnce(&mut Vec<u8>)) {
         let start = self.buffer.len();
-        // A device's time never goes back, but those of tests do.
+        // A device's time never goes backwards, but that of tests does.
         let passed = now.wrapping_sub(self.now).cast_signed();
         self.buffer.number(fold_sign(passed));
         self.now = now;
@@ -238,7 +240,7 @@ impl Log {
         put_ending(&mut self.buffer, why);
     }
 
-    /// Something was done to guest memory, or could not be.
+    /// Records the result of an access to guest memory.
     fn done(&mut self, result: Result<(), Unmapped>) {
         self.buffer.byte(match result {
             Ok(()) => tag::DONE,
@@ -257,7 +259,7 @@ impl Log {
     }
 }
 
-/// Guest memory on whose accesses a recorder looks.
+/// Guest memory whose accesses are recorded.
 #[derive(Debug)]
 pub(crate) struct Tap<'a, M> {
     inner: &'a M,

@@ -8,7 +8,7 @@ use super::{
 };
 use vrnic_wire::qp::{QpAttributes, QpType};
 
-/// A queue pair for datagrams that is ready to send, with what it needs.
+/// A queue pair for datagrams that is ready to send, with the objects that it needs.
 #[derive(Debug)]
 pub struct DatagramEnd {
     /// Its node.
@@ -24,7 +24,7 @@ pub struct DatagramEnd {
 }
 
 impl DatagramEnd {
-    /// A new queue pair of `node`, of a type for datagrams, beside a region of `mr_length` bytes.
+    /// Creates a queue pair of `node` with a type for datagrams, and a region of `mr_length` bytes.
     pub fn new(
         world: &mut World,
         node: usize,

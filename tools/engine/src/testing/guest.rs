@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A guest: what driver and provider do, in the plainest way.
+//! A guest: a minimal driver and provider.
 
 use super::memory::{BASE, GuestView};
 use crate::{cause::Cause, device::Rnic, resources::Io, segment::Outbox, time::Instant};
@@ -31,12 +31,12 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn length(&self) -> usize {
         self.pages.len() * PAGE
     }
 
-    /// A buffer of the same pages, over and over again.
+    /// Returns a buffer that repeats the same pages.
     #[must_use]
     pub fn repeated(&self, times: usize) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Arena {
         }
     }
 
-    /// Bus address of the byte at `offset`.
+    /// Returns the bus address of the byte at `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         self.pages[offset / PAGE] + (offset % PAGE) as u64
     }
@@ -73,7 +73,7 @@ impl Arena {
         result
     }
 
-    /// The 32-bit word at `offset`.
+    /// Returns the 32-bit word at `offset`.
     pub fn get_u32(&self, offset: usize) -> u32 {
         let bytes = self.get(offset, 4);
         u32::from_le_bytes(bytes.try_into().expect("4 bytes"))
@@ -103,7 +103,7 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// An element for `length` bytes at `offset`.
+    /// Returns an element for `length` bytes at `offset`.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         Sge {
             address: (self.iova + offset as u64).into(),
@@ -118,7 +118,7 @@ impl Mr {
 pub struct Ring {
     /// Its memory.
     pub arena: Arena,
-    /// Where it is there.
+    /// Its location in the arena.
     pub layout: RingLayout,
     /// The index that the driver side writes.
     pub index: u32,
@@ -145,7 +145,7 @@ impl Ring {
             .put_u32(self.header(offset::DRIVER_INDEX), self.index);
     }
 
-    /// The completion with that index, if the device wrote it.
+    /// Returns the completion with this index if the device has written it.
     fn completion(&self, index: u32) -> Option<Cqe> {
         let place = self.layout.entry_offset(index) as usize;
         let bytes = self.arena.get(place, CQE_STRIDE as usize);
@@ -153,7 +153,7 @@ impl Ring {
         (cqe.phase == ring::phase(index, self.layout.entries.get())).then_some(cqe)
     }
 
-    /// Writes an entry and publishes it; `false` if the ring is full.
+    /// Writes and publishes an entry. Returns false if the ring is full.
     pub fn post(&mut self, entry: &[u8]) -> bool {
         if self.index.wrapping_sub(self.device_index()) >= self.layout.entries.get() {
             return false;
@@ -177,16 +177,16 @@ pub struct Cq {
     arm: ring::Arm,
 }
 
-/// A completion, without what hardly matters.
+/// A completion, without fields that hardly matter.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Name of the work request.
+    /// `wr_id` of the work request.
     pub wr_id: u64,
     /// Queue pair.
     pub qpn: u32,
-    /// How it ended.
+    /// Status.
     pub status: completion::Status,
-    /// What it tells of.
+    /// Opcode.
     pub opcode: completion::Opcode,
     /// Bytes.
     pub length: u32,
@@ -198,7 +198,7 @@ pub struct Completion {
     pub source_qpn: u32,
     /// Index of the P_Key of a datagram.
     pub pkey_index: u16,
-    /// On a subnet, where a datagram came from.
+    /// On a subnet, source of a datagram.
     pub source: Option<completion::LidSource>,
     /// Why it failed.
     pub cause: Option<Cause>,
@@ -227,7 +227,7 @@ impl Cq {
         })
     }
 
-    /// Completions that were not taken.
+    /// Returns the number of completions that have not been taken.
     pub fn unread(&self) -> u32 {
         let ring = &self.ring;
         let written = |ahead: &u32| ring.completion(ring.index.wrapping_add(*ahead)).is_some();
@@ -239,7 +239,7 @@ impl Cq {
         std::iter::from_fn(|| self.poll()).collect()
     }
 
-    /// Asks for an event.
+    /// Requests an event.
     pub fn arm(&mut self, solicited_only: bool) {
         self.arm = self.arm.again(solicited_only);
         let place = self.ring.header(offset::ARM);
@@ -247,20 +247,20 @@ impl Cq {
     }
 }
 
-/// What a queue pair is to be like.
+/// Properties of a queue pair.
 #[derive(Copy, Clone, Debug)]
 pub struct QpOptions {
     /// Type.
     pub qp_type: QpType,
-    /// Entries of both queues, a power of two.
+    /// Number of entries of both queues, a power of two.
     pub entries: u32,
-    /// Elements per entry.
+    /// Number of elements per entry.
     pub sge: u16,
-    /// Inline bytes.
+    /// Number of inline bytes.
     pub inline: u16,
     /// Whether all sends complete with a CQE.
     pub signal_all: bool,
-    /// Shared receive queue, instead of an own one.
+    /// Shared receive queue to use instead of an own receive queue.
     pub srqn: Option<u32>,
     /// XRC domain of an XRC target.
     pub xrcdn: u32,
@@ -290,13 +290,13 @@ pub struct Srq {
 }
 
 impl Srq {
-    /// Posts a receive; `false` if the queue is full.
+    /// Posts a receive. Returns false if the queue is full.
     pub fn post(&mut self, wr_id: u64, sges: &[Sge]) -> bool {
         self.ring.post(&receive_entry(wr_id, sges))
     }
 }
 
-/// An entry of a receive queue.
+/// Builds an entry of a receive queue.
 fn receive_entry(wr_id: u64, sges: &[Sge]) -> Vec<u8> {
     let header = ReceiveHeader {
         wr_id: wr_id.into(),
@@ -321,19 +321,19 @@ pub struct Qp {
     pub rq: Ring,
 }
 
-/// A send work request in the making.
+/// A send work request, to be built step by step.
 #[derive(Clone, Debug)]
 pub struct Send {
     /// Head of the entry.
     pub header: SendHeader,
-    /// Operation's part of the entry.
+    /// Operation-specific part of the entry.
     pub target: [u8; work::TARGET_LENGTH],
     /// Elements or inline bytes.
     pub data: Vec<u8>,
 }
 
 impl Send {
-    /// A request with that name.
+    /// Creates a request with this `wr_id`.
     pub fn new(wr_id: u64, opcode: SendOpcode) -> Self {
         Self {
             header: SendHeader {
@@ -347,7 +347,7 @@ impl Send {
         }
     }
 
-    /// Aims it at a shared receive queue of the peer; after what else it is aimed at.
+    /// Sets the peer's shared receive queue. Must be called after the methods that set another target.
     #[must_use]
     pub fn to_srq(mut self, srqn: u32) -> Self {
         let place = work::XRC_SRQN_OFFSET - work::TARGET_OFFSET;
@@ -362,7 +362,7 @@ impl Send {
         self
     }
 
-    /// Makes it complete without a CQE.
+    /// Disables the CQE of a successful request.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
         self.header.flags &= !work::send_flags::SIGNALED;
@@ -426,7 +426,7 @@ impl Send {
         self
     }
 
-    /// Sets what a flush is about.
+    /// Sets the memory and placement of a flush.
     #[must_use]
     pub fn flush(self, address: u64, rkey: u32, length: u32, placement: u8) -> Self {
         self.target(&work::FlushTarget {
@@ -450,7 +450,7 @@ impl Send {
         self
     }
 
-    /// The ring entry.
+    /// Returns the ring entry.
     pub fn entry(&self) -> Vec<u8> {
         let mut entry = self.header.as_bytes().to_vec();
         entry.extend(self.target);
@@ -460,7 +460,7 @@ impl Send {
     }
 }
 
-/// All rights that a region or a queue pair of that device can give to peers.
+/// Returns all rights that a region or a queue pair of this device can give to peers.
 pub fn full_rights(rnic: &Rnic) -> u32 {
     if rnic.features().memory_placement {
         access::QUEUE_PAIR | access::PLACEMENT
@@ -478,7 +478,7 @@ pub struct Guest {
     random: ChaCha8Rng,
     next_iova: u64,
     area: Option<Arena>,
-    /// When it gives commands.
+    /// Time of its commands.
     pub now: Instant,
     /// Its context.
     pub context: u32,
@@ -489,13 +489,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest with `pages` pages of memory, which it hands out in an order that follows from
-    /// `seed`.
+    /// Creates a guest with `pages` pages of memory, which it allocates in an order that depends on `seed`.
     pub fn new(view: GuestView, pages: usize, seed: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut free: Vec<u64> = (0..pages).map(|page| BASE + (page * PAGE) as u64).collect();
         for index in (1..free.len()).rev() {
-            // Some pages stay next to each other, so that ranges become one here and there.
+            // Some pages stay next to each other, so that some ranges can be merged.
             if random.next_u32() % 4 != 0 {
                 free.swap(index, random.next_u32() as usize % (index + 1));
             }
@@ -513,12 +512,12 @@ impl Guest {
         }
     }
 
-    /// A random number.
+    /// Returns a random number.
     pub fn random(&mut self) -> u32 {
         self.random.next_u32()
     }
 
-    /// Memory of at least `length` bytes, all 0.
+    /// Allocates at least `length` bytes of memory, all 0.
     pub fn arena(&mut self, length: usize) -> Arena {
         let pages = length.div_ceil(PAGE).max(1);
         let left = self.free.len().checked_sub(pages).expect("guest memory");
@@ -532,12 +531,12 @@ impl Guest {
         }
     }
 
-    /// Gives memory back.
+    /// Frees memory.
     pub fn free(&mut self, arena: Arena) {
         self.free.extend(arena.pages);
     }
 
-    /// A page list for `length` bytes at `offset` in an arena, and the memory of its chunks.
+    /// Builds a page list for `length` bytes at `offset` in an arena. Also returns the memory of its chunks.
     pub fn page_list(&mut self, arena: &Arena, offset: usize, length: usize) -> (PageList, Arena) {
         let first = offset / PAGE;
         let last = (offset + length).div_ceil(PAGE);
@@ -602,7 +601,7 @@ impl Guest {
         }
     }
 
-    /// Executes any bytes as a command, and gives the reply.
+    /// Executes any bytes as a command and returns the reply.
     pub fn raw_command(&self, rnic: &mut Rnic, request: &[u8]) -> Vec<u8> {
         let mut reply = Vec::new();
         let mut outbox = Outbox::new();
@@ -639,12 +638,12 @@ impl Guest {
         self.pd = self.command(rnic, request).expect("pd").pd.get();
     }
 
-    /// The notify area.
+    /// Returns the notify area.
     pub fn area(&self) -> &Arena {
         self.area.as_ref().expect("context")
     }
 
-    /// Rings the doorbell of a slot, if the device does not poll.
+    /// Rings the doorbell of a slot unless the device polls.
     pub fn ring(&self, rnic: &mut Rnic, slot: u32) {
         let area = self.area();
         let bits = SlotBits::new(slot);
@@ -655,7 +654,7 @@ impl Guest {
         }
     }
 
-    /// Registers `length` bytes of fresh memory, which begin somewhere in a page.
+    /// Registers `length` bytes of new memory, which begin somewhere in a page.
     pub fn mr(&mut self, rnic: &mut Rnic, length: usize, rights: u32) -> Mr {
         let arena = self.arena(length);
         self.register(rnic, arena, length, rights)
@@ -666,7 +665,7 @@ impl Guest {
         self.try_register(rnic, arena, length, rights).expect("mr")
     }
 
-    /// Registers the first `length` bytes of an arena, if the device wants to.
+    /// Registers the first `length` bytes of an arena, unless the device refuses.
     pub fn try_register(
         &mut self,
         rnic: &mut Rnic,
@@ -690,16 +689,16 @@ impl Guest {
         Ok(Mr { arena, iova, key })
     }
 
-    /// Registers `length` bytes of fresh memory of which the device has no pages yet; the first is
-    /// `offset` bytes into a page.
+    /// Registers `length` bytes of new on-demand memory, of which the device has no pages yet. It begins `offset` bytes
+    /// into a page.
     pub fn paged_mr(&mut self, rnic: &mut Rnic, offset: usize, length: usize, rights: u32) -> Mr {
         let arena = self.arena(offset + length);
         self.try_register_paged(rnic, arena, offset, length, rights)
             .expect("mr")
     }
 
-    /// Registers `length` bytes of an arena from `offset` on, which is in its first page, without
-    /// giving the device any page, if it wants to.
+    /// Registers `length` bytes of an arena from `offset` on, which must be in its first page, as on-demand memory,
+    /// unless the device refuses. The device gets no pages.
     pub fn try_register_paged(
         &mut self,
         rnic: &mut Rnic,
@@ -729,13 +728,13 @@ impl Guest {
         Ok(Mr { arena, iova, key })
     }
 
-    /// Registers memory with all rights of peers.
+    /// Registers memory with all rights for peers.
     pub fn full_mr(&mut self, rnic: &mut Rnic, length: usize) -> Mr {
         let rights = full_rights(rnic);
         self.mr(rnic, length, rights)
     }
 
-    /// Where the ring of a completion queue stands in a buffer of its own.
+    /// Returns the layout of a completion queue's ring in a buffer of its own.
     fn cq_layout(entries: u32) -> RingLayout {
         RingLayout {
             header_offset: 0.into(),
@@ -777,8 +776,7 @@ impl Guest {
         }
     }
 
-    /// Moves a completion queue to a ring of another size. `change` may change what stands there
-    /// before.
+    /// Moves a completion queue to a ring with another size. `change` may change the new ring before that.
     ///
     /// # Errors
     ///
@@ -829,7 +827,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Where the ring of a shared receive queue stands in a buffer of its own.
+    /// Returns the layout of a shared receive queue's ring in a buffer of its own.
     fn srq_layout(entries: u32, sge: u32) -> RingLayout {
         let stride = work::receive_stride(sge);
         RingLayout {
@@ -860,7 +858,7 @@ impl Guest {
         })
     }
 
-    /// Makes the ring of a shared receive queue, and creates the queue with `command`.
+    /// Allocates the ring of a shared receive queue, and creates the queue with `command`.
     fn create_srq(
         &mut self,
         entries: u32,
@@ -918,8 +916,7 @@ impl Guest {
         })
     }
 
-    /// Moves a shared receive queue to a ring of another size. `change` may change what stands there
-    /// before.
+    /// Moves a shared receive queue to a ring with another size. `change` may change the new ring before that.
     ///
     /// # Errors
     ///
@@ -995,7 +992,7 @@ impl Guest {
         let length = recv_ring.end() as usize;
         let arena = self.arena(length);
         let (pages, chunks) = self.page_list(&arena, 0, length);
-        // Ends of extended connections lack what belongs to the other half.
+        // Each end of an extended connection lacks what belongs to the other half.
         let sends = options.qp_type != QpType::XrcTarget;
         let receives = sends && options.qp_type != QpType::XrcInitiator;
         let only_if = |has: bool, number: u32| if has { number } else { 0 }.into();
@@ -1047,7 +1044,7 @@ impl Guest {
         })
     }
 
-    /// Posts a send and rings; `false` if the queue is full.
+    /// Posts a send and rings the doorbell. Returns false if the queue is full.
     pub fn post_send(&self, rnic: &mut Rnic, qp: &mut Qp, send: &Send) -> bool {
         let posted = qp.sq.post(&send.entry());
         if posted {
@@ -1056,7 +1053,7 @@ impl Guest {
         posted
     }
 
-    /// Posts a receive; `false` if the queue is full.
+    /// Posts a receive. Returns false if the queue is full.
     pub fn post_receive(&self, rnic: &mut Rnic, qp: &mut Qp, wr_id: u64, sges: &[Sge]) -> bool {
         let posted = qp.rq.post(&receive_entry(wr_id, sges));
         if posted && qp.rq.device_flags() & ring::flags::NEED_DOORBELL != 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Keys that work requests change: what the driver of a guest does with them.
+//! Keys that work requests change, as handled by the driver of a guest.
 
 use super::guest::{Arena, Guest, Mr, Send};
 use crate::device::Rnic;
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 pub struct FastMr {
     /// Its table.
     pub table: Arena,
-    /// Its key, as it was registered last.
+    /// Key of the last registration.
     pub key: u32,
 }
 
@@ -40,7 +40,7 @@ impl Guest {
 /// A memory window.
 #[derive(Clone, Debug)]
 pub struct Mw {
-    /// Its key, as it was bound last.
+    /// Key of the last binding.
     pub key: u32,
 }
 
@@ -57,8 +57,8 @@ impl Guest {
 }
 
 impl Mw {
-    /// A request to bind the window to `length` bytes of `mr` from `offset` on. It has the next key
-    /// from here on.
+    /// Creates a request to bind the window to `length` bytes of `mr` from `offset` on. The window counts as having the
+    /// next key from now on.
     pub fn bind(&mut self, wr_id: u64, mr: &Mr, offset: usize, length: usize, rights: u32) -> Send {
         self.key = next_key(self.key);
         Send::new(wr_id, SendOpcode::BindWindow).target(&BindTarget {
@@ -71,21 +71,20 @@ impl Mw {
         })
     }
 
-    /// A request to make the window free.
+    /// Creates a request to make the window free.
     pub fn invalidate(&self, wr_id: u64) -> Send {
         Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
     }
 }
 
-/// The key with the next lowest byte.
+/// Returns the key with the next lowest byte.
 pub fn next_key(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
 
 impl FastMr {
-    /// Lists the pages of `arena` in the table, and describes the registration of `length` bytes
-    /// from `offset` on at `iova`, whose last 12 bits are those of `offset`. The key is the next
-    /// one.
+    /// Lists the pages of `arena` in the table, and describes the registration of `length` bytes from `offset` on at
+    /// `iova`, whose last 12 bits must be those of `offset`. The key is the next one.
     pub fn target(&self, arena: &Arena, offset: usize, length: usize, iova: u64) -> RegisterTarget {
         assert_eq!(iova % 4096, offset as u64 % 4096);
         let pages: Vec<usize> = (offset / 4096..(offset + length).div_ceil(4096)).collect();
@@ -103,8 +102,8 @@ impl FastMr {
         }
     }
 
-    /// A request to register all of `mr` anew, with `rights`, at `iova`, a multiple of the page
-    /// size. The region has the new key from here on.
+    /// Creates a request to register all of `mr` again, with `rights`, at `iova`, a multiple of the page size. The
+    /// region counts as having the new key from now on.
     pub fn register(&mut self, wr_id: u64, mr: &Mr, rights: u32, iova: u64) -> Send {
         let mut target = self.target(&mr.arena, 0, mr.arena.length(), iova);
         target.access = rights.into();
@@ -112,14 +111,14 @@ impl FastMr {
         Send::new(wr_id, SendOpcode::RegisterRegion).target(&target)
     }
 
-    /// A request to make the region free.
+    /// Creates a request to make the region free.
     pub fn invalidate(&self, wr_id: u64) -> Send {
         Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
     }
 }
 
 impl Send {
-    /// Sets the operation's part of the entry.
+    /// Sets the operation-specific part of the entry.
     #[must_use]
     pub fn target(mut self, target: &(impl IntoBytes + zerocopy::Immutable)) -> Self {
         self.target.copy_from_slice(target.as_bytes());

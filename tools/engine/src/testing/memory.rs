@@ -13,7 +13,7 @@ use std::{
 /// Bus address of the first byte of every guest's memory.
 pub const BASE: u64 = 0x1_0000_0000;
 
-/// Memory of all guests: one block each, which can be unmapped. All or none survives a loss of power.
+/// Memory of all guests: one block each, which can be unmapped. Either all or none of it is persistent.
 #[derive(Clone, Debug, Default)]
 pub struct Memories {
     blocks: Rc<RefCell<Vec<Option<Vec<u8>>>>>,
@@ -21,7 +21,7 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// No guests.
+    /// Creates memory without guests.
     pub fn new() -> Self {
         Self::default()
     }
@@ -36,7 +36,7 @@ impl Memories {
         }
     }
 
-    /// Whether memory is lost with the machine from now on.
+    /// Sets whether memory is volatile from now on.
     pub fn set_volatile(&self, volatile: bool) {
         self.volatile.set(volatile);
     }
@@ -84,7 +84,7 @@ pub struct GuestView {
 }
 
 impl GuestView {
-    /// Takes the guest's memory away.
+    /// Unmaps the guest's memory.
     pub fn unmap(&self) {
         self.memories.blocks.borrow_mut()[self.region.0 as usize] = None;
     }
@@ -156,7 +156,7 @@ impl Memory for GuestView {
             self.read(from, &mut bytes)?;
             return self.write(to, &bytes);
         }
-        // Takes the source away for a moment, so that source and target can be borrowed at once.
+        // Takes the source out for a moment, so that source and target can be borrowed at once.
         let source = blocks.borrow_mut()[source_index].take().ok_or(Unmapped)?;
         let start = from.offset as usize;
         let copied = source

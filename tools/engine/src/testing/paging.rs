@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a driver does for regions whose pages it does not keep in place.
+//! Driver functions for regions whose pages are not pinned.
 
 use super::guest::{Arena, Guest, Mr, PAGE};
 use super::world::{Node, World};
@@ -16,20 +16,19 @@ use vrnic_wire::{
 
 /// A region whose pages come and go.
 ///
-/// A page that was taken back stands somewhere else from then on, and what stands in its old place
-/// has nothing to do with it.
+/// A page that was unmapped is moved. The contents of its old place are unrelated to it from then on.
 #[derive(Debug)]
 pub struct PagedRegion {
     key: u32,
     arena: Arena,
-    /// Pages that the device has; whether it may write them.
+    /// For each page that the device has, whether it may write it.
     mapped: Vec<Option<bool>>,
-    /// Pages that nobody can have.
+    /// Pages that cannot be mapped.
     holes: Range<u32>,
 }
 
 impl PagedRegion {
-    /// A region of which the device has no pages yet.
+    /// Creates a region of which the device has no pages yet.
     pub fn new(mr: &Mr) -> Self {
         Self {
             key: mr.key,
@@ -39,23 +38,23 @@ impl PagedRegion {
         }
     }
 
-    /// Its memory as it stands now.
+    /// Returns its memory in its current place.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Number of its pages.
+    /// Returns the number of its pages.
     pub fn pages(&self) -> u32 {
         self.mapped.len() as u32
     }
 
-    /// From now on there are no such pages in it.
+    /// Makes the region have no such pages from now on.
     pub fn punch(&mut self, guest: &mut Guest, rnic: &mut Rnic, pages: Range<u32>) {
         self.forget(guest, rnic, pages.clone());
         self.holes = pages;
     }
 
-    /// Answers what the device wants of it. How often it wanted anything.
+    /// Answers the device's requests for pages. Returns how many there were.
     pub fn serve(&mut self, guest: &mut Guest, rnic: &mut Rnic) -> u64 {
         let mut faults = 0;
         loop {
@@ -89,12 +88,12 @@ impl PagedRegion {
         }
     }
 
-    /// Gives pages.
+    /// Maps pages.
     pub fn map(&mut self, guest: &mut Guest, rnic: &mut Rnic, pages: Range<u32>, write: bool) {
         let mut first = pages.start;
         while first < pages.end {
             let most = (pages.end - first).min(TABLE_PAGES as u32);
-            // Now and then in more than one step.
+            // Sometimes in more than one step.
             let count = most.min(1 + guest.random() % (2 * most));
             self.map_at_once(guest, rnic, first..first + count, write);
             first += count;
@@ -106,7 +105,7 @@ impl PagedRegion {
         for number in pages.clone().map(|number| number as usize) {
             let was = self.mapped[number];
             if write && was == Some(false) {
-                // It was shared, so the writer gets a copy.
+                // The page was shared, so the writer gets a copy.
                 self.relocate(guest, number);
             }
             let writable = write || was == Some(true);
@@ -137,7 +136,7 @@ impl PagedRegion {
         guest.command(rnic, request).expect("refuse");
     }
 
-    /// Takes pages back, which stand somewhere else then.
+    /// Unmaps pages and moves them.
     pub fn forget(&mut self, guest: &mut Guest, rnic: &mut Rnic, pages: Range<u32>) {
         let request = UnmapPages {
             pd: guest.pd.into(),
@@ -152,14 +151,14 @@ impl PagedRegion {
         }
     }
 
-    /// Takes a few pages back, somewhere.
+    /// Unmaps a few random pages.
     pub fn forget_some(&mut self, guest: &mut Guest, rnic: &mut Rnic) {
         let first = guest.random() % self.pages();
         let length = 1 + guest.random() % (self.pages() - first).min(40);
         self.forget(guest, rnic, first..first + length);
     }
 
-    /// Has a page stand somewhere else.
+    /// Moves a page.
     fn relocate(&mut self, guest: &mut Guest, number: usize) {
         let mut bytes = [0; PAGE];
         let old = self.arena.pages[number];
@@ -175,18 +174,18 @@ impl PagedRegion {
     }
 }
 
-/// Gives devices of a world the pages that they ask for, and takes them back.
+/// Supplies the devices of a world with the pages that they request, and takes pages back.
 #[derive(Debug)]
 pub struct Pager {
-    /// With the node of each.
+    /// The regions, each with its node.
     regions: Vec<(usize, PagedRegion)>,
     random: ChaCha8Rng,
-    /// Page faults that were taken from devices.
+    /// Number of page faults that devices reported.
     pub faults: u64,
 }
 
 impl Pager {
-    /// A pager of no regions.
+    /// Creates a pager without regions.
     pub fn new(seed: u64) -> Self {
         Self {
             regions: Vec::new(),
@@ -195,13 +194,13 @@ impl Pager {
         }
     }
 
-    /// Adds a region of a node, of which the device has no pages yet; gives its number.
+    /// Adds a region of a node, of which the device has no pages yet, and returns its number.
     pub fn add(&mut self, node: usize, mr: &Mr) -> usize {
         self.regions.push((node, PagedRegion::new(mr)));
         self.regions.len() - 1
     }
 
-    /// A region, and the node that it is of.
+    /// Returns a region and its node.
     fn at<'a>(
         &'a mut self,
         world: &'a mut World,
@@ -211,23 +210,23 @@ impl Pager {
         (region, &mut world.nodes[*node])
     }
 
-    /// From now on there are no such pages in a region.
+    /// Makes a region have no such pages from now on.
     pub fn punch(&mut self, world: &mut World, region: usize, pages: Range<u32>) {
         let (region, node) = self.at(world, region);
         region.punch(&mut node.guest, &mut node.rnic, pages);
     }
 
-    /// The memory of a region as it stands now.
+    /// Returns the memory of a region in its current place.
     pub fn arena(&self, region: usize) -> &Arena {
         self.regions[region].1.arena()
     }
 
-    /// A random number.
+    /// Returns a random number.
     pub fn random(&mut self) -> u32 {
         self.random.next_u32()
     }
 
-    /// Answers all page faults that devices have told of. Whether there were any.
+    /// Answers all page faults that devices reported. Returns whether there were any.
     pub fn serve(&mut self, world: &mut World) -> bool {
         let before = self.faults;
         for node in 0..world.nodes.len() {
@@ -246,19 +245,19 @@ impl Pager {
         self.faults > before
     }
 
-    /// Gives pages.
+    /// Maps pages.
     pub fn map(&mut self, world: &mut World, region: usize, pages: Range<u32>, write: bool) {
         let (region, node) = self.at(world, region);
         region.map(&mut node.guest, &mut node.rnic, pages, write);
     }
 
-    /// Takes pages back, which stand somewhere else then.
+    /// Unmaps pages and moves them.
     pub fn forget(&mut self, world: &mut World, region: usize, pages: Range<u32>) {
         let (region, node) = self.at(world, region);
         region.forget(&mut node.guest, &mut node.rnic, pages);
     }
 
-    /// Takes a few pages of any region back.
+    /// Unmaps a few pages of a random region.
     pub fn forget_some(&mut self, world: &mut World) {
         let region = self.random.next_u32() as usize % self.regions.len();
         let (region, node) = self.at(world, region);

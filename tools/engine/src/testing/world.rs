@@ -34,7 +34,7 @@ use vrnic_wire::{
     work::AddressVector,
 };
 
-/// GID of the device of guest `index`: an IPv4 address.
+/// Returns the GID of the device of guest `index`: an IPv4 address.
 pub fn gid_of(index: usize) -> [u8; 16] {
     let mut gid = [0; 16];
     gid[10..12].fill(0xff);
@@ -42,13 +42,13 @@ pub fn gid_of(index: usize) -> [u8; 16] {
     gid
 }
 
-/// Base LID of the device of guest `index` on a subnet; it has 4.
+/// Returns the base LID of the device of guest `index` on a subnet. The device has 4 LIDs.
 pub const fn lid_of(index: usize) -> u16 {
     4 * (index as u16 + 1)
 }
 
-/// The port of the device of guest `index` on a subnet that works: it is a full member of the default partition and of
-/// partition 1, and a limited member of partition 2.
+/// Returns the port of the device of guest `index` on a working subnet. It is a full member of the default partition
+/// and of partition 1, and a limited member of partition 2.
 pub fn hca_port_of(index: usize) -> HcaPort {
     HcaPort {
         state: PortState::Active,
@@ -71,49 +71,49 @@ pub fn hca_port_of(index: usize) -> HcaPort {
     }
 }
 
-/// What goes wrong on the fabric, each in parts of 1024.
+/// Error rates of the fabric, each in units of 1/1024.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct Faults {
     /// Segments that are lost.
     pub drop: u32,
-    /// Segments that come twice.
+    /// Segments that arrive twice.
     pub duplicate: u32,
-    /// Segments that take longer, and so are overtaken.
+    /// Segments that are delayed, so that others overtake them.
     pub delay: u32,
-    /// Segments that a switch marks because of congestion, if they allow it.
+    /// Segments that a switch marks because of congestion, if they are ECN-capable.
     pub mark: u32,
-    /// Frames of which a bit changes. Segments have no bits.
+    /// Frames in which a bit is changed. Segments that do not travel as frames are not affected.
     pub damage: u32,
 }
 
 impl Faults {
-    /// Whether nothing goes wrong.
+    /// Returns whether there are no errors.
     fn are_none(self) -> bool {
         self.drop + self.duplicate + self.delay + self.mark + self.damage == 0
     }
 }
 
-/// How segments travel as bytes.
+/// Conversion between segments and frames.
 #[derive(Copy, Clone, Debug)]
 pub struct Wire {
-    /// The frame of a segment.
+    /// Makes the frame of a segment.
     pub encode: fn(&Segment<'_>, &GuestView) -> Vec<u8>,
-    /// The segment in a frame, or `None` if the frame is damaged.
+    /// Parses a frame; `None` if it is damaged.
     pub parse: for<'a> fn(&'a [u8]) -> Option<Segment<'a>>,
 }
 
-/// What holds everything up that goes to a node.
+/// A line that delays everything that goes to a node.
 #[derive(Copy, Clone, Debug)]
 pub struct Line {
     /// Its bandwidth.
     pub bytes_per_s: u64,
-    /// Time that each bit takes.
+    /// Latency that is added to the transmission time.
     pub delay: Duration,
-    /// Bytes that wait for it; more are lost.
+    /// Largest number of bytes that wait for the line; more are lost.
     pub queue: u64,
 }
 
-/// What is on its way.
+/// Something that travels.
 #[derive(Clone, Debug)]
 enum Parcel {
     Segment(Segment<'static>),
@@ -129,45 +129,45 @@ pub struct Node {
     pub guest: Guest,
 }
 
-/// Everything.
+/// The world: guests, devices and fabric.
 #[derive(Debug)]
 pub struct World {
     /// Guests and devices.
     pub nodes: Vec<Node>,
-    /// Now.
+    /// Current time.
     pub now: Instant,
-    /// What goes wrong.
+    /// Error rates of the fabric.
     pub faults: Faults,
     /// Memory of all guests.
     pub memories: Memories,
-    /// Segments delivered.
+    /// Number of delivered segments.
     pub delivered: u64,
-    /// If set, every segment but those it accepts is lost.
+    /// If set, the only segments that are not lost are those that this accepts.
     pub filter: Option<fn(&Segment) -> bool>,
-    /// Whether, and how, segments travel as frames.
+    /// How segments travel as frames, if they do.
     pub wire: Option<Wire>,
-    /// The line to each node; `None` if it takes no time.
+    /// The line to each node; `None` if there is no delay.
     pub line: Option<Line>,
-    /// How late segments are at most that take longer.
+    /// Largest delay of delayed segments.
     pub lateness: Duration,
-    /// When the line to each node is free.
+    /// When the line to each node becomes free.
     busy: Vec<Instant>,
-    /// How long it takes at most to make memory survive; `None` if it is not done.
+    /// Longest time to make memory persistent; `None` if that never happens.
     pub sync_time: Option<Duration>,
-    /// When the devices hear that it does.
+    /// When the devices are told that it has happened.
     synced: Vec<Option<Instant>>,
     random: ChaCha8Rng,
     outbox: Outbox,
-    /// By when they arrive, and the order in which they were sent.
+    /// Parcels by arrival time and the order in which they were sent.
     travelling: BTreeMap<(Instant, u64), Parcel>,
     sent: u64,
-    /// Steps so far.
+    /// Number of steps so far.
     steps: u64,
-    /// How many there are when a device is recorded anew.
+    /// Number of steps at which the next device is recorded anew.
     next_cut: u64,
-    /// Packets that faults kept back, since somebody [watches](Self::watch).
+    /// Number of packets that faults withheld since [`watch`](Self::watch) was called.
     pub withheld: u64,
-    /// Whether recordings are cut into many, each of which begins with the state.
+    /// Whether recordings are cut into many, each of which begins with a state.
     cuts: bool,
 }
 
@@ -186,14 +186,14 @@ pub struct Connection {
     pub mrs: [Mr; 2],
 }
 
-/// Variable of the environment with which every world is recorded and replayed.
+/// Environment variable with which every world is recorded and replayed.
 const REPLAY: &str = "VRNIC_REPLAY";
 
-/// Steps of a world until a device is recorded anew. From then on it takes longer each time, by an eighth of all steps.
+/// Number of steps until a device is recorded anew. After that, the interval grows by an eighth of all steps.
 const STEPS: u64 = 13;
 
 impl Drop for World {
-    /// Replays what was recorded, unless the test fails.
+    /// Replays what was recorded, unless the test is failing.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -203,12 +203,13 @@ impl Drop for World {
 }
 
 impl World {
-    /// `count` guests with `pages` pages each. `config` is that of all devices but for their seeds.
+    /// Creates `count` guests with `pages` pages each. All devices have the configuration `config`, except for their
+    /// seeds.
     pub fn new(count: usize, pages: usize, config: &RnicConfig, seed: u64) -> Self {
         Self::of(&vec![config.clone(); count], pages, seed)
     }
 
-    /// A guest with `pages` pages for each configuration, which is that of its device but for the seed.
+    /// Creates a guest with `pages` pages for each configuration, which its device gets with another seed.
     pub fn of(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
         if std::env::var_os(REPLAY).is_some() {
             let mut world = Self::recorded(configs, pages, seed);
@@ -218,20 +219,20 @@ impl World {
         Self::build(configs, pages, seed, |config, _| Rnic::new(config))
     }
 
-    /// As [`of`](Self::of), with devices that are recorded from the beginning, each under its index as its name. When
-    /// the world ends, every recording has to replay.
+    /// Does the same as [`of`](Self::of), with devices that are recorded from the beginning. The name of each is its
+    /// index. When the world ends, every recording has to replay.
     pub fn recorded(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
         Self::build(configs, pages, seed, |config, index| {
             Rnic::recorded(config, &index.to_string(), u64::MAX)
         })
     }
 
-    /// From now on somebody wants to see what faults keep back, as captures do.
+    /// Makes packets that faults withhold visible from now on, as captures do.
     pub fn watch(&mut self) {
         self.outbox.watched = true;
     }
 
-    /// Ends the recordings of all devices, and gives them.
+    /// Ends and returns the recordings of all devices.
     pub fn recordings(&mut self) -> Vec<Vec<u8>> {
         let recorders = self
             .nodes
@@ -245,7 +246,7 @@ impl World {
             .collect()
     }
 
-    /// Ends the recording of a device, if it has one. The replay has to end in the same state.
+    /// Ends the recording of a device, if it has one. The replay must end in the same state.
     fn end_recording(&mut self, node: usize) {
         let rnic = &mut self.nodes[node].rnic;
         let Some(mut recorder) = rnic.take_recorder() else {
@@ -263,7 +264,7 @@ impl World {
         assert_eq!(replayed, rnic.state(usize::MAX), "device {node}");
     }
 
-    /// In its turn, records a device that is recorded anew, from its state on.
+    /// From time to time, starts a new recording of one of the devices, which begins with its state.
     fn cut_recordings(&mut self) {
         self.steps += 1;
         if self.steps < self.next_cut {
@@ -337,7 +338,7 @@ impl World {
         }
     }
 
-    /// Two guests with default devices.
+    /// Creates two guests with default devices.
     pub fn pair(seed: u64) -> Self {
         Self::new(2, 2048, &RnicConfig::default(), seed)
     }
@@ -371,7 +372,7 @@ impl World {
         node.guest.command(&mut node.rnic, request).map(|_| ())
     }
 
-    /// Attributes and alternate path of a queue pair.
+    /// Returns attributes and alternate path of a queue pair.
     pub fn paths(&mut self, node: usize, qpn: u32) -> QpPaths {
         let node = &mut self.nodes[node];
         let request = QueryQpPaths {
@@ -381,7 +382,7 @@ impl World {
         node.guest.command(&mut node.rnic, request).expect("query")
     }
 
-    /// State of a queue pair.
+    /// Returns the state of a queue pair.
     pub fn state(&mut self, node: usize, qpn: u32) -> QpState {
         let node = &mut self.nodes[node];
         let request = QueryQp {
@@ -392,7 +393,7 @@ impl World {
         QpState::try_from(attributes.state).expect("state")
     }
 
-    /// Attributes with which reliable connections of tests are made.
+    /// Returns the attributes of reliable connections in tests.
     pub fn attributes(peer: usize, dest_qpn: u32) -> QpAttributes {
         QpAttributes {
             path_mtu: Mtu::Mtu1024.raw(),
@@ -421,7 +422,7 @@ impl World {
         self.climb(node, qpn, attributes, qp_type, &states);
     }
 
-    /// Takes a queue pair through some of the states from reset to ready to send.
+    /// Moves a queue pair through some of the states from reset to ready to send.
     pub fn climb(
         &mut self,
         node: usize,
@@ -474,8 +475,8 @@ impl World {
         }
     }
 
-    /// Connects a new queue pair of one node with one of another, or of the same. `change` may change
-    /// the attributes of both.
+    /// Connects a new queue pair of one node with one of another or the same node. `change` may change the attributes
+    /// of both.
     pub fn connect(
         &mut self,
         nodes: [usize; 2],
@@ -511,7 +512,7 @@ impl World {
         }
     }
 
-    /// Gives every device one turn, and delivers what arrives now. Whether anything happened.
+    /// Gives every device one turn, and delivers what arrives now. Returns whether anything happened.
     pub fn step(&mut self) -> bool {
         let mut worked = false;
         if self.cuts {
@@ -542,7 +543,7 @@ impl World {
                 self.send(segment);
             }
         }
-        // What was sent at once because of them goes next.
+        // Segments that were sent in response go next.
         sent.append(&mut self.outbox.segments);
         self.outbox.segments = sent;
         while let Some(first) = self.travelling.first_entry()
@@ -555,7 +556,7 @@ impl World {
         worked
     }
 
-    /// Makes memory survive, as long as that takes.
+    /// Makes memory persistent after the time that it takes.
     fn sync(&mut self) {
         let Some(limit) = self.sync_time else {
             return;
@@ -572,7 +573,7 @@ impl World {
         }
     }
 
-    /// Puts a segment on its way, on which things may go wrong.
+    /// Sends a segment, subject to the error rates.
     fn send(&mut self, mut segment: Segment<'static>) {
         if segment.touched.damage.is_some() {
             return self.damage(&segment);
@@ -621,13 +622,13 @@ impl World {
         self.travel(passage + late, parcel);
     }
 
-    /// Something arrives after so long.
+    /// Makes a parcel arrive after this time.
     fn travel(&mut self, time: Duration, parcel: Parcel) {
         self.sent += 1;
         self.travelling.insert((self.now + time, self.sent), parcel);
     }
 
-    /// How long a segment takes on the line; `None` if it finds no room there.
+    /// Returns how long a segment takes on the line; `None` if the queue is full.
     fn pass_line(&mut self, segment: &Segment<'_>) -> Option<Duration> {
         /// Bytes of headers.
         const OVERHEAD: u64 = 78;
@@ -647,7 +648,7 @@ impl World {
         Some(passed + line.delay)
     }
 
-    /// A frame came damaged: its receiver counts it.
+    /// Handles a frame that arrives damaged: its receiver counts it.
     fn damage(&mut self, segment: &Segment<'static>) {
         let destination = segment.path.destination;
         let mut nodes = self.nodes.iter_mut();
@@ -657,12 +658,12 @@ impl World {
         }
     }
 
-    /// A random time of less than so many nanoseconds.
+    /// Returns a random time of less than this number of nanoseconds.
     fn delay(&mut self, limit: u32) -> Duration {
         Duration::from_nanos(u64::from(self.random.next_u32() % limit))
     }
 
-    /// Something has come to the end of its way.
+    /// Handles a parcel that arrives.
     fn arrive(&mut self, parcel: Parcel) {
         match (parcel, self.wire) {
             (Parcel::Segment(segment), _) => self.deliver(segment),
@@ -706,10 +707,10 @@ impl World {
         }
     }
 
-    /// Runs until nothing happens any more, or for that long.
+    /// Runs until nothing happens any more, or for this time.
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
-        // Who still works then does so for ever.
+        // A device that still works at that time will never stop.
         let never = end + Duration::from_secs(1);
         loop {
             while self.step() {
@@ -728,7 +729,7 @@ impl World {
                 awake |= node.rnic.prepare_sleep(&mut io);
             }
             if awake {
-                // Whoever is kept from its work by a fault stays awake, and time passes.
+                // A device that a fault keeps from working stays awake, and time passes.
                 self.now = self.now + Duration::from_nanos(200);
                 if self.now > never {
                     return;
@@ -748,7 +749,7 @@ impl World {
         }
     }
 
-    /// Whether nothing is on its way, and no device waits for a time.
+    /// Returns whether nothing is travelling and no device waits for a time.
     pub fn is_idle(&self) -> bool {
         let waits = |node: &Node| node.rnic.next_deadline().is_some();
         let syncs = self.synced.iter().any(Option::is_some);
@@ -786,7 +787,7 @@ impl Connection {
         assert!(posted, "receive queue is full");
     }
 
-    /// A packet that the queue pair of one side could send to that of the other.
+    /// Returns a packet that the queue pair of one side could send to that of the other.
     pub fn packet(
         &self,
         side: usize,

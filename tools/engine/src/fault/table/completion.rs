@@ -6,7 +6,7 @@ use super::{Act, Kind, Status, kind};
 
 const STATUS: &[&str] = &["vendor"];
 
-/// A completion with a status that is not success.
+/// Defines a fault that turns a completion into one with this status, which is not success.
 const fn status(
     name: &'static str,
     status: Status,

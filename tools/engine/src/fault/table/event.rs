@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Asynchronous events: alone, with what they tell of, lost and late.
+//! Faults of asynchronous events: raised alone, raised with what they report, lost and late.
 
 use super::{Act, EventType, Kind, kind};
 
