@@ -21,7 +21,7 @@ use zerocopy::FromBytes;
 /// Completion vector of the queue under test.
 const VECTOR: u16 = 1;
 
-/// A connection of a device with itself, whose one side receives empty messages.
+/// A connection of a device with itself, one side of which receives empty messages.
 struct Receiver {
     world: World,
     c: Connection,
@@ -60,7 +60,7 @@ impl Receiver {
         self.c.send_cqs[0].drain();
     }
 
-    /// Takes up to `count` completions, which have to be the next ones. How many there were.
+    /// Takes up to `count` completions, which must be the next ones. Returns how many there were.
     fn poll(&mut self, count: usize) -> usize {
         let polled = (0..count).map_while(|_| self.c.recv_cqs[1].poll());
         let mut found = 0;
@@ -95,7 +95,7 @@ impl Receiver {
         guest.command(rnic, request).expect("modify");
     }
 
-    /// Completion events since the last call.
+    /// Returns the number of completion events since the last call.
     fn events(&mut self) -> usize {
         let rnic = &mut self.world.nodes[0].rnic;
         let cqn = self.c.recv_cqs[1].cqn;
@@ -104,7 +104,7 @@ impl Receiver {
             .count()
     }
 
-    /// What the device says of its clock.
+    /// Returns the device's clock.
     fn clock(&mut self) -> u64 {
         let Node { rnic, guest } = &mut self.world.nodes[0];
         guest.now = self.world.now;
@@ -127,7 +127,7 @@ fn us(microseconds: u64) -> Duration {
 #[test]
 fn nothing_is_lost_on_the_way_to_another_ring() {
     let mut r = Receiver::new(1);
-    // Entries of the next ring, completions before it, and how many of those are polled.
+    // Entries of the next ring, completions before it, and how many of those are polled before.
     for (entries, before, polled) in [
         (16, 10, 3),
         (8, 1, 0),
@@ -140,7 +140,7 @@ fn nothing_is_lost_on_the_way_to_another_ring() {
         assert_eq!(r.resize(entries, |_| {}), Ok(()));
     }
     assert_eq!(u64::from(r.c.recv_cqs[1].ring.device_index()), r.sent);
-    // The new ring is full once it holds as much as it has entries for.
+    // The new ring is full when it holds as many completions as it has entries.
     let left = (r.sent - r.received) as usize;
     r.complete(64 - left as u32, false);
     assert_eq!(r.poll(100), 64);
@@ -155,7 +155,7 @@ fn what_does_not_fit_stays_where_it_is() {
     let too_small = Err((CommandStatus::InvalidArgument, Cause::CqTooSmall));
     assert_eq!(r.resize(8, |_| {}), too_small);
     assert_eq!(r.poll(1), 1);
-    // More is told to be polled than there is, or what was not was polled before.
+    // The consumer index is beyond the completions that exist, or behind those that were polled.
     let wild = Err((CommandStatus::InvalidArgument, Cause::CqConsumer));
     let ahead: fn(&mut Ring) = |ring| {
         ring.index += 9;
@@ -203,7 +203,7 @@ fn a_request_for_an_event_moves_along() {
     assert_eq!(r.events(), 1);
 }
 
-/// The last completions are there, in the order of their indices; nothing fails.
+/// The last completions are present in the order of their indices, and nothing fails.
 #[test]
 fn a_queue_that_ignores_overrun_keeps_the_last_completions() {
     const ENTRIES: u32 = 8;
@@ -273,7 +273,7 @@ fn events_wait_for_company() {
     r.complete(10, false);
     r.wait(us(1000));
     assert_eq!(r.events(), 0, "nobody asked");
-    // What is not asked for does not begin to wait, but counts once something has.
+    // Without a request, completions start no waiting time, but they count once one has started.
     r.arm(true);
     r.complete(10, false);
     r.wait(us(1000));
@@ -311,7 +311,7 @@ fn what_is_held_back_survives_every_change() {
     assert_eq!(r.events(), 1, "at once");
     r.wait(us(100_000));
     assert_eq!(r.events(), 0);
-    // Events of a queue that is gone do not come, and hold up nobody.
+    // Events of a destroyed queue do not arrive, and hold up no others.
     r.arm(false);
     r.complete(1, false);
     for side in 0..2 {
@@ -332,7 +332,7 @@ fn what_is_held_back_survives_every_change() {
     assert_eq!(r.events(), 0);
 }
 
-/// What is done with a completion queue.
+/// An operation on a completion queue.
 #[derive(Copy, Clone, Debug)]
 enum Op {
     Complete(u32, bool),
@@ -354,19 +354,18 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A request for an event that is not answered.
+/// A request for an event that has not been answered.
 #[derive(Clone, Debug)]
 struct Request {
     solicited: bool,
-    /// Completions since one that it asks for, and between which times that came to be.
+    /// Number of completions since one that the request covers, and the earliest and latest time of that one.
     held: Option<(u32, Instant, Instant)>,
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Every completion comes once and in order, every request for an event is answered once, when it
-    /// is time.
+    /// Every completion arrives once and in order, and every request for an event is answered once, at the right time.
     #[test]
     fn completions_and_events_are_those_of_the_model(seed: u64, ops in vec(op(), 1..60)) {
         let mut r = Receiver::new(seed);

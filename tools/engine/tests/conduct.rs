@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Who sees which error, between guests and in packets. `tools/roce` does the same in frames.
+//! Which errors each end sees, between guests and in packets. `tools/roce` does the same in frames.
 
 use crate::matrix::{BOTH_HALVES, check, check_flags, check_states};
 use vrnic_engine::Segmentation::{Local, PathMtu};

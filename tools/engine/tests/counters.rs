@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Counter sets: what queue pairs count by themselves.
+//! Counter sets: separate counts of selected queue pairs.
 
 use vrnic_engine::{
     Cause, Features, Limits, RnicConfig,
@@ -102,14 +102,14 @@ fn a_queue_pair_counts_in_its_set_and_not_for_the_port() {
     assert!(value(&port, Counter::Commands) > 0);
     assert_eq!(value(&of_it, Counter::Commands), 0);
 
-    // The other one has none. The device itself counts everything.
+    // The other queue pair has no counter set. The device itself counts everything.
     transfer(&mut other, &mut world);
     let sent = Counter::TransmitBytes;
     assert_eq!(value(&of_port(&mut world), sent), 150);
     assert_eq!(value(&of_set(&mut world, set).expect("set"), sent), 150);
     assert_eq!(world.nodes[0].rnic.counters()[sent as usize], 300);
 
-    // Both share it; then the first leaves.
+    // Both queue pairs share the set; then the first one leaves it.
     assert_eq!(bind(&mut world, other.qps[0].qpn, set), Ok(()));
     transfer(&mut other, &mut world);
     assert_eq!(bind(&mut world, chosen.qps[0].qpn, 0), Ok(()));
@@ -134,7 +134,7 @@ fn a_set_stays_as_long_as_a_queue_pair_has_it() {
     assert_eq!(of_set(&mut world, set).err(), Some(Status::NotFound));
     assert_eq!(bind(&mut world, qpn, set), Err(Status::NotFound));
     assert_eq!(bind(&mut world, 0xdead, next), Err(Status::NotFound));
-    // What was in it does not come back.
+    // Its counts do not come back.
     assert_eq!(value(&of_port(&mut world), Counter::TransmitBytes), 0);
     let request = DestroyQp {
         qpn: qpn.into(),

@@ -49,7 +49,7 @@ fn datagrams_come_with_a_route_header() {
         .element(a.mr.sge(104, 6))
         .datagram(to(1), b.qp.qpn, QKEY);
     a.send(&mut world, &send);
-    // The memory may be used for something else as soon as the completion is there.
+    // The memory may be reused as soon as the completion is there.
     world.settle();
     let done = a.send_cq.drain();
     assert_eq!((done[0].wr_id, done[0].status), (3, Status::Success));
@@ -127,7 +127,7 @@ fn a_datagram_holds_what_the_driver_set() {
     assert_eq!(a.send_cq.drain()[0].status, Status::Success);
     assert_eq!(b.recv_cq.drain()[0].length, 1064);
 
-    // A receiver takes no more than it would send.
+    // A receiver accepts no more than it would send.
     b.receive(&mut world, 8, 0, 4136);
     set(&mut world, 1, Mtu::Mtu512);
     let dropped_before = dropped(&world, 1);
@@ -183,7 +183,7 @@ fn errors_of_sends_stop_the_send_queue_only() {
     assert_eq!((done[0].wr_id, done[0].status), (1, Status::LocalLength));
     assert_eq!((done[1].wr_id, done[1].status), (2, Status::Flushed));
     assert_eq!(world.state(0, a.qp.qpn), QpState::SendQueueError);
-    // Receiving goes on.
+    // Receiving continues.
     a.receive(&mut world, 5, 0, 100);
     let back = Send::new(1, SendOpcode::Send).datagram(to(0), a.qp.qpn, QKEY);
     b.send(&mut world, &back);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a reliable connection still says to its peer when it fails.
+//! What a reliable connection still sends to its peer when it fails.
 //!
-//! A request that is refused is refused in its turn: whatever the peer asked for before is answered, and only then
-//! the queue pair goes to the error state (IBTA volume 1, 9.7.5.1.1 and 9.9.3). If it fails for another reason, it
-//! answers nothing any more: its owner may take back the memory that the peer reads as soon as all was flushed. Only
-//! what it has received is acknowledged yet.
+//! A request is refused in its turn: the queue pair answers all earlier requests, and only then enters the error state
+//! (IBTA volume 1, 9.7.5.1.1 and 9.9.3). If the queue pair fails for another reason, it sends no more responses,
+//! because its owner may reuse the memory that the peer reads as soon as everything has been flushed. It only
+//! acknowledges what it has received.
 
 use vrnic_engine::{
     Budget, Io, Outbox, RnicConfig, Segment, Segmentation,
@@ -24,7 +24,7 @@ const MR: usize = 1 << 20;
 /// PSN of the first packet of every connection.
 const FIRST: u32 = 0xff_fff0;
 
-/// Packets of a read that takes more than one turn.
+/// Number of packets of a read that takes more than one turn.
 const PACKETS: u32 = 64;
 
 const MTU: u32 = 1024;
@@ -41,7 +41,7 @@ fn connection() -> (World, Connection) {
     (world, c)
 }
 
-/// Lets the second device take a packet, if there is one, and have one turn. Gives what it sends.
+/// Lets the second device receive a packet, if there is one, and have one turn. Returns what it sends.
 fn turn(world: &mut World, segment: Option<Segment>) -> Vec<Segment<'static>> {
     let mut outbox = Outbox::new();
     let Node { rnic, guest } = &mut world.nodes[1];
@@ -109,7 +109,8 @@ fn next_event(world: &mut World) -> Option<EventType> {
     Some(EventType::try_from(event.event_type.get()).expect("event type"))
 }
 
-/// Gives the device turns until it has answered the long read. It must not have failed before; then it has said `last`.
+/// Gives the device turns until it has answered the long read. It must not fail before that; after that, it must have
+/// sent `last`.
 fn answers_before_it_fails(world: &mut World, c: &mut Connection, last: Syndrome) {
     let mut seen = 0;
     loop {
@@ -158,7 +159,7 @@ fn what_came_before_a_refused_request_is_answered_first() {
         }
         assert!(turn(&mut world, Some(long_read(&c))).is_empty());
         assert!(turn(&mut world, Some(bad_write(&c, immediate))).is_empty());
-        // It comes again while its turn is ahead, and so does what is behind it.
+        // It arrives again before its turn, and so do the requests that follow.
         assert!(turn(&mut world, Some(bad_write(&c, immediate))).is_empty());
         let behind = send(&c, PACKETS + 1, SendTail::Plain);
         assert!(turn(&mut world, Some(behind)).is_empty());
@@ -181,7 +182,7 @@ fn a_receive_that_is_not_valid_waits_for_its_turn() {
     let (mut world, mut c) = connection();
     let element = c.mrs[1].sge(0, 64);
     c.receive(&mut world, 1, 1, &[element; 4]);
-    // More elements than the queue was made for.
+    // More elements than the queue supports.
     let rq = &c.qps[1].rq;
     let entry = rq.layout.entry_offset(0) as usize;
     rq.arena.put(entry + 8, &9u16.to_le_bytes());
@@ -210,7 +211,7 @@ fn a_message_that_asks_for_a_key_it_may_not_have_is_acknowledged_in_its_turn() {
     assert_eq!(next_event(&mut world), None);
 }
 
-/// The requests of the owner that fail, and the owner itself.
+/// Failures of the owner's requests, and by the owner itself.
 #[test]
 fn a_queue_pair_that_failed_reads_no_memory_for_its_peer() {
     for by_request in [false, true] {
@@ -231,7 +232,7 @@ fn a_queue_pair_that_failed_reads_no_memory_for_its_peer() {
     }
 }
 
-/// Otherwise the peer would not know of a message whose receive has completed.
+/// Otherwise, the peer would not know of a message whose receive has completed.
 #[test]
 fn a_queue_pair_that_failed_acknowledges_what_it_received() {
     let (mut world, mut c) = connection();

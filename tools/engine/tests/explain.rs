@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Each thing that goes wrong is explained at both ends: the check, the work request, the packet, the key.
+//! Both ends explain each thing that goes wrong: the check, the work request, the packet, the key.
 
 use vrnic_engine::{
     Cause, Explanation,
@@ -28,12 +28,12 @@ fn connection(seed: u64) -> (World, Connection) {
     (world, c)
 }
 
-/// What the device of a node has to tell.
+/// Takes all explanations of the device of a node.
 fn told(world: &mut World, node: usize) -> Vec<Explanation> {
     std::iter::from_fn(|| world.nodes[node].rnic.next_explanation()).collect()
 }
 
-/// The one thing of its kind that was told.
+/// Returns the only explanation of this kind.
 fn only(told: &[Explanation], is_it: impl Fn(&Happening) -> bool) -> &Explanation {
     let mut found = told.iter().filter(|one| is_it(&one.happening));
     let one = found.next().unwrap_or_else(|| panic!("not in {told:#?}"));
@@ -45,7 +45,7 @@ fn is_completion(happening: &Happening, wanted: Status) -> bool {
     matches!(happening, Happening::Completion { status, .. } if *status == wanted)
 }
 
-/// A write of side 0 that side 1 refuses with `code` for `cause`, and the access that it names.
+/// Performs a write of side 0 that side 1 refuses with `code` for `cause`, and with the access that it names.
 fn refused_write(
     (world, c): &mut (World, Connection),
     (address, rkey): (u64, u32),
@@ -133,7 +133,7 @@ fn remote_access_errors_name_the_access() {
 #[test]
 fn a_local_error_behind_others_names_its_own_access() {
     let (mut world, mut c) = connection(4);
-    // Another queue pair of the same device fails too, between the check and the completion.
+    // Another queue pair of the same device fails as well, between the check and the completion.
     let mut other = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
     let good = Send::new(1, SendOpcode::Read)
         .rdma(c.mrs[1].iova, c.mrs[1].key)
@@ -313,7 +313,7 @@ fn nothing_is_told_of_what_works() {
     );
 }
 
-/// Messages that nobody answers are explained at the receiver.
+/// The receiver explains messages that it drops without an answer.
 #[test]
 fn dropped_messages_of_unreliable_connections_are_explained() {
     let mut world = World::pair(9);
@@ -352,7 +352,7 @@ fn dropped_messages_of_unreliable_connections_are_explained() {
     assert_eq!((access.key, access.address), (rkey, address));
 }
 
-/// The queue pair of side 1 gets a packet with opcode 0x1d, `ahead` of the one that it expects.
+/// Delivers a packet with opcode 0x1d to the queue pair of side 1, `ahead` of the one that it expects.
 fn deliver_unknown(world: &mut World, c: &Connection, ahead: i32) {
     let node = &world.nodes[1];
     let psn = (0..)
@@ -375,7 +375,7 @@ fn a_request_with_an_unknown_opcode_is_refused_where_it_is_expected() {
     c.send(&mut world, 0, &write);
     world.settle();
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
-    // One that came before, for all that its PSN says, is not answered.
+    // A packet whose PSN says that it came before is not answered.
     deliver_unknown(&mut world, &c, -1);
     world.settle();
     assert!(told(&mut world, 1).is_empty() && told(&mut world, 0).is_empty());

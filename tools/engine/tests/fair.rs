@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Fairness: a turn is short whatever there is to do, and everybody has one.
+//! Fairness: every turn is short, whatever there is to do, and everyone gets one.
 
 use std::time::Duration;
 use vrnic_engine::{
@@ -17,7 +17,7 @@ use vrnic_wire::{
 const LONG: usize = 256 * 1024;
 const SHORT: usize = 8;
 
-/// Two devices with that many connections from the first to the second.
+/// Creates two devices with this number of connections from the first to the second.
 fn connected(count: usize, length: usize) -> (World, Vec<Connection>) {
     let mut world = World::new(2, 4096, &RnicConfig::default(), 1);
     let connect = |_| world.connect([0, 1], &QpOptions::default(), length, |_, _| {});
@@ -33,7 +33,7 @@ fn write(world: &mut World, c: &mut Connection, length: usize) {
     c.send(world, 0, &write);
 }
 
-/// What the first device sends in a turn. It gets lost.
+/// Returns what the first device sends in a turn. It is lost.
 fn turn(world: &mut World, budget: Budget) -> Vec<Segment<'static>> {
     let mut outbox = Outbox::new();
     let Node { rnic, guest } = &mut world.nodes[0];
@@ -67,7 +67,7 @@ fn turns_are_bounded_by_bytes() {
                     bytes: budget,
                 },
             ));
-            // The last segment may be longer than what was left, which the next turns make up for.
+            // The last segment may exceed what is left; later turns make up for that.
             let fair = budget * number;
             assert!(sent <= fair + u64::from(LOCAL_MTU), "{sent} of {fair}");
             assert!(sent + u64::from(LOCAL_MTU) > fair, "{sent} of {fair}");
@@ -139,7 +139,7 @@ fn contexts_take_turns() {
             (c, guest.area().clone())
         })
         .collect();
-    // It polls all of them from now on.
+    // From now on, the device polls all of them.
     (0..3).for_each(|_| drop(turn(&mut world, Budget::units(1000))));
     for (c, area) in &mut all {
         assert_ne!(

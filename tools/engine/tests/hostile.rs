@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Whatever bytes guests and peers write: no panic, no endless work, no leak, and nobody else
-//! notices.
+//! Whatever bytes guests and peers write, there is no panic, no endless work, no leak, and no effect on others.
 
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
@@ -28,7 +27,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const MR: usize = 100_000;
 
-/// A connection of two other guests goes on working.
+/// Checks that a connection of two other guests still works.
 fn check_bystander(world: &mut World, c: &mut Connection) {
     c.mrs[0].arena.put(0, b"still here");
     let write = Send::new(1, SendOpcode::Write)
@@ -43,7 +42,7 @@ fn check_bystander(world: &mut World, c: &mut Connection) {
     c.mrs[1].arena.put(0, &[0; 10]);
 }
 
-/// Everything of a connection can be destroyed, and nothing is left.
+/// Checks that everything of a connection can be destroyed and that nothing is left.
 fn destroy(world: &mut World, c: &Connection) {
     for side in 0..2 {
         let node = &mut world.nodes[c.nodes[side]];
@@ -75,13 +74,12 @@ fn destroy(world: &mut World, c: &Connection) {
     }
 }
 
-/// Four guests: a connection between the first two, and one between the others that must not
-/// notice.
+/// Creates four guests with a connection between the first two, and one between the others, which must not be affected.
 fn crowd(seed: u64) -> (World, Connection, Connection) {
     crowd_of(seed, QpType::ReliableConnection)
 }
 
-/// The same with another type of connection.
+/// Does the same with another type of connection.
 fn crowd_of(seed: u64, qp_type: QpType) -> (World, Connection, Connection) {
     let mut world = World::new(4, 256, &RnicConfig::default(), seed);
     let options = QpOptions {
@@ -96,7 +94,7 @@ fn crowd_of(seed: u64, qp_type: QpType) -> (World, Connection, Connection) {
     (world, victim, bystander)
 }
 
-/// Types of connections.
+/// Generates types of connections.
 fn connection() -> impl Strategy<Value = QpType> {
     prop::sample::select(vec![
         QpType::ReliableConnection,
@@ -109,7 +107,7 @@ fn reth() -> impl Strategy<Value = (u64, u32, u32)> {
     (any::<u64>(), any::<u32>(), length)
 }
 
-/// Bodies, with the address and key of the victim's region where the number is even.
+/// Generates bodies, with the address and key of the victim's region if the number is even.
 fn body() -> impl Strategy<Value = Body> {
     let position = prop::sample::select(vec![
         Position::First,
@@ -198,7 +196,7 @@ fn body() -> impl Strategy<Value = Body> {
         )
 }
 
-/// Makes a body aim at the victim's region, so that more of it gets past the first checks.
+/// Makes a body name the victim's region, so that it gets past more of the first checks.
 fn aim(body: &mut Body, c: &Connection, offset: u64) {
     let (iova, key) = (c.mrs[1].iova, c.mrs[1].key);
     match body {
@@ -265,7 +263,7 @@ fn forged() -> impl Strategy<Value = Forged> {
 }
 
 proptest! {
-    /// A peer that speaks the protocol, but says anything in it.
+    /// A peer that uses the protocol, but with arbitrary contents.
     #[test]
     fn forged_segments(seed in any::<u64>(), kind in connection(), forged in vec(forged(), 1..60)) {
         let (mut world, mut c, mut bystander) = crowd_of(seed, kind);
@@ -280,7 +278,7 @@ proptest! {
             let _ = wr_id;
             c.send(&mut world, 0, &read);
         }
-        // Real answers are lost now and then, so that made up ones can take their place.
+        // Real answers are lost sometimes, so that forged ones can take their place.
         world.faults = Faults { drop: 500, ..Faults::default() };
         for mut forged in forged {
             if let Some(offset) = forged.aimed {
@@ -302,7 +300,7 @@ proptest! {
             let packet = c.packet(1 - to, psn, forged.body, payload);
             world.deliver(Segment {
                 path: Path {
-                    // Marked by a switch, or not.
+                    // Marked by a switch or not.
                     traffic_class: if forged.bits[0] { 3 } else { 0 },
                     ..packet.path
                 },
@@ -315,7 +313,7 @@ proptest! {
         }
         world.faults = Faults::default();
         world.run(Duration::from_millis(100));
-        // Each request completed at most once, and everything is over once the end is in error.
+        // Each request completed at most once, and everything is finished once the end is in the error state.
         let done = c.send_cqs[0].drain();
         prop_assert!(done.len() <= 4);
         if world.state(0, c.qps[0].qpn) == QpState::Error {
@@ -326,7 +324,7 @@ proptest! {
         destroy(&mut world, &c);
     }
 
-    /// A process that writes anything into its rings and its notify area.
+    /// A process that writes garbage to its rings and its notify area.
     #[test]
     fn garbage_in_rings(
         seed in any::<u64>(),
@@ -348,7 +346,7 @@ proptest! {
             };
             let room = arena.length() - bytes.len();
             arena.put(usize::from(*place) * room / 65536, bytes);
-            // A driver index that is not wild makes the device read the garbage.
+            // A plausible driver index makes the device read the garbage.
             if what % 3 == 0 {
                 c.qps[0].sq.index = c.qps[0].sq.device_index().wrapping_add(u32::from(*what) / 16);
                 c.qps[0].sq.publish();
@@ -369,7 +367,7 @@ proptest! {
         destroy(&mut world, &c);
     }
 
-    /// A driver that sends anything as a command.
+    /// A driver that sends garbage as commands.
     #[test]
     fn garbage_commands(
         seed in any::<u64>(),
@@ -377,7 +375,7 @@ proptest! {
     ) {
         let (mut world, c, mut bystander) = crowd(seed);
         for (code, mut bytes, how) in commands {
-            // Small numbers are more often names of something.
+            // Small numbers are more likely to identify an object.
             if how & 1 != 0 {
                 for byte in &mut bytes {
                     if *byte & 1 != 0 {
@@ -415,7 +413,7 @@ proptest! {
         check_bystander(&mut world, &mut bystander);
     }
 
-    /// Page lists that lie.
+    /// Page lists with wrong contents.
     #[test]
     fn garbage_page_lists(
         seed in any::<u64>(),
@@ -466,7 +464,7 @@ proptest! {
     }
 }
 
-/// Bytes of the request of a command.
+/// Returns the length of the request of a command.
 fn right_length(code: CommandCode) -> usize {
     match code {
         CommandCode::QueryDevice | CommandCode::QueryClock => 0,
@@ -562,7 +560,7 @@ fn foreign_and_stale_numbers_are_refused() {
         .expect_err("foreign key");
     assert_eq!(refused, (Status::NotPermitted, Cause::PdMismatch));
     node.guest.pd = own_pd;
-    // A ring of another context cannot be rung.
+    // The doorbell of another context's queue pair cannot be rung.
     let before = node.rnic.counters()[vrnic_wire::counter::Counter::InvalidDoorbells as usize];
     node.rnic.doorbell(other.doorbell_page.get(), c.qps[0].slot);
     let after = node.rnic.counters()[vrnic_wire::counter::Counter::InvalidDoorbells as usize];

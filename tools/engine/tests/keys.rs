@@ -40,7 +40,7 @@ fn fast(world: &mut World, node: usize) -> FastMr {
     guest.fast_mr(rnic, 16)
 }
 
-/// A write of side 0 to side 1.
+/// Builds a write of side 0 to side 1.
 fn write(c: &Connection, wr_id: u64, address: u64, rkey: u32, bytes: &[u8]) -> Send {
     c.mrs[0].arena.put(0, bytes);
     Send::new(wr_id, SendOpcode::Write)
@@ -84,7 +84,7 @@ fn a_region_is_registered_used_invalidated_and_registered_anew() {
     }
     let local = world.nodes[1].rnic.counters()[Counter::LocalRequests as usize];
     assert_eq!(local, 6);
-    // None of the keys means anything any more.
+    // None of the keys is valid any more.
     let stale = write(&c, 1, IOVA, keys[2], b"late");
     c.send(&mut world, 0, &stale);
     world.settle();
@@ -117,7 +117,7 @@ fn addresses_of_a_registration_can_count_from_zero() {
         let expected = [(1, Status::Success), (3, Status::Success)];
         assert_eq!(statuses(&done), expected);
     }
-    // There is nothing beyond the end, and no position beyond the first page.
+    // Nothing may be beyond the end, and no offset may be beyond the first page.
     let mut target = mr.target(&c.mrs[1].arena, 520, 100, 520);
     target.access = rights.into();
     mr.key = target.key.get();
@@ -195,7 +195,7 @@ fn registration_takes_effect_before_what_follows_it() {
     );
     assert_eq!(c.mrs[1].arena.get(0, 6), b"before");
 
-    // And after it the key is of no use.
+    // After it, the key cannot be used.
     c.send(
         &mut world,
         0,
@@ -213,7 +213,7 @@ fn an_invalidation_waits_for_what_is_under_way() {
     let mut mr = fast(&mut world, 0);
     let register = mr.register(1, &c.mrs[0], RIGHTS, IOVA);
     c.send(&mut world, 0, &register);
-    // Nothing arrives: the read and the write have to be sent again, with the key.
+    // Nothing arrives: the read and the write have to be retransmitted, with the key.
     world.filter = Some(|_| false);
     let element = |offset: u64| Sge {
         address: (IOVA + offset).into(),
@@ -292,7 +292,7 @@ fn a_peer_invalidates_with_a_send() {
     );
 }
 
-/// What is wrong with a key that a peer invalidates.
+/// Errors in a key that a peer invalidates.
 #[test]
 fn a_peer_invalidates_nothing_else() {
     for case in 0..4 {
@@ -325,7 +325,7 @@ fn a_peer_invalidates_nothing_else() {
         let send = Send::new(2, SendOpcode::SendWithInvalidate).immediate(key);
         c.send(&mut world, 0, &send);
         world.settle();
-        // The message arrived; what it asked for is between the receiver and its keys.
+        // The message arrived; the invalidation only concerns the receiver and its keys.
         assert_eq!(statuses(&c.send_cqs[0].drain()), [(2, Status::Success)]);
         let received = c.recv_cqs[1].drain();
         assert_eq!(
@@ -442,7 +442,7 @@ fn local_operations_fail_in_their_turn() {
     assert_eq!(done[2].cause, Some(Cause::RegisterValid));
     assert_eq!(c.mrs[1].arena.get(0, 5), b"first");
 
-    // In the error state local operations are flushed without effect.
+    // In the error state, local operations are flushed without effect.
     c.send(&mut world, 0, &mr.invalidate(5));
     world.settle();
     let done = c.send_cqs[0].drain();
@@ -515,7 +515,7 @@ fn the_local_dma_key_names_all_memory_for_its_owner_alone() {
     assert_eq!(statuses(&c.recv_cqs[1].drain()), [(1, Status::Success)]);
     assert_eq!(c.mrs[1].arena.get(4096, 14), b"by bus address");
 
-    // Memory that is not the guest's is none.
+    // Addresses outside of the guest's memory are not valid.
     let nowhere = Sge {
         address: (1 << 60).into(),
         ..local
@@ -634,7 +634,7 @@ fn the_null_key_is_a_feature() {
     assert_eq!(done[0].cause, Some(Cause::LocalKey));
 }
 
-/// Makes what node 0 creates from here on that of a process.
+/// Makes everything that node 0 creates from now on belong to a process.
 fn become_a_process(world: &mut World) {
     let Node { rnic, guest } = &mut world.nodes[0];
     guest.start(rnic, ContextKind::User, 64);

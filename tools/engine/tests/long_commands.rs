@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Commands that take long are done in parts, between which everything else goes on.
+//! Commands that take long are executed in parts, between which everything else continues.
 
 use std::time::Duration;
 use vrnic_engine::{
@@ -17,16 +17,17 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pages of a registration that takes long.
+/// Size of a registration that takes long.
 const CHUNKS: usize = 2000;
 const PAGES: usize = CHUNKS * CHUNK_PAGES;
 
-/// Bytes of a registration of that many pages, no two of which are neighbours: one chunk that is its own successor.
+/// Builds a registration of this number of pages, no two of which are adjacent, from one chunk that is its own
+/// successor.
 fn long_registration(world: &mut World) -> Vec<u8> {
     let guest = &mut world.nodes[0].guest;
     let memory = guest.arena(20 * 4096);
     let mut pages: Vec<u64> = (0..20).map(|page| memory.address(page * 4096)).collect();
-    // Backwards, so that none follows its neighbour.
+    // In reverse order, so that no page follows its neighbour.
     pages.sort_unstable_by(|a, b| b.cmp(a));
     let chunk = guest.arena(4096);
     let mut bytes = chunk.address(0).to_le_bytes().to_vec();
@@ -56,7 +57,7 @@ fn long_registration(world: &mut World) -> Vec<u8> {
     [header.as_bytes(), request.as_bytes()].concat()
 }
 
-/// Executes a part of a command. Its reply, if that was the last one.
+/// Executes a part of a command. Returns the reply after the last part.
 fn part(world: &mut World, request: &[u8]) -> Option<Vec<u8>> {
     let node = &mut world.nodes[0];
     let (mut reply, mut outbox) = (Vec::new(), Outbox::new());
@@ -70,7 +71,7 @@ fn part(world: &mut World, request: &[u8]) -> Option<Vec<u8>> {
     done.then_some(reply)
 }
 
-/// A write of a queue pair completes.
+/// Checks that a write of a queue pair completes.
 fn others_go_on(world: &mut World, c: &mut Connection) {
     let write = Send::new(1, SendOpcode::Write)
         .rdma(c.mrs[1].iova, c.mrs[1].key)
@@ -125,7 +126,7 @@ fn another_command_in_between_is_not_mistaken_for_the_rest() {
     assert!(part(&mut world, &request).is_none());
     let node = &mut world.nodes[0];
     let mr = node.guest.full_mr(&mut node.rnic, 10_000);
-    // What was begun is forgotten, and begins anew.
+    // The part that was done is forgotten, and the command starts again.
     let mut parts = 1;
     while part(&mut world, &request).is_none() {
         parts += 1;
@@ -139,7 +140,7 @@ fn another_command_in_between_is_not_mistaken_for_the_rest() {
 fn a_list_that_is_refused_at_its_end_leaves_nothing() {
     let mut world = World::pair(3);
     let mut request = long_registration(&mut world);
-    // A protection domain that does not exist is found before what the list says.
+    // A protection domain that does not exist is reported before errors in the list.
     let wrong_pd = {
         let mut request = request.clone();
         let at = size_of::<CommandHeader>();
@@ -150,7 +151,7 @@ fn a_list_that_is_refused_at_its_end_leaves_nothing() {
     };
     let at = size_of::<CommandHeader>();
     let (mut body, _) = RegisterMr::read_from_prefix(&request[at..]).unwrap();
-    // The last chunk has more pages than are missing.
+    // The last chunk has more pages than are left.
     body.pages.page_count = (PAGES as u32 - 1).into();
     body.pages.length = ((PAGES as u64 - 1) * 4096).into();
     request[at..].copy_from_slice(body.as_bytes());

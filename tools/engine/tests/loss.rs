@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! How reliable connections make up for packets that are lost.
+//! How reliable connections recover lost packets.
 
 use std::time::Duration;
 use vrnic_engine::{
@@ -18,7 +18,7 @@ const MR: usize = 1 << 20;
 /// PSN of the first packet of every connection.
 const FIRST: u32 = 0xff_fff0;
 
-/// Bytes of a packet.
+/// Bytes per packet.
 const MTU: usize = 1024;
 
 fn config(recovery: Recovery) -> RnicConfig {
@@ -35,7 +35,7 @@ fn world(recovery: [Recovery; 2]) -> (World, Connection) {
     (world, c)
 }
 
-/// What a device answers a packet with at once.
+/// Returns what a device immediately answers to a packet.
 fn answers(world: &mut World, node: usize, segment: Segment) -> Vec<Segment<'static>> {
     let mut outbox = Outbox::new();
     let Node { rnic, guest } = &mut world.nodes[node];
@@ -49,7 +49,7 @@ fn answers(world: &mut World, node: usize, segment: Segment) -> Vec<Segment<'sta
     outbox.segments
 }
 
-/// PSN and syndrome of an acknowledgement.
+/// Returns PSN and syndrome of an acknowledgement.
 fn acknowledged(answers: &[Segment]) -> Option<(u32, Syndrome)> {
     let [one] = answers else {
         assert!(answers.is_empty(), "{answers:?}");
@@ -71,7 +71,7 @@ fn psn(offset: u32) -> u32 {
     Psn::new(FIRST).add(offset).raw()
 }
 
-/// A write of one packet, which is number `offset` of the connection, of as many bytes of its own number.
+/// Builds a write of one packet, which is number `offset` of the connection and is filled with this number.
 fn write(c: &Connection, offset: u32) -> Segment<'static> {
     let body = Body::Write {
         position: Position::Only,
@@ -94,13 +94,13 @@ fn send(c: &Connection, offset: u32) -> Segment<'static> {
     c.packet(0, psn(offset), body, Payload::Empty)
 }
 
-/// Which of the first `count` writes took effect.
+/// Returns which of the first `count` writes were executed.
 fn written(c: &Connection, count: usize) -> Vec<u8> {
     let memory = c.mrs[1].arena.get(0, count * MTU);
     memory.iter().step_by(MTU).copied().collect()
 }
 
-/// MSNs count messages that are done, and never go back.
+/// MSNs count completed messages and never decrease.
 #[test]
 fn answers_that_are_repeated_have_the_msn_of_now() {
     let (mut world, c) = world([Recovery::Selective; 2]);
@@ -148,7 +148,7 @@ fn what_comes_early_waits_for_its_turn() {
     assert_eq!(written(&c, 8), [0; 8], "nothing is executed early");
     assert!(c.recv_cqs[1].drain().is_empty());
 
-    // The answer acknowledges what waited, and tells of the next gap.
+    // The answer acknowledges what waited, and reports the next gap.
     let filled = answers(&mut world, 1, write(&c, 0));
     assert_eq!(acknowledged(&filled), Some((psn(4), MISSING)));
     assert_eq!(written(&c, 8), [1, 2, 0, 4, 0, 0, 0, 0]);
@@ -160,7 +160,7 @@ fn what_comes_early_waits_for_its_turn() {
     assert_eq!(written(&c, 8), [1, 2, 0, 4, 5, 6, 7, 0]);
     assert_eq!(c.recv_cqs[1].drain().len(), 1);
     assert_eq!(world.nodes[1].rnic.snapshot().kept_bytes, 0);
-    // Whoever begins anew from the gap repeats what is known.
+    // A requester that starts again from the gap repeats packets that are already known.
     let repeated = answers(&mut world, 1, write(&c, 5));
     assert_eq!(acknowledged(&repeated), Some((psn(7), Syndrome::ACK)));
 }
@@ -209,7 +209,7 @@ fn a_send_that_waits_and_has_no_receive_is_put_off() {
     assert_eq!(acknowledged(&refused), Some((psn(1), put_off)));
     assert_eq!(written(&c, 3), [1, 0, 0]);
     c.receive(&mut world, 1, 9, &[]);
-    // The peer will send what is behind it again, too. Nobody waits for it.
+    // The peer will retransmit everything after the gap too. Nothing is kept for that.
     assert_eq!(acknowledged(&answers(&mut world, 1, write(&c, 2))), None);
     assert_eq!(world.nodes[1].rnic.snapshot().kept_bytes, 0);
     let taken = answers(&mut world, 1, send(&c, 1));
@@ -219,7 +219,7 @@ fn a_send_that_waits_and_has_no_receive_is_put_off() {
     assert_eq!(written(&c, 3), [1, 0, 3]);
 }
 
-/// A packet far ahead of all that its sender sends, as a defect makes it.
+/// A packet far ahead of everything that its sender sends, as a defect may cause.
 #[test]
 fn a_ghost_far_ahead_is_told_of_once_and_makes_way() {
     let (mut world, c) = world([Recovery::Selective; 2]);
@@ -234,7 +234,7 @@ fn a_ghost_far_ahead_is_told_of_once_and_makes_way() {
         let next = answers(&mut world, 1, write(&c, offset));
         assert_eq!(acknowledged(&next), Some((psn(offset), Syndrome::ACK)));
     }
-    // The one that comes later is the right one.
+    // The packet that arrives later is the right one.
     let early = answers(&mut world, 1, write(&c, 5));
     assert_eq!(acknowledged(&early), Some((psn(4), MISSING)));
     let next = answers(&mut world, 1, write(&c, 4));
@@ -244,7 +244,7 @@ fn a_ghost_far_ahead_is_told_of_once_and_makes_way() {
 
 #[test]
 fn hostile_peers_fill_no_memory() {
-    /// Bytes that a device keeps at most.
+    /// Largest number of bytes that a device keeps.
     const MOST: usize = 64 << 20;
     let (mut world, c) = world([Recovery::Selective; 2]);
     let mut used = 0;
@@ -256,7 +256,7 @@ fn hostile_peers_fill_no_memory() {
         }
         let c = &connections[number];
         for offset in (1..20_000).chain([1 << 20, (1 << 23) - 1]) {
-            // Longer than any frame, which the connection would not take either.
+            // Longer than any frame. The connection would not accept it either.
             let body = Body::Write {
                 position: Position::Middle,
                 reth: None,
@@ -275,7 +275,7 @@ fn hostile_peers_fill_no_memory() {
         );
         used = all;
     }
-    // Small packets are not many either.
+    // The number of small packets is limited too.
     let c = world.connect([0, 1], &QpOptions::default(), MTU, |_, _| {});
     for offset in 1..20_000 {
         answers(&mut world, 1, send(&c, offset));
@@ -319,7 +319,8 @@ fn post_writes(world: &mut World, c: &mut Connection, count: u32) {
     }
 }
 
-/// A world in which each end of a write's way is known: nothing is delivered in the turn in which it is sent.
+/// Creates a world in which nothing is delivered in the turn in which it is sent, so that each step of a write is
+/// visible.
 fn slow_world(recovery: [Recovery; 2]) -> (World, Connection) {
     let (mut world, c) = world(recovery);
     world.line = Some(Line {
@@ -330,7 +331,7 @@ fn slow_world(recovery: [Recovery; 2]) -> (World, Connection) {
     (world, c)
 }
 
-/// Runs until all is done. Gives how often the requester sent packets again, and its timeouts.
+/// Runs until everything is finished. Returns the requester's numbers of retransmissions and timeouts.
 fn finish(world: &mut World, c: &mut Connection, count: u32) -> (u64, u64) {
     world.settle();
     let done = c.send_cqs[0].drain();
@@ -341,14 +342,14 @@ fn finish(world: &mut World, c: &mut Connection, count: u32) -> (u64, u64) {
     (count(Counter::Retransmits), count(Counter::Timeouts))
 }
 
-/// Runs for `time`, and lets all of it pass although nothing may be left to do.
+/// Runs for `time`, and lets all of it pass even if nothing is left to do.
 fn let_pass(world: &mut World, time: Duration) {
     let end = world.now + time;
     world.run(time);
     world.now = world.now.max(end);
 }
 
-/// A few exchanges, after which each side knows how long the other takes.
+/// Makes a few exchanges, after which each side knows how long the other takes.
 fn warm_up(world: &mut World, c: &mut Connection) {
     for _ in 0..4 {
         post_writes(world, c, 4);
@@ -356,7 +357,7 @@ fn warm_up(world: &mut World, c: &mut Connection) {
     }
 }
 
-/// What is sent first is lost, as far as `lost` says.
+/// Loses those of the first transmissions that `lost` selects.
 fn lose(world: &mut World, lost: fn(&Segment) -> bool) {
     world.filter = Some(lost);
     while world.step() {
@@ -399,7 +400,7 @@ fn a_peer_that_drops_what_comes_early_gets_it_again_at_once() {
                 lose(&mut world, third_and_seventh);
             }
             let (again, timeouts) = finish(&mut world, &mut c, 30);
-            // Everything from the gap on, and perhaps that alone before.
+            // Everything from the gap on, and possibly the missing packet alone before that.
             assert!((27..=28 + 23).contains(&again), "{requester:?}: {again}");
             assert_eq!(timeouts, 0);
         }
@@ -422,7 +423,7 @@ fn a_lost_acknowledgement_does_not_cost_a_timeout() {
     let (mut world, mut c) = slow_world([Recovery::Selective; 2]);
     warm_up(&mut world, &mut c);
     post_writes(&mut world, &mut c, 12);
-    // For longer than all packets take.
+    // Longer than all packets take.
     world.filter = Some(|segment| !segment.body.is_response());
     world.run(Duration::from_micros(30));
     world.filter = None;
@@ -431,7 +432,7 @@ fn a_lost_acknowledgement_does_not_cost_a_timeout() {
     assert_eq!(timeouts, 0);
 }
 
-/// The answer to the first packet comes late, after it was sent again. It says nothing about what is behind it.
+/// The answer to the first packet arrives late, after a retransmission. It says nothing about the packets that follow.
 #[test]
 fn a_slow_peer_does_not_get_everything_again() {
     let (mut world, mut c) = slow_world([Recovery::Selective; 2]);
@@ -440,7 +441,7 @@ fn a_slow_peer_does_not_get_everything_again() {
         let counters = world.nodes[0].rnic.counters();
         counters[Counter::Retransmits as usize]
     };
-    // The first probe, and no answer from the peer itself.
+    // The first probe, without an answer from the peer itself.
     world.filter = Some(|segment| !segment.body.is_response());
     while retransmits(&world) == 0 {
         let_pass(&mut world, Duration::from_micros(10));
@@ -454,7 +455,7 @@ fn a_slow_peer_does_not_get_everything_again() {
     world.filter = Some(|segment| !segment.body.is_response());
     let_pass(&mut world, Duration::from_micros(100));
     assert_eq!(retransmits(&world), 1);
-    // If nothing else comes, all of it is missing.
+    // If nothing else arrives, all of it is missing.
     while retransmits(&world) == 1 {
         let_pass(&mut world, Duration::from_micros(10));
     }
@@ -465,7 +466,7 @@ fn a_slow_peer_does_not_get_everything_again() {
     assert_eq!(timeouts, 0);
 }
 
-/// A world with one connection on a line of 100 ms, for which the local ACK timeout is long enough.
+/// Creates a world with one connection on a line of 100 ms, for which the local ACK timeout is long enough.
 fn long_world() -> (World, Connection) {
     let mut world = World::of(&[Recovery::Selective; 2].map(config), 2048, 1);
     let c = world.connect([0, 1], &QpOptions::default(), MR, |_, attributes| {
@@ -480,8 +481,8 @@ fn long_world() -> (World, Connection) {
     (world, c)
 }
 
-/// The first probes come before any answer can. They stop when the requester has timed one, which probes must not
-/// prevent.
+/// The first probes are sent before any answer can arrive. They stop when the requester has measured the time of one,
+/// which probes must not prevent.
 #[test]
 fn a_long_line_is_timed_in_spite_of_probes() {
     let (mut world, mut c) = long_world();
@@ -494,8 +495,8 @@ fn a_long_line_is_timed_in_spite_of_probes() {
     assert_eq!(again[3..], [again[3]; 5], "{again:?}");
 }
 
-/// A peer that is slow is not asked for data that it is still busy with: not before a quarter of the local ACK timeout,
-/// whether the oldest request or one behind it is a read.
+/// The requester does not repeat requests to a slow peer that is still busy with them before a quarter of the local ACK
+/// timeout has passed, whether the oldest request or a later one is a read.
 #[test]
 fn a_slow_peer_is_not_asked_for_the_same_data_soon() {
     for writes in 0..=2 {
@@ -505,7 +506,7 @@ fn a_slow_peer_is_not_asked_for_the_same_data_soon() {
             attributes.timeout = 18;
         });
         world.line = slow_world([Recovery::Selective; 2]).0.line;
-        // What is asked for arrives, and no answer comes.
+        // The requests arrive, but no answer does.
         world.filter = Some(|segment| !segment.body.is_response());
         post_writes(&mut world, &mut c, writes);
         let read = Send::new(1, SendOpcode::Read)
@@ -515,7 +516,7 @@ fn a_slow_peer_is_not_asked_for_the_same_data_soon() {
         let retransmits =
             |world: &World| world.nodes[0].rnic.counters()[Counter::Retransmits as usize];
         let_pass(&mut world, Duration::from_millis(30));
-        // A write is sent again, alone.
+        // Only a write is retransmitted.
         let again = u64::from(writes.min(1));
         assert_eq!(retransmits(&world), again);
         if writes > 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The tests of the engine as others use it. They are one program: to build one for each file takes several times as
-//! long.
+//! The tests of the engine through its public interface. They are one program, because building one for each file takes
+//! several times as long.
 
 mod completion_queues;
 mod conduct;

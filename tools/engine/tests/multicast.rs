@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Multicast groups: who gets a copy.
+//! Multicast groups: which queue pairs get a copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_engine::{
@@ -18,14 +18,14 @@ use vrnic_wire::{
 
 const QKEY: u32 = 0x2222_2222;
 
-/// A GID of a group of IPv4.
+/// Returns the GID of an IPv4 group.
 fn group(last: u8) -> [u8; 16] {
     let mut gid = gid_of(0);
     gid[12..].copy_from_slice(&[239, 1, 2, last]);
     gid
 }
 
-/// One that sends to groups and receives what is sent to them.
+/// A queue pair that sends to groups and receives what is sent to them.
 struct Member(DatagramEnd);
 
 impl Member {
@@ -74,7 +74,7 @@ impl Member {
         self.0.receive(world, wr_id, wr_id as usize * 256, 256);
     }
 
-    /// The payloads that came, each in a receive of 256 bytes at its `wr_id`.
+    /// Returns the payloads that arrived, each in a receive of 256 bytes at its `wr_id`.
     fn got(&mut self) -> Vec<Vec<u8>> {
         let done = self.0.recv_cq.drain();
         let payload = |wr_id: u64, length: u32| {
@@ -166,10 +166,10 @@ fn nobody_else_gets_anything() {
     let mut a = Member::new(&mut world, 0, QKEY);
     let mut b = Member::new(&mut world, 1, QKEY);
     b.receive(&mut world, 0);
-    // Nobody there, and no harm done.
+    // Without members, nothing happens.
     a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
     b.attach(&mut world, group(1));
-    // Another group, queue pairs of a group, everybody at one device.
+    // Another group, the queue pairs of a group, all queue pairs of one device.
     a.send_to(&mut world, group(2), MULTICAST_QPN, b"x");
     a.send_to(&mut world, group(1), b.0.qp.qpn, b"x");
     a.send_to(&mut world, group(1), GSI_QPN, b"x");
@@ -177,7 +177,7 @@ fn nobody_else_gets_anything() {
     b.detach(&mut world, group(1));
     a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
     assert!(b.got().is_empty());
-    // Its receive is still there.
+    // Its receive is still posted.
     b.attach(&mut world, group(1));
     a.send_to(&mut world, group(1), MULTICAST_QPN, b"y");
     assert_eq!(b.got(), [b"y"]);
@@ -229,7 +229,7 @@ fn frames_of_another_vlan_or_version_are_not_for_the_port() {
 
 #[test]
 fn what_comes_back_is_not_delivered_twice() {
-    // The fabric of these tests brings each datagram to a group back to its sender.
+    // The fabric of these tests returns each datagram for a group to its sender too.
     let mut world = World::pair(5);
     let mut a = Member::new(&mut world, 0, QKEY);
     a.attach(&mut world, group(1));
@@ -259,7 +259,7 @@ fn without_the_feature_sends_leave_and_nothing_arrives() {
     assert_eq!(sent, 1);
 }
 
-/// Attaches, detaches and sends at random; each member has exactly what a model says.
+/// Attaches, detaches and sends at random. Each member must receive exactly what a model predicts.
 #[test]
 fn a_model_knows_who_gets_what() {
     let mut world = World::new(3, 2048, &RnicConfig::default(), 7);
@@ -291,7 +291,7 @@ fn a_model_knows_who_gets_what() {
                     assert_eq!(got.len(), usize::from(there.contains(&index)));
                     assert!(got.iter().all(|payload| payload == &text));
                     if got.is_empty() {
-                        // Takes the receive away, so that there is one the next time.
+                        // Uses up the receive, so that there is one the next time.
                         let own = gid_of(index % 3);
                         let qpn = end.0.qp.qpn;
                         end.send_to(&mut world, own, qpn, b"");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Regions whose pages come and go: whoever uses them notices nothing, and whoever never gets a
-//! page harms nobody else.
+//! Regions whose pages come and go: users notice nothing, and a user that never gets a page affects no others.
 
 use crate::programs::{
     KeyUse, Model, Op, REGION, Setting, check, config, new_world, op, options, plan, setting, sges,
@@ -26,13 +25,13 @@ use vrnic_wire::{
     work::{AddressVector, SendOpcode, placement},
 };
 
-/// Where in their first pages the regions begin.
+/// Offset of the regions in their first pages.
 const OFFSET: usize = 104;
 
 const LENGTH: usize = 40_960;
 const RIGHTS: u32 = access::QUEUE_PAIR | access::PLACEMENT;
 
-/// A connection whose regions have no pages.
+/// A connection whose regions have no pages yet.
 struct Setup {
     world: World,
     c: Connection,
@@ -64,7 +63,7 @@ impl Setup {
         Self { world, c, pager }
     }
 
-    /// Runs, and answers page faults, until nothing happens any more.
+    /// Runs and answers page faults until nothing happens any more.
     fn settle(&mut self) {
         loop {
             self.world.run(Duration::from_secs(1));
@@ -117,7 +116,7 @@ fn setups() -> impl Iterator<Item = Setup> {
         .map(|segmentation| Setup::new(segmentation, QpType::ReliableConnection))
 }
 
-/// One request of each kind; the peer's memory is from 20000 on.
+/// Builds one request of each kind. The peer's memory starts at 20000.
 fn requests(s: &Setup) -> Vec<(Send, Opcode)> {
     let (address, key) = s.remote(20_000);
     let element = s.sge(0, 100, 9_000);
@@ -180,11 +179,11 @@ fn every_operation_waits_and_is_done() {
     }
 }
 
-/// Binary logarithm of the size of a page of a nested region, and how many it has.
+/// Binary logarithm of the page size of a nested region, and its number of pages.
 const NESTED_SHIFT: u8 = 14;
 const NESTED_PAGES: u32 = 5;
 
-/// A nested region of the peer, its address, and the regions that became its pages.
+/// A nested region of the peer, with its address and the regions that became its pages.
 struct NestedRegion {
     key: u32,
     pages: Vec<Option<(Mr, usize)>>,
@@ -228,7 +227,7 @@ impl NestedRegion {
         s.command(1, request).map(|_| ())
     }
 
-    /// A region that can be a page.
+    /// Creates a region that can be a page.
     fn page(s: &mut Setup) -> (Mr, usize) {
         let Node { rnic, guest } = &mut s.world.nodes[1];
         let mr = guest.paged_mr(rnic, 0, Self::SIZE, RIGHTS_NESTED);
@@ -236,7 +235,7 @@ impl NestedRegion {
         (mr, number)
     }
 
-    /// Gives pages, or refuses them, until nothing happens any more. How often they were asked for.
+    /// Supplies or refuses pages until nothing happens any more. Returns how often pages were requested.
     fn settle(&mut self, s: &mut Setup) -> u32 {
         let mut asked = 0;
         loop {
@@ -267,7 +266,7 @@ impl NestedRegion {
         }
     }
 
-    /// What is in it.
+    /// Returns the contents.
     fn bytes(&self, s: &Setup, offset: usize, length: usize) -> Vec<u8> {
         let byte = |at: usize| {
             let (_, number) = self.pages[at / Self::SIZE].as_ref().expect("was asked for");
@@ -289,7 +288,7 @@ const RIGHTS_NESTED: u32 = access::QUEUE_PAIR | access::FLUSH_GLOBAL;
 fn pages_of_a_nested_region_are_regions() {
     for mut s in setups() {
         let mut nested = NestedRegion::new(&mut s);
-        // Over two borders of pages, of which none is there.
+        // Across two page boundaries. None of the pages is present.
         let (offset, length) = (NestedRegion::SIZE - 8, NestedRegion::SIZE + 16);
         nested.write(&mut s, offset as u64, length);
         s.world.run(Duration::from_millis(50));
@@ -300,7 +299,7 @@ fn pages_of_a_nested_region_are_regions() {
         assert_eq!(nested.bytes(&s, offset, length), s.bytes(0, 100, length));
         assert!(nested.pages[3].is_none() && nested.pages[4].is_none());
 
-        // Read back, while its pages come and go.
+        // Reads it back while its pages come and go.
         let key = nested.pages[1].as_ref().unwrap().1;
         s.pager.forget(&mut s.world, key, 1..3);
         let element = s.sge(0, 20_000, length);
@@ -310,7 +309,7 @@ fn pages_of_a_nested_region_are_regions() {
         assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
         assert_eq!(nested.bytes(&s, offset, length), s.bytes(0, 20_000, length));
 
-        // A region that is gone is asked for anew, as is one that was taken away.
+        // A region that is gone or was detached is requested again.
         let pd = s.world.nodes[1].guest.pd;
         let gone = nested.pages[0].take().unwrap().0.key;
         s.command(
@@ -333,7 +332,7 @@ fn pages_of_a_nested_region_are_regions() {
         assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
         assert_eq!(nested.bytes(&s, offset, length), s.bytes(0, 100, length));
 
-        // What cannot be there is an access error, and what is beyond the end is one at once.
+        // A page that cannot be present is an access error. An access beyond the end fails immediately.
         nested.refuses = true;
         nested.write(&mut s, (4 * NestedRegion::SIZE) as u64, 8);
         assert_eq!(nested.settle(&mut s), 1);
@@ -364,7 +363,7 @@ fn pages_of_nested_regions_are_checked() {
     );
     assert_eq!(nested.attach(&mut s, 0, mr.key), Ok(()));
     assert_eq!(nested.attach(&mut s, 1, mr.key), Err(CommandStatus::Busy));
-    // Another takes its place, and it is free again.
+    // Another region takes its place, so it is free again.
     let (other, _) = NestedRegion::page(&mut s);
     assert_eq!(nested.attach(&mut s, 0, other.key), Ok(()));
     assert_eq!(nested.attach(&mut s, 1, mr.key), Ok(()));
@@ -395,7 +394,7 @@ fn pages_of_nested_regions_are_checked() {
         assert_eq!(s.command(1, request).map(|_| ()), invalid);
     }
 
-    // Without the nested region its pages are regions as any.
+    // Without the nested region, its pages are ordinary regions.
     s.command(
         1,
         DeregisterMr {
@@ -417,7 +416,7 @@ fn pages_of_nested_regions_are_checked() {
 fn an_atomic_is_executed_once_though_its_result_has_no_place() {
     for mut s in setups() {
         let (send, _) = requests(&s).swap_remove(3);
-        // The place of the result goes away after the request was sent.
+        // The memory for the result goes away after the request was sent.
         s.pager.map(&mut s.world, 0, 0..11, true);
         s.send(&send);
         s.world.step();
@@ -446,7 +445,7 @@ fn a_read_that_is_asked_for_again_is_put_off_before_what_follows_it() {
         s.send(&read);
         s.send(&write);
         s.world.run(Duration::from_micros(100));
-        // What was read, and what is to be written, is away for longer than the peer has patience.
+        // The source and the target are missing for longer than the peer is prepared to wait.
         s.pager.forget(&mut s.world, 1, 0..11);
         s.world.filter = None;
         s.world.run(Duration::from_secs(1));
@@ -509,7 +508,7 @@ fn who_waits_keeps_nobody_else_waiting() {
         other.send(&mut s.world, 0, &write);
         s.world.run(Duration::from_secs(5));
         assert_eq!(other.send_cqs[0].drain().len(), 1);
-        // The one that waits has neither failed nor lost retries.
+        // The waiting queue pair has neither failed nor used up retries.
         assert!(s.c.send_cqs[0].drain().is_empty());
         s.settle();
         assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
@@ -632,7 +631,7 @@ fn messages_of_unreliable_connections_are_kept() {
             assert_eq!(s.bytes(1, 20_000 + n * 5_000, 3_000), *expected);
         }
         assert_eq!(s.counter(1, Counter::Dropped), 0);
-        // More than there is room for is dropped; the queue pair stays as it is.
+        // What exceeds the limit is dropped; the queue pair keeps its state.
         s.pager.forget(&mut s.world, 1, 0..11);
         for n in 0..60 {
             let element = s.sge(0, 0, 3_000);
@@ -643,7 +642,7 @@ fn messages_of_unreliable_connections_are_kept() {
     }
 }
 
-/// A datagram queue pair of each node, with regions without pages.
+/// Creates a datagram queue pair on each node, with regions without pages.
 fn datagrams(s: &mut Setup) {
     for side in 0..2 {
         let options = QpOptions {
@@ -812,7 +811,7 @@ fn commands_about_pages_are_checked() {
         table.put(0, &entry.to_le_bytes());
         assert_eq!(s.command(0, good).err(), Some(CommandStatus::BadAddress));
     }
-    // What is not there says nothing.
+    // The contents of absent entries do not matter.
     table.put(0, &(1u64 << 50).to_le_bytes());
     assert!(s.command(0, good).is_ok());
     let (first_page, page_count) = (10.into(), 2.into());
@@ -861,7 +860,7 @@ fn commands_about_pages_are_checked() {
     );
 }
 
-/// What devices and queue pairs are doing, for whoever looks for the reason.
+/// Describes what devices and queue pairs are doing, to help find the cause of a failure.
 fn explain(world: &mut World, c: &Connection) -> String {
     let of_side = |(side, &node): (usize, &usize)| {
         let Node { rnic, guest } = &mut world.nodes[node];
@@ -923,10 +922,10 @@ fn run_paged(setting: &Setting, programs: &[Vec<Op>; 2], seed: u64) {
             }
         }
     }
-    // Not longer at a time than a peer on a bad fabric is patient.
+    // For no longer than a peer on a bad fabric is prepared to wait.
     let mut rounds = 0;
     while pager.serve(&mut world) || !world.is_idle() {
-        // Longer than any timer, or time would stand still.
+        // Longer than any timer; otherwise, time would stand still.
         world.run(Duration::from_millis(20));
         rounds += 1;
         assert!(

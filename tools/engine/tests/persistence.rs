@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Flushes to memory that survives a loss of power (IBTA volume 1, annex A19).
+//! Flushes to persistent memory (IBTA volume 1, annex A19).
 
 use std::time::Duration;
 use vrnic_engine::{
@@ -23,10 +23,10 @@ use vrnic_wire::{
 
 const MR: usize = 1 << 16;
 
-/// Rights of a region that can be flushed as far as possible.
+/// Rights of a region with all kinds of flushes.
 const RIGHTS: u32 = access::QUEUE_PAIR | access::PLACEMENT;
 
-/// A connection between devices whose memory is made to survive when a test says so.
+/// Creates a connection between devices whose memory is made persistent when a test says so.
 fn connected(seed: u64) -> (World, Connection) {
     let mut world = World::pair(seed);
     world.sync_time = None;
@@ -44,7 +44,7 @@ fn write(c: &Connection, wr_id: u64, bytes: usize) -> Send {
         .element(c.mrs[0].sge(0, bytes))
 }
 
-/// What the device of the flushed memory wants to have done.
+/// Returns what the device of the flushed memory wants to make persistent.
 fn next_sync(world: &mut World) -> Option<Vec<HostRange>> {
     world.nodes[1].rnic.next_sync()
 }
@@ -99,7 +99,7 @@ fn a_flush_is_done_when_memory_survives() {
     assert_eq!(next_sync(&mut world), None);
 }
 
-/// The peer is told to wait, as often as it asks, and loses no patience.
+/// The peer is told to wait each time it asks, and does not give up.
 #[test]
 fn a_disk_may_take_its_time() {
     let (mut world, mut c) = connected(2);
@@ -219,7 +219,7 @@ fn a_fast_registration_gives_the_right() {
     }
 }
 
-/// What came before a request that is refused is answered before it is, however long that takes.
+/// Requests before a refused one are answered first, however long that takes.
 #[test]
 fn a_refusal_waits_for_the_flush_before_it() {
     for patience in [Duration::from_micros(100), Duration::from_secs(1)] {
@@ -237,7 +237,7 @@ fn a_refusal_waits_for_the_flush_before_it() {
     }
 }
 
-/// A flush that the network repeats after it was answered is not done again, and nothing waits for it.
+/// A flush that the network repeats after it was answered is not executed again, and nothing waits for it.
 #[test]
 fn an_old_flush_is_not_waited_for() {
     let (mut world, mut c) = connected(12);
@@ -270,7 +270,7 @@ fn an_old_flush_is_not_waited_for() {
     assert_eq!(statuses(&mut c), [(3, Status::RemoteAccess)]);
 }
 
-/// What was written to a page is made to survive also when the page is not there any more.
+/// Data that was written to a page is made persistent even if the page is not present any more.
 #[test]
 fn pages_that_come_and_go_survive() {
     let (mut world, mut c) = connected(5);
@@ -348,7 +348,7 @@ fn queue_pairs_take_turns() {
     synced(&mut world, true);
 }
 
-/// The result of a flush that the queue pair had before it was reset is not that of the one it has now.
+/// The result of a flush from before a reset of the queue pair is not taken for that of its current flush.
 #[test]
 fn an_old_result_is_not_taken_for_a_new_one() {
     let (mut world, mut c) = connected(8);
@@ -377,7 +377,7 @@ fn an_old_result_is_not_taken_for_a_new_one() {
 
 #[test]
 fn the_region_may_go_away_meanwhile() {
-    // Before the peer asks again, and after it did.
+    // Before the peer asks again, and after that.
     for disk_takes in [Duration::from_micros(1), Duration::from_secs(1)] {
         let (mut world, mut c) = connected(9);
         let whole = FlushTarget {
@@ -412,7 +412,7 @@ fn the_region_may_go_away_meanwhile() {
     }
 }
 
-/// A receive that a message behind the flush took is flushed: nothing is wrong with that message.
+/// A receive that a message after the flush has taken is flushed: the message itself is correct.
 #[test]
 fn a_disk_that_fails_is_not_the_fault_of_a_message() {
     let (mut world, mut c) = connected(13);

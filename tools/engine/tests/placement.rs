@@ -34,13 +34,13 @@ fn flush(c: &Connection, wr_id: u64) -> Send {
     Send::new(wr_id, SendOpcode::Flush).flush(iova, key, MR as u32, placement::GLOBAL)
 }
 
-/// An atomic write of `value` to byte `offset` of the peer's region.
+/// Builds an atomic write of `value` to byte `offset` of the peer's region.
 fn store(c: &Connection, wr_id: u64, offset: u64, value: u64) -> Send {
     let (iova, key) = (c.mrs[1].iova, c.mrs[1].key);
     Send::new(wr_id, SendOpcode::AtomicWrite).atomic(iova + offset, key, 0, value)
 }
 
-/// What becomes of one request, and what the responder says about it.
+/// Returns the status of a request, and the responder's explanation.
 fn outcome(world: &mut World, c: &mut Connection, send: &Send) -> (Status, Option<Cause>) {
     c.send(world, 0, send);
     world.settle();
@@ -199,7 +199,7 @@ fn the_queue_pair_must_grant_it() {
     }
 }
 
-/// The peer may have as many outstanding as it was told, and not more, but flushes are not counted by all.
+/// The peer may have as many outstanding as were granted to it, and no more. Not every device counts flushes.
 #[test]
 fn many_at_once() {
     let depth = |peers: u8| {
@@ -242,7 +242,7 @@ fn a_lost_answer_does_not_repeat_an_atomic_write() {
     c.send(&mut world, 0, &flush(&c, 2));
     world.run(Duration::from_millis(1));
     assert_eq!(c.mrs[1].arena.get(0, 8), 1u64.to_le_bytes());
-    // Its owner goes on with the word meanwhile.
+    // Its owner continues to use the word meanwhile.
     c.mrs[1].arena.put(0, &2u64.to_le_bytes());
     world.run(Duration::from_millis(2));
     world.filter = None;
@@ -253,7 +253,7 @@ fn a_lost_answer_does_not_repeat_an_atomic_write() {
     assert_eq!(c.mrs[1].arena.get(0, 8), 2u64.to_le_bytes());
 }
 
-/// A packet of the peer whose device does not check as this one does.
+/// Packets of a peer whose device does not check as this one does.
 #[test]
 fn malformed_requests_are_refused() {
     type Make = fn(Reth) -> (Body, usize);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The port: its link, and what the driver wants of it.
+//! The port: its link, and the driver's control of it.
 
 use std::time::Duration;
 use vrnic_engine::testing::{Connection, QpOptions, Send, World};
@@ -109,7 +109,7 @@ fn what_is_retried_arrives_when_the_port_is_up_again() {
     set(&mut world, 0, PortState::Down);
     write(&mut c, &mut world, 0, 1);
     write(&mut c, &mut world, 1, 2);
-    // Two timeouts long.
+    // Twice the timeout.
     world.run(Duration::from_micros(2500));
     assert!(c.send_cqs[0].drain().is_empty() && c.send_cqs[1].drain().is_empty());
     assert_eq!(c.mrs[1].arena.get(0, 10), [0; 10]);
@@ -129,7 +129,7 @@ fn loopback_stops_too() {
     world.settle();
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::RetryExceeded);
 
-    // And that of groups.
+    // Datagrams to a group are not looped back either.
     let node = &mut world.nodes[0];
     let (guest, rnic) = (&mut node.guest, &mut node.rnic);
     let cq = guest.cq(rnic, 16, 0);

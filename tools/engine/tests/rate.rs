@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Rate limits: who has one takes its time, and nobody else does.
+//! Rate limits: a device with a limit is slowed down, and no other is.
 
 use std::{num::NonZeroU64, time::Duration};
 use vrnic_engine::{
@@ -12,7 +12,7 @@ use vrnic_wire::{completion::Status, counter::Counter, work::SendOpcode};
 const LENGTH: usize = 64 * 1024;
 const MEGABYTE: u64 = 1_000_000;
 
-/// Two devices with any number of connections from the first to the second.
+/// Creates two devices with this number of connections from the first to the second.
 fn connected(segmentation: Segmentation, connections: usize) -> (World, Vec<Connection>) {
     let config = RnicConfig {
         segmentation,
@@ -46,7 +46,7 @@ fn pass(world: &mut World, time: Duration) {
     world.now = world.now.max(end);
 }
 
-/// How long it takes until a connection has that many completions more, all of them good.
+/// Returns how long it takes until a connection has this many more completions, all of them successful.
 fn time(world: &mut World, c: &mut Connection, completions: u32) -> Duration {
     let start = world.now;
     while c.send_cqs[0].unread() < completions {
@@ -61,7 +61,7 @@ fn time(world: &mut World, c: &mut Connection, completions: u32) -> Duration {
     world.now - start
 }
 
-/// Whether it took `expected`, or less by what a device makes up for, or a little more.
+/// Checks that the time was `expected`, less what a device may catch up, or a little more.
 fn check(took: Duration, expected: Duration) {
     let least = expected.saturating_sub(Duration::from_millis(2));
     let most = expected + expected / 20 + Duration::from_millis(1);
@@ -74,7 +74,7 @@ fn a_limit_of_bytes_holds_for_what_the_device_sends() {
         let (mut world, mut all) = connected(segmentation, 1);
         let c = &mut all[0];
         limit(&mut world, 0, 10 * MEGABYTE, 0);
-        // What comes after the last packet, which is a whole message on the local fabric, has not to be waited for.
+        // The pause after the last packet, which is a whole message on the local fabric, need not be waited for.
         for _ in 0..11 {
             post(&mut world, c, SendOpcode::Write, LENGTH);
         }
@@ -85,7 +85,7 @@ fn a_limit_of_bytes_holds_for_what_the_device_sends() {
         };
         let expected = Duration::from_nanos(paced * LENGTH as u64 * 100);
         check(time(&mut world, c, 11), expected);
-        // What it asks for is the peer's to send.
+        // The peer sends the data that it reads.
         pass(&mut world, Duration::from_millis(20));
         for _ in 0..11 {
             post(&mut world, c, SendOpcode::Read, LENGTH);
@@ -109,7 +109,7 @@ fn a_limit_of_requests_holds_for_those_that_the_device_begins() {
         post(&mut world, c, SendOpcode::Write, 8);
     }
     check(time(&mut world, c, 51), Duration::from_millis(50));
-    // Its peer has none.
+    // Its peer has no limit.
     limit(&mut world, 0, 0, 0);
     limit(&mut world, 1, 0, 1);
     for _ in 0..51 {
@@ -135,7 +135,7 @@ fn a_device_that_is_held_back_acknowledges_all_the_same() {
     }
     assert!(time(&mut world, a, 20) < Duration::from_millis(20));
     assert_eq!(b.send_cqs[1].unread(), 0);
-    // It does not take the time between its packets for a silence of its peer.
+    // It does not mistake the time between its packets for silence of its peer.
     pass(&mut world, Duration::from_secs(70));
     let done = b.send_cqs[1].drain();
     assert!(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Recordings: they replay to the last bit, and what is no recording says so. Random worlds are recorded and replayed
-//! by the simulation; with `VRNIC_REPLAY` in the environment, all worlds of all tests are.
+//! Recordings: they replay exactly, and what is not a recording is refused. The simulation records and replays random
+//! worlds. With `VRNIC_REPLAY` in the environment, all worlds of all tests are recorded and replayed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use vrnic_engine::{
 };
 use vrnic_wire::{command::DestroyCq, work::SendOpcode};
 
-/// What happens on both fabrics: requests of each kind, a lost packet, and a refused one.
+/// Creates a world with events that happen on both fabrics: requests of each kind, a lost packet, and a refused one.
 fn world(segmentation: Segmentation) -> World {
     let config = RnicConfig {
         segmentation,
@@ -77,7 +77,7 @@ fn a_recording_replays() {
 
 #[test]
 fn what_the_engine_would_have_done_otherwise_is_told() {
-    // The opcode of a work request is changed, where it stands in the recording.
+    // Changes the opcode of a work request in the recording.
     let recording = &recordings()[0];
     let calls: Vec<_> = Recording::new(recording)
         .expect("recording")
@@ -292,7 +292,7 @@ fn many_equal_calls_take_two_bytes_each() {
     assert_eq!(replay(&recorder.take()), Ok(1001));
 }
 
-/// A recording of a device with a fault, which is armed again after a reset, and whose timers are looked at.
+/// Records a device with a fault that is armed again after a reset, and whose timers are checked.
 fn with_a_fault(fault: &str) -> Vec<u8> {
     let mut faults = Faults::default();
     let spec = |text: &str| text.parse().expect("fault");
@@ -307,7 +307,7 @@ fn with_a_fault(fault: &str) -> Vec<u8> {
     world.recordings().remove(0)
 }
 
-/// The first such call.
+/// Returns the first such call.
 fn find(recording: &[u8], wanted: impl Fn(&Input) -> bool) -> Call {
     let calls = Recording::new(recording)
         .expect("recording")
@@ -323,7 +323,7 @@ fn a_time_that_no_clock_reaches_is_refused() {
     let mut recording = with_a_fault("link-flap count=all");
     replay(&recording).expect("replay");
     let call = find(&recording, |input| matches!(input, Input::Advance));
-    // The call before was at 0; this one is at -1, the last nanosecond that there is, at which nothing can be later.
+    // The previous call was at 0. This one is at -1, the last nanosecond of the clock, after which nothing can be due.
     assert_eq!(recording[call.at], 2);
     recording[call.at] = 1;
     let error = replay(&recording).unwrap_err().to_string();
@@ -335,14 +335,14 @@ fn faults_that_counted_too_much_are_refused() {
     let recording = with_a_fault("drop nth=1000");
     replay(&recording).expect("replay");
     let call = find(&recording, |input| matches!(input, Input::SetFaults(_)));
-    // A time and a tag, then the number of the last fault, which is 1: the largest that there is.
+    // A time and a tag, then the number of the last fault, which is 1: changed to the largest possible number.
     let (before, behind) = (&recording[..call.at + 2], &recording[call.at + 3..]);
     let changed = [before, &[0xff; 9], &[1], behind].concat();
     let error = replay(&changed).unwrap_err();
     assert!(matches!(error, Failed::Bad(_)), "{error}");
 }
 
-/// Bytes that follow from a seed.
+/// Generates bytes from a seed.
 fn bytes(seed: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(seed), |state| {
         let next = state.wrapping_mul(6_364_136_223_846_793_005);
@@ -351,7 +351,7 @@ fn bytes(seed: u64) -> impl Iterator<Item = u64> {
     .map(|state| state >> 33)
 }
 
-/// A state of a device with much in it, and its configuration.
+/// Returns a state of a device with many objects, and its configuration.
 fn state() -> (RnicConfig, Vec<u8>) {
     let mut world = world(Segmentation::PathMtu);
     let rnic = &mut world.nodes[1].rnic;
@@ -385,7 +385,7 @@ fn a_recording_may_begin_at_any_time() {
             node.rnic.record("x", u64::MAX);
         }
         world.settle();
-        // That each replays, and ends in the same state, the world sees to.
+        // The world checks that each recording replays and ends in the same state.
         assert_eq!(c.send_cqs[0].drain().len(), 20);
     }
 }
@@ -401,7 +401,7 @@ fn what_is_no_state_is_refused() {
         assert!(read(&state[..length]).is_none(), "{length}");
     }
     assert!(read(&[&state[..], &[0]].concat()).is_none());
-    // What is another state is that one.
+    // A state that is valid although it was changed is the state of a different device.
     let mut random = bytes(1);
     let mut number = |limit: usize| random.next().unwrap() as usize % limit;
     let mut others = 0;
@@ -435,7 +435,7 @@ fn a_state_that_never_was_harms_nobody() {
         changed[place] ^= 1 << number(8);
         match replay(&changed) {
             Err(Failed::Bad(_)) => {}
-            // An engine that cannot be may panic, which is a difference like any other.
+            // An impossible engine may panic, which is a divergence like any other.
             Ok(_) | Err(Failed::Divergence(_)) => read += 1,
         }
     }
@@ -492,7 +492,7 @@ fn a_recording_takes_the_place_of_the_flight_recorder() {
     fill(&mut rnic, 10);
     let mut recorder = rnic.take_recorder().expect("recorder");
     assert_eq!(replay(&recorder.take()), Ok(10));
-    // The flight recorder begins anew.
+    // The flight recorder starts again.
     fill(&mut rnic, 7);
     let flight = rnic.take_flight("failed").expect("a flight");
     assert_eq!(replay(&flight), Ok(7));

@@ -219,8 +219,8 @@ fn receiver_not_ready_is_waited_for() {
     assert_eq!(c.mrs[1].arena.get(0, 8), b"patience");
 }
 
-/// Soft-RoCE answers what comes behind a send that it has no receive for with a sequence error, which would have the
-/// requester repeat both at once, or spend its retries when it comes late.
+/// Soft-RoCE answers requests after a send without a receive with a sequence error. That would make the requester
+/// repeat both immediately, or use up its retries if the answer is late.
 #[test]
 fn sequence_errors_do_not_shorten_the_wait_for_a_receive() {
     let mut world = World::pair(44);
@@ -239,7 +239,7 @@ fn sequence_errors_do_not_shorten_the_wait_for_a_receive() {
     assert_eq!(naks(&world), 1);
     for round in 0..6 {
         if round == 3 {
-            // The time is over, and what was sent again is lost.
+            // The time is over, and the retransmission is lost.
             world.filter = Some(|_| false);
             world.run(Duration::from_millis(4));
         }
@@ -419,7 +419,7 @@ fn garbage_entries_fail_alone() {
         [(2, Status::LocalQueuePairOperation), (3, Status::Flushed)]
     );
     assert_eq!(done[0].cause, Some(Cause::WqeOpcode));
-    // What is posted to a queue pair in error is flushed too.
+    // Requests that are posted to a queue pair in the error state are flushed too.
     c.send(&mut world, 0, &Send::new(4, SendOpcode::Send));
     c.receive(&mut world, 0, 5, &[]);
     assert_ne!(c.qps[0].rq.device_flags() & ring::flags::NEED_DOORBELL, 0);
@@ -484,7 +484,7 @@ fn fences_hold_back_until_reads_are_done() {
     let read = Send::new(1, SendOpcode::Read)
         .rdma(address, rkey)
         .element(c.mrs[0].sge(100, 3));
-    // Without the fence the read data could be sent before it arrived.
+    // Without the fence, the read data could be sent before it arrived.
     let write = Send::new(2, SendOpcode::Write)
         .flags(send_flags::FENCE)
         .rdma(address + 10, rkey)
@@ -526,7 +526,7 @@ fn draining_ends_with_an_event() {
     world.modify(0, c.qps[0].qpn, resume);
     world.settle();
     assert_eq!(statuses(&c.send_cqs[0].drain()), [(1, Status::Success)]);
-    // And again, with nothing to drain.
+    // Once more, with nothing to drain.
     world.modify(0, c.qps[0].qpn, drain);
     assert_eq!(
         events(&mut world, 0),
@@ -807,7 +807,7 @@ fn the_longest_read_in_the_smallest_packets() {
             length: (1 << 31).into(),
             lkey: big[0].key.into(),
         });
-    // As many packets as a requester may have on their way, so what follows has to wait.
+    // As many packets as a requester may have in flight, so what follows has to wait.
     c.send(&mut world, 0, &read);
     c.send(&mut world, 0, &read);
     c.send(&mut world, 0, &Send::new(2, SendOpcode::Write));
@@ -824,7 +824,7 @@ fn the_longest_read_in_the_smallest_packets() {
     assert!(big[0].arena.get(0, 65536) == data);
 }
 
-/// Messages of no bytes go there, as they would go anywhere.
+/// Messages of zero bytes work there as anywhere.
 #[test]
 fn a_region_of_no_bytes_has_keys() {
     for length in [0, 1] {

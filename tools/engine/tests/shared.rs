@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Shared receive queues: who gets which receive, what the owner is told, and what cannot spread.
+//! Shared receive queues: which queue pair gets which receive, what the owner is told, and which errors do not spread.
 
 use proptest::{collection::vec, prelude::*};
 use vrnic_engine::{
@@ -23,14 +23,14 @@ use vrnic_wire::{
 const MR: usize = 1 << 19;
 const ENTRIES: u32 = 64;
 
-/// Queue pairs of node 1 that share their receives, each connected with one of node 0.
+/// Queue pairs of node 1 that share their receives, each connected to one of node 0.
 struct Shared {
     world: World,
     srq: Srq,
-    /// Of node 0.
+    /// Queue pairs of node 0.
     senders: Vec<Qp>,
     send_cqs: Vec<Cq>,
-    /// Of node 1.
+    /// Queue pairs of node 1.
     receivers: Vec<Qp>,
     recv_cqs: Vec<Cq>,
     mrs: [Mr; 2],
@@ -91,7 +91,7 @@ impl Shared {
         self.recv_cqs.push(recv_cq);
     }
 
-    /// Posts receive `wr_id` of `length` bytes, each at a place of its own.
+    /// Posts receive `wr_id` of `length` bytes, at its own place in the region.
     fn receive(&mut self, wr_id: u64, length: usize) {
         let sge = self.mrs[1].sge(wr_id as usize * 4096, length);
         assert!(self.srq.post(wr_id, &[sge]), "queue is full");
@@ -127,7 +127,7 @@ impl Shared {
             })
     }
 
-    /// What a command about the shared receive queue gives.
+    /// Queries the shared receive queue.
     fn query(&mut self) -> SrqAttributes {
         let Node { rnic, guest } = &mut self.world.nodes[1];
         let request = QuerySrq {
@@ -171,7 +171,7 @@ impl Shared {
     }
 }
 
-/// What message `message` says.
+/// Returns the contents of message `message`.
 fn content(message: u64, length: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at as u64 * 3 + message * 59 + at as u64 / 256) as u8)
@@ -212,7 +212,7 @@ fn messages_of_all_queue_pairs_take_receives_in_order() {
         }
         assert_eq!(shared.srq.ring.device_index(), 6);
         assert_eq!(shared.events(), []);
-        // Every request was acknowledged, although no receive was ever promised.
+        // Every request was acknowledged, although no receive was ever announced.
         let naks = shared.world.nodes[1].rnic.counters()[Counter::RnrNaksSent as usize];
         assert_eq!(naks, 0);
     }
@@ -255,7 +255,7 @@ fn the_limit_is_told_once() {
     shared.send(0, 3, 10);
     shared.world.settle();
     assert_eq!(shared.events(), [], "once");
-    // Two are left: a higher limit is reached already.
+    // Two are left, so a higher limit has already been reached.
     shared.limit(2);
     assert_eq!(shared.events(), []);
     shared.limit(3);
@@ -295,7 +295,7 @@ fn a_queue_pair_in_error_leaves_the_receives_to_others() {
         statuses(&shared.recv_cqs[1].drain()),
         [(1, Status::Success)]
     );
-    // One that took nothing says so too.
+    // A queue pair that took no receive raises its last event too.
     shared.fail(1);
     assert_eq!(shared.events(), last(&shared, 1));
     assert_eq!(shared.recv_cqs[1].drain(), []);
@@ -364,7 +364,7 @@ fn a_queue_pair_that_goes_takes_the_receive_of_its_message_with_it() {
 fn an_entry_that_is_not_valid_ends_who_takes_it() {
     let mut shared = Shared::new(&[RC, RC], Segmentation::Local, 7);
     let sges = vec![shared.mrs[1].sge(0, 10); 5];
-    // The queue was made for four, and the stride has room for more.
+    // The queue was created for four elements, but the stride has room for more.
     assert!(shared.srq.post(0, &sges));
     shared.receive(1, 100);
     shared.send(0, 1, 10);
@@ -443,7 +443,7 @@ fn resizing_keeps_what_is_posted() {
     let got = statuses(&shared.recv_cqs[0].drain());
     let all: Vec<_> = (0..next).map(|name| (name, Status::Success)).collect();
     assert_eq!(got, all);
-    // Fewer places than receives.
+    // Fewer entries than receives.
     for _ in 0..5 {
         shared.receive(next, 64);
         next += 1;
@@ -483,7 +483,7 @@ fn a_wild_index_ends_the_queue_and_those_who_need_it() {
         shared.send_cqs[0].drain()[0].status,
         Status::RemoteOperation
     );
-    // A good index does not bring it back.
+    // A valid index does not bring the queue back.
     shared.srq.ring.index = 0;
     shared.srq.ring.publish();
     shared.receive(5, 100);
@@ -500,7 +500,7 @@ fn a_wild_index_ends_the_queue_and_those_who_need_it() {
             ]
         );
     }
-    // Who needs no receive goes on.
+    // Queue pairs that need no receive continue.
     let write = Send::new(9, SendOpcode::Write)
         .rdma(shared.mrs[1].iova, shared.mrs[1].key)
         .inline(b"alive");
@@ -511,7 +511,7 @@ fn a_wild_index_ends_the_queue_and_those_who_need_it() {
     assert_eq!(shared.mrs[1].arena.get(0, 5), b"alive");
     assert!(shared.resize(128).is_err());
     drop(other);
-    // It can be destroyed once its queue pairs are.
+    // The queue can be destroyed after its queue pairs.
     let Node { rnic, guest } = &mut shared.world.nodes[1];
     let destroy = DestroySrq {
         srqn: shared.srq.srqn.into(),
@@ -565,8 +565,8 @@ fn the_gsi_shares_nothing() {
     );
 }
 
-/// Many senders on a bad fabric: every message of a reliable connection arrives once and whole, in the
-/// order of its connection, each in a receive of its own.
+/// Many senders on a bad fabric: every message of a reliable connection arrives once and complete, in the order of its
+/// connection, each in its own receive.
 fn run(seed: u64, faults: Faults, wire: bool, messages: &[(usize, usize)], resizes: &[u32]) {
     let segmentation = if wire {
         Segmentation::PathMtu
@@ -586,7 +586,7 @@ fn run(seed: u64, faults: Faults, wire: bool, messages: &[(usize, usize)], resiz
         if wr_id % 5 == 4 {
             shared.world.run(std::time::Duration::from_micros(300));
             if let Some(&entries) = resizes.next() {
-                // It may hold too much for that.
+                // It may hold too many receives for this size.
                 let _ = shared.resize(entries);
             }
         }
@@ -633,7 +633,7 @@ proptest! {
         run(seed, faults, wire, &messages, &resizes);
     }
 
-    /// Whatever a process writes to its shared ring, only its own queue pairs suffer.
+    /// Whatever a process writes to its shared ring, only its own queue pairs are affected.
     #[test]
     fn garbage_in_a_shared_ring(
         seed in any::<u64>(),
@@ -662,13 +662,14 @@ proptest! {
         bystander.receive(&mut shared.world, 1, 1, &[sge]);
         let send = Send::new(2, SendOpcode::Send).inline(b"unharmed");
         bystander.send(&mut shared.world, 0, &send);
-        // Who has no receive asks again for ever.
+        // A sender without a receive retries forever.
         shared.world.run(std::time::Duration::from_millis(10));
         prop_assert_eq!(statuses(&bystander.recv_cqs[1].drain()), [(1, Status::Success)]);
     }
 }
 
-/// Each receive that is taken comes with what is left behind it, and each message that finds none, too.
+/// Each step of taking a receive comes with the state of the queue after it, and so does each step of a message that
+/// finds no receive.
 #[test]
 fn steps_have_the_shared_receive_queue() {
     let rc = [QpType::ReliableConnection];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Holds the device to `Documentation/virtio-rdma.rst`.
+//! Checks the device against `Documentation/virtio-rdma.rst`.
 //!
-//! The table of state transitions is read from the text. Every pair of states of every type of queue
-//! pair is tried, with all required attributes, with each of them missing, and with each other
-//! attribute added. Each fault of a command that the text names is committed.
+//! The table of state transitions is read from the document. For every type of queue pair, the tests try every pair of
+//! states with all required attributes, without each of them, and with each other attribute added. They also try each
+//! command error that the document names.
 
 use vrnic_engine::{
     Cause, Features, Limits, RnicConfig,
@@ -41,7 +41,7 @@ const TYPES: &[QpType] = &[
     QpType::XrcTarget,
 ];
 
-/// Attributes that a transition needs, and those that it allows besides.
+/// Attributes that a transition requires and those that it also allows.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Rule {
     required: u32,
@@ -81,7 +81,7 @@ impl Table {
         }
     }
 
-    /// The rule of a transition.
+    /// Returns the rule of a transition.
     fn rule(&self, qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
         let [_, required, optional] = self.rows.iter().find(|[name, ..]| {
             let (row_from, row_to) = name.split_once(", ").expect("two states");
@@ -110,7 +110,7 @@ fn state_name(state: QpState) -> &'static str {
     }
 }
 
-/// The names of a type, alone or with others.
+/// Returns the names that stand for a type, alone or with others.
 fn type_names(qp_type: QpType) -> &'static [&'static str] {
     match qp_type {
         ReliableConnection => &["RC"],
@@ -122,7 +122,7 @@ fn type_names(qp_type: QpType) -> &'static [&'static str] {
     }
 }
 
-/// The attributes that a cell names for a type: sentences of the form `TYPES: NAMES.`, or `NAMES`.
+/// Returns the attributes that a cell names for a type. A cell has sentences of the form `TYPES: NAMES.` or `NAMES`.
 fn attributes(cell: &str, qp_type: QpType) -> u32 {
     let is_named = |name| type_names(qp_type).contains(&name);
     let mut mask = 0;
@@ -166,7 +166,7 @@ fn attribute_bit(name: &str) -> u32 {
     }
 }
 
-/// A device, a table that says how to reach a state, and a completion queue.
+/// A device, a table that shows how to reach a state, and a completion queue.
 struct Bench {
     world: World,
     table: Table,
@@ -209,7 +209,7 @@ impl Bench {
         }
     }
 
-    /// A queue pair in that state, or `None` if its type never gets there.
+    /// Creates a queue pair and moves it to this state. Returns `None` if its type cannot have the state.
     fn qp_in(&mut self, qp_type: QpType, state: QpState) -> Option<Qp> {
         let node = &mut self.world.nodes[0];
         let options = QpOptions {
@@ -253,7 +253,7 @@ impl Bench {
                 self.destroy(qp);
                 return None;
             }
-            // An operation that unreliable services do not have.
+            // Unreliable services do not have this operation.
             let node = &mut self.world.nodes[0];
             let send = Send::new(1, SendOpcode::Read);
             assert!(node.guest.post_send(&mut node.rnic, &mut qp, &send));
@@ -273,11 +273,11 @@ impl Bench {
         node.guest
             .command(&mut node.rnic, request)
             .expect("destroy");
-        // Both rings are in it.
+        // Both rings are in this arena.
         node.guest.free(qp.sq.arena);
     }
 
-    /// What becomes of a transition with `mask`.
+    /// Returns the result of a transition with `mask`.
     fn attempt(
         &mut self,
         qp_type: QpType,
@@ -294,7 +294,7 @@ impl Bench {
     }
 }
 
-/// What `vendor_error` may be is told to people, and never changes.
+/// The values of `vendor_error` are documented and never change.
 #[test]
 fn every_cause_is_in_the_manual() {
     let manual = include_str!("../../../Documentation/vendor-errors.rst");
@@ -373,7 +373,7 @@ fn a_wrong_current_state_is_refused() {
     assert_eq!(bench.modify(&qp, ReadyToSend, mask, ReadyToSend), Ok(()));
 }
 
-/// A device with one object of each kind, and what is right for another.
+/// A device with one object of each kind, and valid requests for more.
 struct Commands {
     world: World,
     cq: Cq,
@@ -449,7 +449,7 @@ impl Commands {
         guest.command(rnic, request).map_err(|(status, _)| status)
     }
 
-    /// How many objects there are, and what their page lists take.
+    /// Returns the numbers of objects and of the host ranges of their page lists.
     fn objects(&self) -> [usize; 7] {
         let all = self.world.nodes[0].rnic.snapshot();
         let counts = [all.contexts, all.pds, all.cqs, all.qps, all.srqs];
@@ -457,7 +457,7 @@ impl Commands {
         [contexts, pds, cqs, qps, srqs, all.mrs, all.translations]
     }
 
-    /// Checks that the device refuses a command so, and that it changed nothing.
+    /// Checks that the device refuses a command with this status, and that nothing has changed.
     fn refuses<C: Command>(&mut self, request: C, status: Status, why: &str) {
         let before = self.objects();
         assert_eq!(self.run(request).err(), Some(status), "{why}");
@@ -466,7 +466,7 @@ impl Commands {
 }
 
 impl Commands {
-    /// A request for a shared receive queue.
+    /// Builds a request for a shared receive queue.
     fn new_srq(&self) -> CreateSrq {
         CreateSrq {
             context: self.qp.context,
@@ -479,7 +479,7 @@ impl Commands {
     }
 }
 
-/// Commits the faults of commands about shared receive queues. Gives one that a queue pair uses.
+/// Tries wrong commands about shared receive queues. Returns a queue that is used by a queue pair.
 fn refused_srqs(c: &mut Commands) -> u32 {
     let good = c.new_srq();
     let changes: [Fault<CreateSrq>; 9] = [
@@ -555,7 +555,7 @@ fn refused_srqs(c: &mut Commands) -> u32 {
     srqn
 }
 
-/// Commits the faults of commands that change the completion queue `cqn`.
+/// Tries wrong commands that change the completion queue `cqn`.
 fn refused_cq_changes(c: &mut Commands, cqn: u32) {
     let resize = ResizeCq {
         cqn: cqn.into(),
@@ -769,7 +769,7 @@ fn each_fault_of_a_command_about_multicast_has_its_status() {
     assert_eq!(c.world.nodes[0].rnic.snapshot().attachments, 0);
 }
 
-/// What makes something wrong, and the status that it gets.
+/// A change that makes a request wrong, and the resulting status.
 type Fault<T> = (fn(&mut T), Status);
 
 /// Changes a copy of a request.
@@ -1143,7 +1143,7 @@ fn limits_hold_at_their_values() {
         ..Default::default()
     };
 
-    // One context, protection domain and completion queue exist.
+    // One context, protection domain and completion queue already exist.
     (1..reported.max_contexts.get()).for_each(|_| assert!(c.run(context).is_ok()));
     c.refuses(context, Status::NoResources, "contexts");
     (1..reported.max_pd.get()).for_each(|_| assert!(c.run(pd).is_ok()));

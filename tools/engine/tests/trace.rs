@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Steps that tell of an error come with the objects that they concern, as they were then.
+//! Steps that report an error come with the objects that they concern, in their state at that time.
 
 use vrnic_engine::{
     MrSnapshot, Named, RnicConfig,
@@ -18,7 +18,7 @@ fn clock() -> u64 {
     0
 }
 
-/// All steps of a node so far; it traces from the first call on.
+/// Returns all steps of a node so far. Tracing starts with the first call.
 fn trace(world: &mut World, node: usize) -> TracePage {
     world.nodes[node].rnic.trace(clock, 0, usize::MAX)
 }
@@ -35,7 +35,7 @@ fn connection(seed: u64) -> (World, Connection) {
     (world, c)
 }
 
-/// A write from side 0, which has to fail.
+/// Performs a write from side 0, which must fail.
 fn write(world: &mut World, c: &mut Connection, key: u32) {
     let write = Send::new(7, SendOpcode::Write)
         .rdma(c.mrs[1].iova, key)
@@ -45,7 +45,7 @@ fn write(world: &mut World, c: &mut Connection, key: u32) {
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::RemoteAccess);
 }
 
-/// Objects of the steps that `is_it` chooses.
+/// Returns the objects of the steps that `is_it` selects.
 fn objects(page: &TracePage, is_it: impl Fn(&Act) -> bool) -> Vec<Object> {
     let chosen = page
         .objects
@@ -89,7 +89,7 @@ fn a_refused_write_has_the_region_that_its_key_names() {
         assert_eq!((iova, length, valid), (mr.iova, Some(MR as u64), true));
         assert_eq!((access, pd), (access::LOCAL_WRITE, world.nodes[1].guest.pd));
     }
-    // The key is none of the requester's; it has the completion queue, with the completion.
+    // The key does not belong to the requester, which has the completion queue with the completion.
     let here = trace(&mut world, 0);
     let seen = objects(&here, is_error);
     let [Object::Cq(cq)] = seen[..] else {
@@ -174,7 +174,7 @@ fn a_queue_that_overran_is_there_with_its_event() {
     );
 }
 
-/// Looking does not change what is recorded, and a replay knows what the device knew.
+/// Tracing does not change what is recorded, and a replay has the same objects as the device.
 #[test]
 fn a_replay_has_the_same_objects() {
     let (mut world, mut c) = connection(6);

@@ -20,7 +20,7 @@ use vrnic_wire::{
 
 const MR: usize = 1 << 20;
 
-/// Where receives begin; sources are before.
+/// Where receives begin; sources are before that.
 const TARGETS: usize = MR / 2;
 
 fn options() -> QpOptions {
@@ -50,7 +50,7 @@ fn pair(segmentation: Segmentation, seed: u64) -> (World, Connection) {
 /// Both fabrics.
 const SEGMENTATIONS: [Segmentation; 2] = [Segmentation::Local, Segmentation::PathMtu];
 
-/// Bytes `offset` and following of the sources.
+/// Returns the bytes of the sources from `offset` on.
 fn pattern(offset: usize, length: usize) -> Vec<u8> {
     (offset..offset + length)
         .map(|at| (at * 13 + at / 256 * 7 + at / 65536) as u8)
@@ -82,7 +82,7 @@ fn events(world: &mut World, node: usize) -> Vec<EventType> {
         .collect()
 }
 
-/// Why the device of node 1 dropped messages.
+/// Returns the causes for which the device of node 1 dropped messages.
 fn reasons(world: &mut World) -> Vec<Cause> {
     std::iter::from_fn(|| world.nodes[1].rnic.next_explanation())
         .filter(|told| told.happening == Happening::Dropped)
@@ -94,7 +94,7 @@ fn dropped(world: &World) -> u64 {
     world.nodes[1].rnic.counters()[Counter::Dropped as usize]
 }
 
-/// Both sides work still, and nobody was told of anything.
+/// Checks that both sides still work, and that neither was told of anything.
 fn expect_unharmed(world: &mut World, c: &Connection) {
     for side in 0..2 {
         assert_eq!(
@@ -105,7 +105,7 @@ fn expect_unharmed(world: &mut World, c: &Connection) {
     }
 }
 
-/// A send arrives.
+/// Checks that a send arrives.
 fn expect_working(world: &mut World, c: &mut Connection) {
     c.receive(world, 1, 900, &[c.mrs[1].sge(TARGETS, 5000)]);
     let last = send(c, 901, 777, 4321);
@@ -121,7 +121,7 @@ fn expect_working(world: &mut World, c: &mut Connection) {
 fn messages_of_all_kinds_arrive() {
     for segmentation in SEGMENTATIONS {
         let (mut world, mut c) = pair(segmentation, 1);
-        // Requests are done before their packets arrive, so these bring their bytes along.
+        // Requests complete before their packets arrive, so the packets contain copies of the data.
         world.filter = Some(|segment| {
             assert!(segment.service == Service::Unreliable && !segment.ack_request);
             assert!(!matches!(segment.payload, Payload::Ranges(_)));
@@ -148,7 +148,7 @@ fn messages_of_all_kinds_arrive() {
         for request in &requests {
             c.send(&mut world, 0, request);
         }
-        // The first to arrive in the target is overwritten in part by the second, which starts there.
+        // The second to arrive overwrites part of the first, because its target overlaps.
         world.settle();
         let done = c.send_cqs[0].drain();
         let names: Vec<u64> = done.iter().map(|done| done.wr_id).collect();
@@ -213,7 +213,7 @@ fn a_message_that_cannot_be_received_is_dropped_and_the_next_one_arrives() {
         c.send(&mut world, 0, &request);
         world.settle();
         assert_eq!(reasons(&mut world), [Cause::NoReceive]);
-        // Too long for the receive, which waits for the next.
+        // Too long for the receive, which stays for the next message.
         c.receive(&mut world, 1, 2, &[c.mrs[1].sge(TARGETS, 99_999)]);
         c.send(&mut world, 0, &request);
         world.settle();
@@ -266,7 +266,7 @@ fn the_queue_pair_says_what_its_peer_may_do() {
 fn a_bad_receive_ends_its_queue_pair() {
     let bad: [fn(&mut Sge); 2] = [
         |sge| sge.lkey = 0.into(),
-        // Only the last byte is none of the region.
+        // Only the last byte is outside of the region.
         |sge| sge.address = (sge.address.get() + 1).into(),
     ];
     for spoil in bad {
@@ -327,7 +327,7 @@ fn a_request_that_cannot_be_done_stops_the_send_queue_alone() {
             let got = c.recv_cqs[1].drain();
             assert_eq!(statuses(&got), [(1, Status::Success)]);
             assert_eq!(world.state(0, c.qps[0].qpn), QpState::SendQueueError);
-            // It receives still.
+            // It still receives.
             c.receive(&mut world, 0, 7, &[c.mrs[0].sge(TARGETS, 10)]);
             let back = Send::new(8, SendOpcode::Send).inline(b"0123456789");
             c.send(&mut world, 1, &back);
@@ -429,8 +429,8 @@ fn services_do_not_mix() {
     assert!(dropped(&world) > 1);
 }
 
-/// Sends on a bad fabric: whatever is received is one of the messages and all of it, the receives are
-/// used one after the other, and nobody sees an error.
+/// Sends on a bad fabric: everything that is received is one of the messages and complete, the receives are used in
+/// order, and neither side sees an error.
 fn run_lossy(segmentation: Segmentation, seed: u64, faults: Faults, lengths: &[usize]) {
     let (mut world, mut c) = pair(segmentation, seed);
     world.faults = faults;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Memory windows, and regions that are changed in place.
+//! Memory windows, and regions that are reregistered.
 
 use vrnic_engine::{
     Cause, Features, Limits, RnicConfig,
@@ -27,7 +27,7 @@ fn statuses(completions: &[Completion]) -> Vec<(u64, Status)> {
         .collect()
 }
 
-/// A connection, and at side 1 a region without rights for peers that windows can be bound to.
+/// Creates a connection, and at side 1 a region without rights for peers to which windows can be bound.
 fn connected(seed: u64) -> (World, Connection, Mr) {
     let mut world = World::pair(seed);
     let c = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
@@ -41,7 +41,7 @@ fn window(world: &mut World, mw_type: MwType) -> Mw {
     guest.mw(rnic, mw_type)
 }
 
-/// Posts at side 1 and waits; the status.
+/// Posts at side 1 and waits. Returns the status.
 fn do_locally(world: &mut World, c: &mut Connection, send: &Send) -> (Status, Option<Cause>) {
     c.send(world, 1, send);
     world.settle();
@@ -50,7 +50,7 @@ fn do_locally(world: &mut World, c: &mut Connection, send: &Send) -> (Status, Op
     (done[0].status, done[0].cause)
 }
 
-/// Writes 8 bytes from side 0; the status.
+/// Writes 8 bytes from side 0. Returns the status.
 fn write(world: &mut World, c: &mut Connection, address: u64, key: u32) -> Status {
     c.mrs[0].arena.put(0, b"written!");
     let write = Send::new(1, SendOpcode::Write)
@@ -61,7 +61,7 @@ fn write(world: &mut World, c: &mut Connection, address: u64, key: u32) -> Statu
     c.send_cqs[0].drain()[0].status
 }
 
-/// What the device says of the last access that it refused to side 0.
+/// Returns why the device refused the last access of side 0.
 fn refusal(world: &mut World) -> Option<Cause> {
     let event = world.nodes[1].rnic.next_async_event().expect("event");
     Cause::from_code(event.vendor_error.get())
@@ -157,7 +157,7 @@ fn a_window_of_type_1_is_bound_anew_and_unbound_by_a_bind_of_nothing() {
     let address = mr.iova + 64;
     assert_eq!(write(&mut world, &mut c, address, mw.key), Status::Success);
     let mut unbind = mw.bind(3, &mr, 0, 0, 0);
-    // The region is not looked at.
+    // The region is ignored.
     unbind.target[20..24].fill(0xee);
     assert_eq!(do_locally(&mut world, &mut c, &unbind).0, Status::Success);
     assert_eq!(
@@ -186,7 +186,7 @@ fn a_window_of_type_2_belongs_to_its_queue_pair() {
     assert_eq!(refusal(&mut world), Some(Cause::RemoteKeyQp));
     assert_eq!(write(&mut world, &mut c, mr.iova, mw.key), Status::Success);
 
-    // One of type 1 is for all queue pairs of the protection domain.
+    // A type 1 window can be used by all queue pairs of the protection domain.
     let mut shared = window(&mut world, MwType::Type1);
     let bind = shared.bind(1, &mr, 0, 64, RW);
     assert_eq!(do_locally(&mut world, &mut c, &bind).0, Status::Success);
@@ -197,7 +197,7 @@ fn a_window_of_type_2_belongs_to_its_queue_pair() {
     );
 }
 
-/// As Soft-RoCE has it: what the reset forgets is the queue pair's, and the window is not.
+/// As with Soft-RoCE: the reset only discards the state of the queue pair, to which the window does not belong.
 #[test]
 fn a_window_of_type_2_stays_bound_to_a_queue_pair_that_is_reset() {
     let (mut world, mut c, mr) = connected(7);
@@ -222,7 +222,7 @@ fn a_window_of_type_2_stays_bound_to_a_queue_pair_that_is_reset() {
         world.bring_up(side, qpn, attributes, QpType::ReliableConnection);
     }
     assert_eq!(write(&mut world, &mut c, mr.iova, mw.key), Status::Success);
-    // It is still the owner's to invalidate.
+    // The owner can still invalidate it.
     let result = do_locally(&mut world, &mut c, &mw.invalidate(2));
     assert_eq!(result.0, Status::Success);
     assert_eq!(deregister(&mut world, &mr), Ok(()));
@@ -368,14 +368,14 @@ fn regions_that_do_not_permit_it_are_not_bound() {
         let result = do_locally(&mut world, &mut c, &bind);
         assert_eq!(result, (Status::MemoryManagement, Some(Cause::LocalRights)));
     }
-    // To read needs no more than the right to bind.
+    // For reading, the right to bind is sufficient.
     let (mut world, mut c, _) = connected(9);
     let Node { rnic, guest } = &mut world.nodes[1];
     let mr = guest.mr(rnic, MR, access::MW_BIND);
     let mut mw = window(&mut world, MwType::Type2);
     let bind = mw.bind(1, &mr, 0, 64, access::REMOTE_READ);
     assert_eq!(do_locally(&mut world, &mut c, &bind).0, Status::Success);
-    // One that is bound is not bound again.
+    // A bound window cannot be bound again.
     let again = mw.bind(2, &mr, 0, 64, access::REMOTE_READ);
     let result = do_locally(&mut world, &mut c, &again);
     assert_eq!(result, (Status::MemoryManagement, Some(Cause::WindowBound)));
@@ -444,7 +444,7 @@ fn a_region_with_windows_stays_as_it_is() {
         reregister(&mut world, &mr, change).map(|_| ()),
         Err((CommandStatus::Busy, Cause::RegionBound))
     );
-    // The queue pair goes, and with it all use of the window, but not the binding.
+    // When the queue pair goes, the window cannot be used any more, but it stays bound.
     let Node { rnic, guest } = &mut world.nodes[1];
     let destroy = DestroyQp {
         qpn: c.qps[1].qpn.into(),
@@ -503,7 +503,7 @@ fn a_number_that_returns_opens_no_window() {
         destroy(&mut world, 1, qp.qpn);
         let arena = qp.sq.arena;
         world.nodes[1].guest.free(arena);
-        // There are two places, which take turns; the last generation of the other one was seen.
+        // There are two slots, which alternate; the last generation of the other one was seen.
         if qp.qpn >> 17 == 0x7f && qp.qpn & 0x1_ffff != number {
             break;
         }
@@ -559,7 +559,7 @@ fn window_commands_are_checked() {
     assert_eq!(window.unwrap_err().0, CommandStatus::NotFound);
 }
 
-/// Changes a region of side 1; the key that it has then.
+/// Reregisters a region of side 1, and returns its key afterwards.
 fn reregister(
     world: &mut World,
     mr: &Mr,
@@ -582,7 +582,7 @@ fn a_region_gets_other_rights_and_keeps_its_key() {
         move |r: &mut ReregisterMr| {
             r.flags = reregister_flags::ACCESS.into();
             r.access = rights.into();
-            // What does not change is not looked at.
+            // Fields that do not change are ignored.
             r.new_pd = 0xdead.into();
             r.pages.page_shift = 99;
         }
@@ -723,7 +723,7 @@ fn each_fault_of_a_change_leaves_the_region_as_it_was() {
         assert_eq!(refused.unwrap_err().0, status, "fault {index}");
     }
     assert_eq!(write(&mut world, &mut c, mr.iova, mr.key), Status::Success);
-    // Regions for fast registration change by other means.
+    // Regions for fast registration are changed in other ways.
     let Node { rnic, guest } = &mut world.nodes[1];
     let fast = guest.fast_mr(rnic, 1);
     let fixed = Mr {

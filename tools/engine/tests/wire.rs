@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What matters where packets travel: flow control, windows, congestion.
+//! What matters on fabrics with packets: flow control, windows, congestion.
 
 use std::time::Duration;
 use vrnic_engine::{
@@ -54,7 +54,7 @@ fn no_more_than_a_window_is_on_its_way() {
     world.filter = Some(|segment| !segment.body.is_response());
     let write = write(&c, 1, 4 << 20);
     c.send(&mut world, 0, &write);
-    // Less than it takes to find that answers are missing.
+    // Shorter than the time after which missing answers are noticed.
     world.run(Duration::from_micros(200));
     assert_eq!(counter(&world, 1, Counter::ReceivePackets), 256);
     world.filter = None;
@@ -62,7 +62,7 @@ fn no_more_than_a_window_is_on_its_way() {
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
 }
 
-/// A requester that knows of no receive sends one packet and waits, rather than everything.
+/// A requester that knows of no receive sends one packet and waits, instead of sending everything.
 #[test]
 fn credits_spare_rnr_naks() {
     let mut world = world();
@@ -89,7 +89,7 @@ fn credits_spare_rnr_naks() {
     assert_eq!(c.recv_cqs[1].drain().len(), 8);
 }
 
-/// Time that a message takes, and the data that arrived.
+/// Returns the time that a message takes, and the data that arrived.
 fn transfer(mark: u32, read: bool) -> (Duration, World, Connection) {
     let length = 4 << 20;
     let mut world = world();
@@ -133,7 +133,7 @@ fn marks_slow_the_sender_down() {
         assert_eq!(counter(&world, 0, Counter::NotificationsSent), 0);
         assert_eq!(counter(&world, 1, Counter::NotificationsSent), 0);
         let (slow, world, _) = transfer(1024, read);
-        // Whoever gets the data tells whoever sends it.
+        // The receiver of the data notifies the sender.
         let (from, to) = if read { (1, 0) } else { (0, 1) };
         assert!(counter(&world, to, Counter::MarkedPackets) > 1000);
         let sent = counter(&world, to, Counter::NotificationsSent);
@@ -178,7 +178,7 @@ fn the_active_mtu_bounds_paths_and_datagrams() {
         ..RnicConfig::default()
     };
     let mut world = World::new(2, 8192, &config, 6);
-    // Its paths have 1024 bytes.
+    // The path MTU is 1024 bytes.
     let mut c = connected(&mut world);
     let write = write(&c, 1, 5000);
     c.send(&mut world, 0, &write);
@@ -248,7 +248,7 @@ fn one_acknowledgement_stands_for_many_requests() {
     assert!((1..=4).contains(&acknowledgements), "{acknowledgements}");
 }
 
-/// Reads and atomics of side 0, which may have `asked` outstanding where side 1 has room for `granted`.
+/// Runs reads and atomics of side 0, which may have `asked` outstanding while side 1 has room for `granted`.
 fn fetch(asked: u8, granted: u8) -> (World, Vec<Status>) {
     let mut world = world();
     let mut c = world.connect([0, 1], &QpOptions::default(), MR, |side, attributes| {
@@ -281,7 +281,7 @@ fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
         let (_, statuses) = fetch(depth, depth);
         assert_eq!(statuses, [Status::Success; 12], "{depth}");
     }
-    // A peer that has more than there is room for breaks the agreement.
+    // A peer with more outstanding requests than there is room for breaks the agreement.
     let (mut world, statuses) = fetch(4, 1);
     assert!(
         statuses.contains(&Status::RemoteInvalidRequest),

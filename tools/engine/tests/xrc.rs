@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Extended reliable connections (IBTA volume 1, annex A14): which queue a message goes to, whose memory a peer gets
-//! at, and what outlives what.
+//! Extended reliable connections (IBTA volume 1, annex A14): which queue a message goes to, whose memory a peer can
+//! access, and which objects outlive others.
 
 use std::time::Duration;
 use vrnic_engine::{
@@ -25,7 +25,7 @@ use vrnic_wire::{
 const MR: usize = 1 << 19;
 const ENTRIES: u32 = 64;
 
-/// What a process of node 1 has: a protection domain, a region, a completion queue and a shared receive queue.
+/// The objects of a process of node 1: a protection domain, a region, a completion queue and a shared receive queue.
 struct Process {
     pd: u32,
     mr: Mr,
@@ -108,7 +108,8 @@ impl Xrc {
         self.post(&send);
     }
 
-    /// A request without data of its own, for memory of `of`, by the queue of `by`.
+    /// Builds a request without local data that accesses memory of the process `of` through the queue of the process
+    /// `by`.
     fn access(&self, wr_id: u64, opcode: SendOpcode, by: usize, of: usize) -> Send {
         let mr = &self.processes[of].mr;
         Send::new(wr_id, opcode)
@@ -117,7 +118,7 @@ impl Xrc {
             .to_srq(self.processes[by].srq.srqn)
     }
 
-    /// What the next request of the initiator ends with, and what the target is told.
+    /// Returns how the next requests of the initiator end, and which events the target gets.
     fn outcome(&mut self) -> (Vec<Status>, Vec<EventType>) {
         self.world.settle();
         let done = self.send_cq.drain();
@@ -125,7 +126,7 @@ impl Xrc {
         (statuses, self.events())
     }
 
-    /// Events of node 1 since the last call.
+    /// Returns the events of node 1 since the last call.
     fn events(&mut self) -> Vec<EventType> {
         std::iter::from_fn(|| self.world.nodes[1].rnic.next_async_event())
             .map(|event| EventType::try_from(event.event_type.get()).expect("event type"))
@@ -142,7 +143,7 @@ impl Xrc {
     }
 }
 
-/// Creates an XRC target; gives its number.
+/// Creates an XRC target and returns its number.
 fn target(node: &mut Node, xrcdn: u32) -> Result<u32, (CommandStatus, Cause)> {
     let options = QpOptions {
         qp_type: QpType::XrcTarget,
@@ -173,7 +174,7 @@ fn process(node: &mut Node, xrcdn: u32) -> Process {
     }
 }
 
-/// What message `message` says.
+/// Returns the contents of message `message`.
 fn content(message: u64, length: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at as u64 * 3 + message * 59 + at as u64 / 256) as u8)
@@ -196,7 +197,7 @@ fn same(outcome: &(Vec<Status>, Vec<EventType>), expected: ([Status; 1], [EventT
     );
 }
 
-/// A fault has the header of a message name another queue: of another process, or one that there is not.
+/// A fault makes the header of a message name another queue: one of another process, or one that does not exist.
 #[test]
 fn a_message_goes_to_the_queue_that_its_header_names_by_mistake() {
     for fabric in [Segmentation::Local, Segmentation::PathMtu] {
@@ -314,7 +315,7 @@ fn without_a_receive_in_its_queue_a_message_waits() {
 
 #[test]
 fn a_number_that_names_no_queue_of_the_domain_is_refused() {
-    // No such queue, one that is of no domain, one of another domain.
+    // A queue that does not exist, one without a domain, one of another domain.
     for case in 0..3 {
         let mut xrc = Xrc::new(Segmentation::Local, 4);
         let Node { rnic, guest } = &mut xrc.world.nodes[1];
@@ -345,14 +346,14 @@ fn memory_is_that_of_the_domain_of_the_queue() {
         xrc.post(&own);
         xrc.world.settle();
         assert_eq!(names(&xrc.send_cq.drain()), [(1, Status::Success)]);
-        // The region of one process by the queue of the other.
+        // The region of one process through the queue of the other.
         let foreign = xrc.access(2, opcode, 0, 1);
         xrc.post(&foreign);
         same(&xrc.outcome(), ACCESS);
     }
 }
 
-/// The answer to a read is made later than the request is taken, also when other queues were named meanwhile.
+/// The answer to a read is generated after the request was accepted, even if other queues were named meanwhile.
 #[test]
 fn reads_of_several_queues_are_answered_from_their_own_memory() {
     let mut xrc = Xrc::new(Segmentation::PathMtu, 6);
@@ -416,7 +417,7 @@ fn a_message_stays_with_its_queue() {
     assert_eq!(xrc.world.state(1, xrc.target), QpState::Error);
 }
 
-/// The second packet of the first message of the initiator.
+/// Builds the second packet of the initiator's first message.
 fn middle(xrc: &Xrc) -> Segment<'static> {
     let Node { rnic, guest } = &xrc.world.nodes[0];
     let qp = rnic.qp(xrc.initiator.qpn, &guest.view).expect("qp");
@@ -441,8 +442,8 @@ fn middle(xrc: &Xrc) -> Segment<'static> {
     }
 }
 
-/// The process goes away while a message for it is under way: nothing of it is written any more, and the connection
-/// serves no one else, because its message can never be finished.
+/// The process goes away while a message for it is in flight: nothing more of it is written, and the connection serves
+/// no one else, because the message can never be finished.
 #[test]
 fn a_queue_can_go_away_at_any_time() {
     let mut xrc = Xrc::new(Segmentation::PathMtu, 8);
@@ -478,7 +479,7 @@ fn a_queue_can_go_away_at_any_time() {
         .expect("nobody uses it any more");
 }
 
-/// What is acknowledged again after the queue is gone, and read again.
+/// A send that is repeated after its queue is gone is acknowledged again.
 #[test]
 fn requests_that_come_again_after_their_queue_went_away() {
     let mut xrc = Xrc::new(Segmentation::Local, 9);
@@ -514,7 +515,7 @@ fn a_target_in_error_flushes_what_it_took_and_no_more() {
     xrc.world.run(Duration::from_micros(50));
     assert_eq!(names(&xrc.processes[0].cq.drain()), [(0, Status::Flushed)]);
     assert_eq!(xrc.events(), [], "no queue is its own");
-    // The other receive is there for other targets.
+    // The other receive is still available for other targets.
     assert_eq!(xrc.processes[0].srq.ring.device_index(), 1);
 }
 

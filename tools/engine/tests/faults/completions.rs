@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Completions: errors of each status, late ones, lost ones, and their events.
+//! Faults of completions: errors of each status, late ones, lost ones, and their events.
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
 use vrnic_engine::{Segmentation, fault::Kind, testing::Send};
@@ -11,7 +11,7 @@ use vrnic_wire::{
     work::SendOpcode,
 };
 
-/// The second of four writes completes with an error, those behind it are flushed, and the peer knows nothing.
+/// The second of four writes completes with an error, those after it are flushed, and the peer notices nothing.
 const fn error(fault: &'static str, sends: &'static [Status]) -> Case {
     Case {
         fault,
@@ -24,7 +24,7 @@ const fn error(fault: &'static str, sends: &'static [Status]) -> Case {
     }
 }
 
-/// What the sends of a case give.
+/// Statuses of the sends of a case.
 macro_rules! then_flushed {
     ($status:ident) => {
         &[
@@ -95,7 +95,7 @@ fn each_status_is_seen_and_what_follows_is_flushed() {
 fn what_fails_behind_an_error_is_flushed() {
     let mut stage = Stage::new(Segmentation::PathMtu);
     stage.arm(0, "cqe-general-err qp={qp} side=send");
-    // One answer tells that the first request is done and that the second failed.
+    // One answer reports that the first request succeeded and that the second failed.
     stage.arm(1, "lost-ack qp={qp} count=all");
     stage.post(Op::Writes(1));
     let (address, rkey) = (stage.victim.mrs[1].iova, stage.victim.mrs[1].key);
@@ -124,7 +124,7 @@ fn receives_fail_too_and_the_vendor_error_is_the_chosen_one() {
         let expected = [Status::Success, status, Status::Flushed, Status::Flushed];
         assert_eq!(statuses(&received), expected);
         assert_eq!(received[1].wr_id, 1);
-        // The number is that of a cause which people know.
+        // The number is that of a documented cause.
         assert_eq!(received[1].cause.map(vrnic_engine::Cause::code), Some(81));
         assert_eq!(received[1].length, 0);
         let qpn = stage.victim.qps[1].qpn;
@@ -135,7 +135,7 @@ fn receives_fail_too_and_the_vendor_error_is_the_chosen_one() {
 
 #[test]
 fn requests_that_want_no_completion_are_flushed_too() {
-    // Unsignaled ones behind the error in the same acknowledgement.
+    // Unsignaled requests after the error, in the same acknowledgement.
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(0, "cqe-general-err qp={qp}");
     let Stage { world, victim, .. } = &mut stage;
@@ -235,7 +235,7 @@ fn an_overrun_is_told_to_all_who_use_the_queue() {
     stage.check_other();
 }
 
-/// Arms the queue, lets a write complete, and gives the completion events then and later.
+/// Arms the queue, lets a write complete, and returns the numbers of completion events then and later.
 fn events(fault: &str, arm: bool) -> [usize; 2] {
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(0, fault);
@@ -251,7 +251,7 @@ fn events(fault: &str, arm: bool) -> [usize; 2] {
     let soon = count(&mut stage);
     stage.run(1000);
     let later = count(&mut stage);
-    // Armed again, it has its event.
+    // When armed again, it gets its event.
     stage.victim.send_cqs[0].arm(false);
     stage.post(Op::Writes(1));
     stage.world.settle();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Events, commands, doorbells, the link, and the whole device.
+//! Faults of events, commands, doorbells, the link, and the whole device.
 
 use super::{LONG, NONE, OK, OK4, Op, Stage, statuses};
 use std::{
@@ -77,7 +77,8 @@ fn events_come_alone_and_nothing_else_happens() {
     }
 }
 
-/// The victim's queue pair belongs to a process, the other one was made before its context had a name.
+/// Creates a stage whose victim's queue pair belongs to a process. The other one was created before its context had a
+/// name.
 fn stage_with_process(pid: u32, name: [u8; 16]) -> Stage {
     let mut stage = Stage::new(Segmentation::Local);
     let node = &mut stage.world.nodes[0];
@@ -145,7 +146,7 @@ fn the_kernel_has_a_name_and_others_what_the_driver_says() {
         (owner(&stage).pid, owner(&stage).to_string()),
         (0, "kernel".to_owned())
     );
-    // Names are the guest's to choose.
+    // The guest can choose any name.
     stage = stage_with_process(7, *b"\x1b[2J\xff 16 letters");
     assert_eq!(owner(&stage).to_string(), "?[2J\u{fffd} 16 letters");
 }
@@ -230,7 +231,7 @@ fn shared_receive_queues_have_their_faults() {
             .expect("qp");
         let attributes = World::attributes(0, plain.qps[0].qpn);
         world.bring_up(1, qp.qpn, attributes, QpType::ReliableConnection);
-        // The other end has a new peer.
+        // The other end gets a new peer.
         let qpn = plain.qps[0].qpn;
         world.modify(0, qpn, reset());
         world.bring_up(
@@ -304,8 +305,8 @@ fn events_are_lost_or_late() {
     assert_eq!(stage.events(1), [EventType::QpAccessError]);
 }
 
-/// A write to an on-demand region, whose peer's device has the fault: when the device asked for pages, and whether it
-/// asks again.
+/// Performs a write to an on-demand region of a device with the fault. Returns when the device requested pages, which
+/// shows whether it asks again.
 fn page_fault(fault: &str) -> Vec<Duration> {
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(1, fault);
@@ -335,7 +336,7 @@ fn pages_are_asked_for_late_or_never() {
     assert_eq!(page_fault("page-fault-lost count=all"), []);
 }
 
-/// Executes a command, and gives its status and how it is to be delivered.
+/// Executes a command, and returns its status and how its reply is to be delivered.
 fn execute<C: command::Command>(world: &mut World, request: C) -> (u32, u32, Delivery) {
     let node = &mut world.nodes[0];
     let body = request.as_bytes();
@@ -465,7 +466,7 @@ fn doorbells_are_lost_or_late() {
         ("doorbell-late qp={qp} delay=50ms", true),
     ] {
         let mut stage = Stage::new(Segmentation::Local);
-        // The device sleeps, so that the provider has to ring.
+        // The device sleeps, so the provider has to ring the doorbell.
         stage.run(100);
         stage.arm(0, fault);
         stage.post(Op::Writes(1));
@@ -474,7 +475,7 @@ fn doorbells_are_lost_or_late() {
         stage.run(100);
         let done = statuses(&stage.victim.send_cqs[0].drain());
         assert_eq!(done.is_empty(), !soon, "{fault}");
-        // The next doorbell, whoever's, has the device look at all rings of the context.
+        // The next doorbell, of any queue pair, makes the device look at all rings of the context.
         stage.post_other();
         stage.world.settle();
         let done = statuses(&stage.victim.send_cqs[0].drain());
@@ -483,7 +484,7 @@ fn doorbells_are_lost_or_late() {
     }
 }
 
-/// A time that has passed would keep the worker busy as long as the device is stuck.
+/// A deadline in the past would keep the worker busy as long as the device is stuck.
 #[test]
 fn a_stuck_device_waits_for_nothing_that_it_holds_back() {
     let mut stage = Stage::new(Segmentation::PathMtu);
@@ -512,7 +513,7 @@ fn a_stuck_device_does_nothing_until_it_goes_on() {
     stage.run(300);
     assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK4);
 
-    // Its peers' requests are not answered; when it is cleared, it goes on.
+    // It does not answer its peers' requests. When the fault is cleared, it continues.
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(1, "stuck");
     stage.run(1);
@@ -547,7 +548,7 @@ fn a_slow_device_takes_its_time() {
     let packets = (LONG / 1024) as u32;
     let by = |factor: u32| time(&format!("slow factor={factor}"));
     assert!(by(1000) >= Duration::from_millis(1) * packets);
-    // What a device does a million of in a second takes it 1000 times as long.
+    // What the device does a million times per second takes 1000 times as long.
     assert_eq!(time("slow delay=1ms"), by(1000));
     assert_eq!(by(3000), by(3000), "the same in each run");
     assert!(by(3000) >= 2 * by(1000));
@@ -580,7 +581,7 @@ fn links_flap_and_come_back() {
     assert_eq!(stage.world.nodes[0].rnic.faults_mut().clear(Some(id)), 1);
     stage.run(5);
     assert_eq!(stage.events(0), [up]);
-    // Who takes it down by hand keeps it down.
+    // A link that was taken down by hand stays down.
     stage.world.nodes[0].rnic.set_link(false);
     stage.arm(0, "link-flap for=10ms");
     stage.run(100);
@@ -614,7 +615,7 @@ fn a_port_says_that_its_link_is_slow() {
     assert_eq!(link(&stage), before);
 }
 
-/// Without its GID a device gets nothing, and cannot be connected. The other GID stays.
+/// Without its GID, a device receives nothing and cannot be connected. The other GID stays.
 #[test]
 fn a_gid_vanishes_and_comes_back() {
     let mut stage = Stage::new(Segmentation::PathMtu);
@@ -659,7 +660,7 @@ fn the_clock_jumps_ahead_and_back() {
     assert_eq!(clock(&mut stage), 0);
 }
 
-/// The second of two flushes fails, and only that.
+/// Only the second of two flushes fails.
 #[test]
 fn memory_does_not_survive() {
     let mut world = World::pair(3);
@@ -693,7 +694,7 @@ fn a_device_fails_or_panics_once() {
     assert!(stage.world.nodes[0].rnic.is_failing());
     assert!(!stage.world.nodes[0].rnic.is_killing());
 
-    // Pulled out of its slot, in which a reset does not put it back.
+    // Removed from its slot. A reset does not put it back.
     for (lasts, end) in [("", None), (" for=20ms", Some(Duration::from_millis(25)))] {
         let mut stage = Stage::new(Segmentation::Local);
         let end = end.map(|end| stage.world.now + end);
@@ -727,7 +728,7 @@ fn a_device_fails_or_panics_once() {
     stage.arm(0, "engine-panic");
     let panicked = catch_unwind(AssertUnwindSafe(|| stage.run(1)));
     assert!(panicked.is_err());
-    // The faults outlive the engine, and this one is done.
+    // The faults outlive the engine, and this one is finished.
     let mut faults = stage.world.nodes[0].rnic.take_faults();
     faults.rest();
     assert!(faults.is_idle());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Fields of headers that have a wrong value: what the peer makes of each.
+//! Header fields with wrong values, and how the peer reacts to each.
 
 use super::{OK, Op, Stage, statuses};
 use vrnic_engine::{
@@ -17,14 +17,14 @@ use vrnic_wire::{
 
 const FABRICS: [Segmentation; 2] = [Segmentation::Local, Segmentation::PathMtu];
 
-/// A stage on which the requester's packets have a wrong field.
+/// Creates a stage on which the requester's packets have a wrong field.
 fn stage(fabric: Segmentation, fault: &str) -> Stage {
     let mut stage = Stage::new(fabric);
     stage.arm(0, &format!("wrong-field qp={{qp}} {fault}"));
     stage
 }
 
-/// What the requester is told, when everything is over.
+/// Returns what the requester is told when everything is over.
 fn told(stage: &mut Stage) -> Vec<Status> {
     stage.post_other();
     stage.world.settle();
@@ -43,12 +43,12 @@ fn a_packet_in_the_middle_of_a_message_has_no_reth_and_does_not_count() {
             stage.world.settle();
             assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK, "{fault}");
             assert_eq!(stage.log(0), []);
-            // The second message has the second.
+            // The second message has the second RETH.
             stage.post(Op::LongWrite);
             assert_eq!(told(&mut stage), [Status::RemoteAccess], "{fault}");
             assert_eq!(stage.events(1), [EventType::QpAccessError]);
         }
-        // So do the rights of a region go with the second message, not with the second packet.
+        // Likewise, the rights of a region are revoked with the second message, not with the second packet.
         let mut stage = Stage::new(fabric);
         stage.arm(1, "key-revoked qp={qp} nth=2");
         stage.post(Op::LongWrite);
@@ -94,7 +94,8 @@ fn a_request_that_asks_for_no_acknowledgement_gets_it_when_it_comes_again() {
     }
 }
 
-/// Posts an atomic on 8 bytes that say `before`; gives what they say after it, and what the requester hears they said.
+/// Performs an atomic on 8 bytes with the value `before`. Returns their value after it, and the original value that the
+/// requester receives.
 fn atomic(stage: &mut Stage, before: u64, opcode: SendOpcode, operands: [u64; 2]) -> [u64; 2] {
     let Stage { world, victim, .. } = stage;
     victim.mrs[1].arena.put(0, &before.to_le_bytes());
@@ -120,9 +121,9 @@ fn operands_of_atomics_are_believed() {
         let value = |field: &str| format!("field={field} value={big}");
         assert_eq!(run(&value("compare-add"), FetchAdd, [1, 0]), [3 + big, 3]);
         assert_eq!(run(&value("swap"), CompareSwap, [3, 9]), [big, 3]);
-        // What is compared is not there, so nothing is stored.
+        // The compared value does not match, so nothing is stored.
         assert_eq!(run(&value("compare-add"), CompareSwap, [3, 9]), [3, 3]);
-        // The responder lies about what was there.
+        // The responder returns a wrong original value.
         let mut stage = Stage::new(fabric);
         stage.arm(1, &format!("wrong-field qp={{qp}} {}", value("original")));
         assert_eq!(atomic(&mut stage, 3, FetchAdd, [1, 0]), [4, big]);
@@ -139,7 +140,7 @@ fn a_wrong_key_is_not_invalidated_and_the_receiver_fails() {
         victim.receive(world, 1, 7, &[]);
         let send = Send::new(2, SendOpcode::SendWithInvalidate).immediate(window.key);
         victim.send(world, 0, &send);
-        // The message arrived; what it asked for is between the receiver and its keys.
+        // The message arrived; the invalidation only concerns the receiver and its keys.
         assert_eq!(told(&mut stage), OK);
         let received: Vec<Completion> = stage.victim.recv_cqs[1].drain();
         assert_eq!(statuses(&received), [Status::RemoteInvalidRequest]);
@@ -170,12 +171,12 @@ fn datagrams_tell_a_wrong_sender_and_a_wrong_way() {
     };
     let (sender, _) = run("field=source-qp value=77").expect("a datagram");
     assert_eq!(sender, 77);
-    // The IPv4 header is the second half of what comes before the payload.
+    // The IPv4 header is in the second half of the 40 bytes before the payload.
     let (_, header) = run("field=hop-limit value=3").expect("a datagram");
     assert_eq!(header[28], 3);
     let (_, header) = run("field=traffic-class value=0x28").expect("a datagram");
     assert_eq!(header[21], 0x28);
-    // Nobody has that key.
+    // No queue pair has this Q_Key.
     assert_eq!(run("field=qkey value=99"), None);
 }
 

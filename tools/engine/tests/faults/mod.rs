@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Every fault there is, in virtual time: an ordinary peer sees what the table of faults says, others see nothing, and
-//! the same seed gives the same firings.
+//! Every fault in virtual time: an ordinary peer sees what the table of faults says, others notice nothing, and the
+//! same seed gives the same firings.
 
 mod completions;
 mod device;
@@ -24,41 +24,41 @@ use vrnic_wire::{
 
 const MR: usize = 1 << 19;
 
-/// Bytes of a long message: several packets on each fabric.
+/// Length of a long message in bytes: several packets on each fabric.
 const LONG: usize = 200_000;
 
-/// What the queue pair that a fault is about does.
+/// What the affected queue pair does.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Op {
-    /// So many sends of 1000 bytes.
+    /// This many sends of 1000 bytes.
     Sends(u64),
-    /// So many writes of 1000 bytes.
+    /// This many writes of 1000 bytes.
     Writes(u64),
     /// A long write.
     LongWrite,
     /// A long read.
     LongRead,
-    /// So many fetch and adds of 1.
+    /// This many fetch-and-adds of 1.
     Adds(u64),
     /// A write with immediate data.
     WriteImmediate,
 }
 
-/// What has to come of it.
+/// A test case with its expected result.
 #[derive(Debug)]
 struct Case {
-    /// The fault; `{qp}` and `{cq}` are the queue pair and the completion queue of sends of the device that has it,
-    /// `{rcq}` that of receives.
+    /// The fault. `{qp}` and `{cq}` stand for the queue pair and the completion queue of sends on the affected device,
+    /// `{rcq}` for that of receives.
     fault: &'static str,
-    /// Which device has it: 0 is the requester's.
+    /// Device with the fault: 0 is the requester's.
     node: usize,
     op: Op,
-    /// Statuses of the requester's sends, and of the responder's receives.
+    /// Expected statuses of the requester's sends and of the responder's receives.
     sends: &'static [Status],
     receives: &'static [Status],
-    /// Events at both.
+    /// Expected events at both ends.
     events: [&'static [EventType]; 2],
-    /// Whether the data arrived as it was sent.
+    /// Whether the data must arrive unchanged.
     intact: bool,
 }
 
@@ -66,7 +66,7 @@ const OK: &[Status] = &[Status::Success];
 const OK4: &[Status] = &[Status::Success; 4];
 const NONE: &[Status] = &[];
 
-/// A world with a connection that the fault is about, and another of the same devices.
+/// A world with an affected connection, and another connection of the same devices.
 struct Stage {
     world: World,
     victim: Connection,
@@ -104,7 +104,7 @@ impl Stage {
         }
     }
 
-    /// Arms a fault and gives its number.
+    /// Arms a fault and returns its number.
     fn arm(&mut self, node: usize, text: &str) -> u64 {
         let text = text
             .replace("{qp}", &self.victim.qps[node].qpn.to_string())
@@ -174,7 +174,7 @@ impl Stage {
         }
     }
 
-    /// Whether the data of an operation is where it belongs.
+    /// Returns whether the data of an operation is in the right place.
     fn is_intact(&self, op: Op) -> bool {
         let victim = &self.victim;
         let length = match op {
@@ -189,7 +189,7 @@ impl Stage {
         here == there
     }
 
-    /// The other connection works.
+    /// Checks that the other connection works.
     fn post_other(&mut self) {
         let Self { world, other, .. } = self;
         for wr_id in 0..4 {
@@ -235,7 +235,7 @@ fn statuses(completions: &[Completion]) -> Vec<Status> {
     completions.iter().map(|one| one.status).collect()
 }
 
-/// Runs a case once, and gives its firings.
+/// Runs a case once and returns its firings.
 fn perform(case: &Case, segmentation: Segmentation) -> Vec<Firing> {
     let mut stage = Stage::new(segmentation);
     let id = stage.arm(case.node, case.fault);
@@ -273,7 +273,7 @@ fn perform(case: &Case, segmentation: Segmentation) -> Vec<Firing> {
     assert_eq!(list.len(), 1);
     assert!(list[0].fired > 0, "it did not fire: {what}");
     if list[0].progress == Progress::Done {
-        // Nothing is left of it: the queue pair works, if it still may.
+        // No effects remain: the queue pair works if it still may.
         let faults = stage.world.nodes[case.node].rnic.faults();
         assert!(faults.is_idle(), "{what}");
     }
@@ -296,7 +296,7 @@ fn perform_all(cases: &[Case]) {
     }
 }
 
-/// Faults whose tests are functions of their own.
+/// Faults that have test functions of their own.
 const ELSEWHERE: &[&str] = &[
     // wire
     "ghost",
@@ -407,7 +407,7 @@ fn every_fault_has_a_test() {
     }
 }
 
-/// Each fault is proven by a program in VMs: a test there names it.
+/// Each fault is also proven by a program in VMs: a test there names it.
 #[test]
 fn every_fault_is_named_by_a_vm_test() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vm");

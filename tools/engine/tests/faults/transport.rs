@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Decisions of the responder, and timers.
+//! Faults of the responder's decisions and of timers.
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
 use std::time::Duration;

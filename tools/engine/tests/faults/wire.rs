@@ -13,7 +13,7 @@ use vrnic_wire::{
     work::{AddressVector, SendOpcode},
 };
 
-/// A fault that costs nothing but time.
+/// A fault that only costs time.
 const fn harmless(fault: &'static str, node: usize, op: Op, sends: &'static [Status]) -> Case {
     Case {
         fault,
@@ -29,7 +29,7 @@ const fn harmless(fault: &'static str, node: usize, op: Op, sends: &'static [Sta
     }
 }
 
-/// A fault after which the request fails.
+/// A fault that makes the request fail.
 const fn fatal(
     fault: &'static str,
     node: usize,
@@ -87,7 +87,7 @@ pub(super) const CASES: &[Case] = &[
     harmless("wrong-msn qp={qp} count=all", 1, Op::Sends(4), OK4),
     fatal("partition qp={qp}", 0, Op::Writes(1), RETRY, &[], false),
     fatal("no-answer qp={qp}", 1, Op::Writes(1), RETRY, &[], false),
-    // Its last packet is shorter.
+    // The last packet is shorter.
     fatal(
         "mtu-black-hole qp={qp} size=1000..65536",
         0,
@@ -163,7 +163,7 @@ fn faults_of_the_wire_are_seen_as_described() {
     perform_all(CASES);
 }
 
-/// All from one stage: arms, posts, runs, and gives the statuses of the sends.
+/// Arms faults on one stage, posts an operation and runs it. Returns the statuses of the sends.
 fn run(stage: &mut Stage, node: usize, faults: &[&str], op: Op) -> Vec<Status> {
     for fault in faults {
         stage.arm(node, fault);
@@ -201,7 +201,7 @@ fn a_nak_that_is_lost_costs_a_probe_or_the_reason() {
 #[test]
 fn a_device_that_does_not_hear_or_is_not_heard_has_done_the_requests_of_its_peer_or_its_own() {
     for fabric in FABRICS {
-        // The responder takes the write, and nobody hears its answer.
+        // The responder executes the write, but its answer does not arrive.
         let mut stage = Stage::new(fabric);
         assert_eq!(run(&mut stage, 1, &["mute qp={qp}"], Op::Writes(1)), RETRY);
         assert!(stage.is_intact(Op::Writes(1)));
@@ -241,7 +241,7 @@ fn ghosts_come_when_their_queue_pair_is_gone_and_harm_nobody() {
         stage.run(50);
         assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK4);
         let before = stage.world.nodes[1].rnic.counters()[Counter::DuplicateRequests as usize];
-        // Connected anew, with the same number and the same first PSN, and old packets on their way.
+        // The queue pairs are connected again, with the same numbers and first PSNs, while old packets are in flight.
         for side in 0..2 {
             let qpn = stage.victim.qps[side].qpn;
             stage.world.modify(side, qpn, reset());
@@ -272,7 +272,7 @@ fn reset() -> vrnic_wire::qp::QpAttributes {
 fn a_slow_link_takes_its_time() {
     for fabric in FABRICS {
         let mut stage = Stage::new(fabric);
-        // 200 000 bytes take 20 ms, and no timer runs out before the first packet is there.
+        // 200 000 bytes take 20 ms, and no timer expires before the first packet arrives.
         stage.arm(0, "slow-link qp={qp} rate=10000000");
         let start = stage.world.now;
         stage.post(Op::LongWrite);
@@ -291,7 +291,7 @@ fn a_slow_link_takes_its_time() {
 fn marks_and_notifications_slow_senders_down() {
     for fault in ["ecn-mark qp={qp}", "cnp-storm qp={qp}"] {
         let mut stage = Stage::new(Segmentation::PathMtu);
-        // Congestion control takes notifications of one moment for one.
+        // Congestion control treats notifications at the same time as one.
         stage.run(10);
         assert_eq!(run(&mut stage, 0, &[fault], Op::LongWrite), OK, "{fault}");
         let counters = stage.world.nodes[0].rnic.counters();

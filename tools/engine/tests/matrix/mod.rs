@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Who sees which error: every operation, with every combination of what can be wrong with it at either end.
+//! Which errors each end sees: every operation, with every combination of errors at either end.
 //!
-//! What is expected has two parts, and neither looks at the engine. [`Case::fault`] finds the fault that counts, in
-//! the order in which a requester and a responder check (IBTA volume 1, 9.7.4 and 9.8.2.2): what is wrong with the
-//! entry and with the memory that is sent from, then what the peer has against the request, then what is wrong with
-//! the memory of the response. [`Fault::row`] is the table of what both ends see of it (9.9.2, 9.9.3, 10.10.2.2 and
-//! 11.6.2; "Error handling" of Documentation/virtio-rdma.rst).
+//! The expected result has two parts, and neither depends on the engine. [`Case::fault`] finds the decisive fault, in
+//! the order in which a requester and a responder check (IBTA volume 1, 9.7.4 and 9.8.2.2): errors in the entry and in
+//! the source memory, then the peer's objections to the request, then errors in the memory for the response.
+//! [`Fault::row`] is the table of what both ends see of it (9.9.2, 9.9.3, 10.10.2.2 and 11.6.2; "Error handling" of
+//! Documentation/virtio-rdma.rst).
 
 use vrnic_engine::{
     Cause, Recovery, RnicConfig, Segmentation,
@@ -26,16 +26,16 @@ use vrnic_wire::{
 
 const MR: usize = 1 << 16;
 
-/// Q_Key of the queue pairs for datagrams.
+/// Q_Key of the datagram queue pairs.
 const QKEY: u32 = 0x1234;
 
 /// Q_Key of the GSI.
 const GSI_QKEY: u32 = 0x8001_0000;
 
-/// A queue pair that nobody has.
+/// Number of a queue pair that does not exist.
 const NOBODY: u32 = 0x777;
 
-/// What is wrong with the memory of the request.
+/// State of the local memory of the request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Local {
     Valid,
@@ -43,31 +43,31 @@ enum Local {
     Bounds,
 }
 
-/// What is wrong with what the request names at the peer.
+/// State of what the request names at the peer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Remote {
     Valid,
     Key,
     Rights,
     Bounds,
-    /// The queue pair of the peer allows nothing.
+    /// The queue pair of the peer allows no access.
     QueuePair,
     /// The address of an atomic is not a multiple of 8.
     Alignment,
-    /// It names an aligned address, a key that there is not.
+    /// The address is aligned, but the key does not exist.
     AlignmentAndKey,
     /// The Q_Key of a datagram.
     Qkey,
 }
 
-/// What is wrong with the first receive of the peer.
+/// State of the peer's first receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Receive {
     Valid,
     Absent,
     Short,
     Key,
-    /// It has more elements than the queue has room for.
+    /// It has more elements than the queue supports.
     Entry,
 }
 
@@ -77,7 +77,7 @@ struct Case {
     wire: Option<Wire>,
     qp_type: QpType,
     opcode: SendOpcode,
-    /// More than one packet, where there are packets.
+    /// More than one packet, on fabrics with packets.
     long: bool,
     signaled: bool,
     local: Local,
@@ -89,7 +89,7 @@ struct Case {
     peer: QpState,
 }
 
-/// A status, and the number that says why.
+/// A status with its cause.
 type Ended = (Status, Option<Cause>);
 
 const SUCCESS: Ended = (Status::Success, None);
@@ -101,7 +101,7 @@ const FLUSHED: Ended = (Status::Flushed, Some(Cause::QpInError));
 struct Seen {
     /// Completion of the request.
     request: Option<Ended>,
-    /// Completion of the one behind it.
+    /// Completion of the following request.
     next: Ended,
     /// Completions of the two receives.
     receives: Vec<Ended>,
@@ -109,41 +109,41 @@ struct Seen {
     event: Option<(EventType, Option<Cause>)>,
     /// States of both ends.
     states: [QpState; 2],
-    /// Whether the peer did what it was asked to.
+    /// Whether the peer executed the request.
     done: bool,
 }
 
-/// The fault that counts.
+/// The decisive fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The service does not have the operation.
+    /// The service does not support the operation.
     Operation,
-    /// The datagram is longer than one may be.
+    /// The datagram is too long.
     Length,
-    /// The memory that is sent from.
+    /// The source memory.
     Source(Local),
-    /// The peer does not listen.
+    /// The peer does not answer.
     Silence,
     /// The peer has no receive.
     NoReceive,
-    /// What is named at the peer. It has a receive in use or not.
+    /// What the request names at the peer, and whether a receive is in use.
     Target(Remote, bool),
     /// The receive of the peer.
     Receive(Receive),
     /// The peer cannot invalidate the key.
     Invalidation,
-    /// The memory that the response goes to.
+    /// The memory for the response.
     Sink(Local),
 }
 
 /// What the peer sees of a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Peer {
-    /// Nothing, and goes on.
+    /// Nothing, and it continues.
     Nothing,
-    /// It fails with an event, and its receives are flushed.
+    /// The queue pair fails with an event, and its receives are flushed.
     Event(EventType, Cause),
-    /// It fails with a receive, and the others are flushed.
+    /// The queue pair fails with a receive, and the others are flushed.
     Receive(Status, Cause),
 }
 
@@ -152,12 +152,12 @@ struct Row {
     request: Ended,
     next: Ended,
     peer: Peer,
-    /// Whether the peer did what it was asked to.
+    /// Whether the peer executed the request.
     done: bool,
 }
 
 impl Fault {
-    /// What is seen of it on a reliable connection.
+    /// Returns what is seen of it on a reliable connection.
     fn row(self) -> Row {
         use Cause::*;
         use Status::*;
@@ -203,7 +203,7 @@ impl Fault {
                 LocalQueuePairOperation,
                 ReceiveEntry,
             ),
-            // The message is there and acknowledged. Nobody answers the next one.
+            // The message was received and acknowledged. The next one is not answered.
             Self::Invalidation => Row {
                 request: SUCCESS,
                 next: (RetryExceeded, Some(Retries)),
@@ -214,8 +214,8 @@ impl Fault {
         }
     }
 
-    /// What is seen of it where nobody answers. The sender sees its own faults; a receiver drops the message, unless
-    /// its own receive is wrong.
+    /// Returns what is seen of it on a service without answers. The sender sees its own faults. A receiver drops the
+    /// message, unless its own receive is wrong.
     fn unreliable_row(self) -> Row {
         let row = self.row();
         let peer = match (self, row.peer) {
@@ -244,7 +244,7 @@ impl Local {
 }
 
 impl Remote {
-    /// What the peer says to it, and why.
+    /// Returns the status of the peer's answer, and the cause.
     fn refusal(self) -> (Status, Cause) {
         let invalid = Status::RemoteInvalidRequest;
         match self {
@@ -256,7 +256,7 @@ impl Remote {
         }
     }
 
-    /// Whether it is found before a receive is looked for.
+    /// Returns whether it is found before a receive is needed.
     fn comes_first(self) -> bool {
         self == Self::Qkey || self.refusal().0 == Status::RemoteInvalidRequest
     }
@@ -279,7 +279,7 @@ fn is_datagram(qp_type: QpType) -> bool {
     matches!(qp_type, UnreliableDatagram | Gsi)
 }
 
-/// Whether queue pairs in that state take messages (IBTA volume 1, 10.3.1).
+/// Returns whether queue pairs in this state receive messages (IBTA volume 1, 10.3.1).
 fn receives(state: QpState) -> bool {
     !matches!(state, QpState::Reset | QpState::Init | QpState::Error)
 }
@@ -307,7 +307,7 @@ impl Case {
         self.is_send() || self.opcode == SendOpcode::WriteWithImmediate
     }
 
-    /// Whether the response has data.
+    /// Returns whether the response has data.
     fn fetches(&self) -> bool {
         matches!(
             self.opcode,
@@ -315,7 +315,7 @@ impl Case {
         )
     }
 
-    /// Whether the service has the operation (IBTA volume 1, table 10).
+    /// Returns whether the service supports the operation (IBTA volume 1, table 10).
     fn is_carried(&self) -> bool {
         match self.opcode {
             SendOpcode::Send | SendOpcode::SendWithImmediate => true,
@@ -333,12 +333,12 @@ impl Case {
         }
     }
 
-    /// Whether the request is one packet.
+    /// Returns whether the request is one packet.
     fn is_one_packet(&self) -> bool {
         !self.long || self.segmentation == Segmentation::Local
     }
 
-    /// Whether there is such a case.
+    /// Returns whether the case is possible.
     fn makes_sense(&self) -> bool {
         let has_memory = self.length() > 0 || self.local == Local::Valid;
         let has_length = !self.long || self.length() == 5000;
@@ -350,7 +350,7 @@ impl Case {
         };
         let receive = self.takes_receive() || self.receive == Receive::Valid;
         let invalidates = self.invalidates || self.opcode == SendOpcode::SendWithInvalidate;
-        // Nothing else is looked at.
+        // Nothing else is checked.
         let carried = self.is_carried()
             || (self.local == Local::Valid
                 && self.remote == Remote::Valid
@@ -359,7 +359,7 @@ impl Case {
         has_memory && has_length && remote && receive && invalidates && carried
     }
 
-    /// The fault that counts, if there is one.
+    /// Returns the decisive fault, if there is one.
     fn fault(&self) -> Option<Fault> {
         let in_use = self.is_send() || (self.takes_receive() && self.is_one_packet());
         let lacks_receive = self.takes_receive() && self.receive == Receive::Absent;
@@ -394,7 +394,7 @@ impl Case {
         }
     }
 
-    /// What both ends are to see.
+    /// Returns what both ends must see.
     fn expected(&self) -> Seen {
         let row = match self.fault() {
             Some(fault) if self.is_reliable() => fault.row(),
@@ -463,7 +463,7 @@ impl Case {
         let (address, rkey) = match self.remote {
             Remote::Key => (region.iova, region.key ^ 0x10),
             Remote::Rights => (read_only.iova, read_only.key),
-            // Aligned, and still outside.
+            // Aligned, but outside.
             Remote::Bounds if self.is_atomic() => (region.iova + MR as u64, region.key),
             Remote::Bounds => (region.iova + MR as u64 - 1, region.key),
             Remote::Alignment => (region.iova + 4, region.key),
@@ -493,7 +493,7 @@ impl Case {
         }
     }
 
-    /// The datagram, with a destination.
+    /// Adds the destination of a datagram.
     fn to(&self, send: Send, qpn: u32) -> Send {
         let qkey = match self.remote {
             Remote::Qkey => QKEY + 1,
@@ -502,7 +502,7 @@ impl Case {
         datagram(send, 1, qpn, qkey)
     }
 
-    /// A request that needs nothing of the peer but an answer.
+    /// Builds a request that needs nothing of the peer but an answer.
     fn next(&self, c: &Connection) -> Send {
         if is_datagram(self.qp_type) {
             self.to(Send::new(2, SendOpcode::Send), NOBODY)
@@ -511,7 +511,7 @@ impl Case {
         }
     }
 
-    /// Does it, and looks.
+    /// Runs the case and returns what both ends see.
     fn perform(&self) -> Seen {
         let config = RnicConfig {
             segmentation: self.segmentation,
@@ -611,7 +611,7 @@ impl Case {
             states,
             done: self.is_done(c),
         };
-        // What is posted later is flushed, if the queue has failed, whether it asks for a completion or not.
+        // Later requests are flushed if the queue has failed, whether or not they are signaled.
         if matches!(states[0], QpState::Error | QpState::SendQueueError) {
             let later = Send::new(3, SendOpcode::Send).unsignaled();
             c.send(world, 0, &later);
@@ -623,7 +623,7 @@ impl Case {
         seen
     }
 
-    /// Whether the peer did what it was asked to, as far as its memory tells, or nobody could tell.
+    /// Returns whether the peer executed the request, as far as its memory shows, or if nothing can show it.
     fn is_done(&self, c: &Connection) -> bool {
         let region = &c.mrs[1].arena;
         let header = if is_datagram(self.qp_type) { 40 } else { 0 };
@@ -645,7 +645,7 @@ fn ended(done: &Completion) -> Ended {
     (done.status, done.cause)
 }
 
-/// Q_Key that queue pairs of that type have.
+/// Returns the Q_Key of queue pairs of this type.
 fn qkey(qp_type: QpType) -> u32 {
     match qp_type {
         Gsi => GSI_QKEY,
@@ -653,7 +653,7 @@ fn qkey(qp_type: QpType) -> u32 {
     }
 }
 
-/// The datagram, with a destination.
+/// Adds a destination to a datagram.
 fn datagram(send: Send, node: usize, qpn: u32, qkey: u32) -> Send {
     let address = AddressVector {
         dgid: gid_of(node),
@@ -662,7 +662,7 @@ fn datagram(send: Send, node: usize, qpn: u32, qkey: u32) -> Send {
     send.datagram(address, qpn, qkey)
 }
 
-/// Attributes of the queue pair of a node whose peer has that number.
+/// Returns the attributes of the queue pair of a node whose peer has this number.
 fn attributes(node: usize, peer: u32) -> QpAttributes {
     QpAttributes {
         qkey: QKEY.into(),
@@ -670,7 +670,7 @@ fn attributes(node: usize, peer: u32) -> QpAttributes {
     }
 }
 
-/// Changes nothing of a queue pair but its state.
+/// Changes only the state of a queue pair.
 fn go(world: &mut World, node: usize, qpn: u32, state: QpState) {
     let attributes = QpAttributes {
         state: state.raw(),
@@ -680,7 +680,7 @@ fn go(world: &mut World, node: usize, qpn: u32, state: QpState) {
     world.modify(node, qpn, attributes);
 }
 
-/// Puts the queue pair of a node, which is ready to send, into another state.
+/// Moves the queue pair of a node, which is ready to send, to another state.
 fn put(world: &mut World, node: usize, c: &mut Connection, qp_type: QpType, state: QpState) {
     let (qpn, peer) = (c.qps[node].qpn, c.qps[1 - node].qpn);
     match state {
@@ -692,7 +692,7 @@ fn put(world: &mut World, node: usize, c: &mut Connection, qp_type: QpType, stat
             world.climb(node, qpn, attributes(node, peer), qp_type, &way[..steps]);
         }
         QpState::SendQueueError => {
-            // An operation that unreliable services do not have.
+            // Unreliable services do not have this operation.
             c.send(world, node, &Send::new(9, SendOpcode::Read));
             world.settle();
             assert_eq!(c.send_cqs[node].drain().len(), 1);
@@ -758,7 +758,7 @@ fn all_of(
     (0..count).map(product).filter(Case::makes_sense)
 }
 
-/// Tries every case of a type of queue pairs, of which there are at least so many.
+/// Tries every case for a type of queue pair. There must be at least this many.
 pub fn check(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>, at_least: usize) {
     let mut count = 0;
     let mut wrong = Vec::new();
@@ -775,8 +775,8 @@ pub fn check(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>, at
     assert!(count >= at_least, "{count} cases");
 }
 
-/// How a request ends that is posted in a state: at once, and when the queue pair was made ready to send (IBTA volume
-/// 1, 10.3.1 and 11.4.1). [`None`] if nothing may be posted, or there is no such state.
+/// Returns how a request that is posted in this state ends: at once, and when the queue pair is ready to send (IBTA
+/// volume 1, 10.3.1 and 11.4.1). Returns [`None`] if nothing may be posted, or if the state does not exist.
 fn posted_in(qp_type: QpType, state: QpState) -> Option<(Option<Ended>, Ended)> {
     match state {
         QpState::Reset => None,
@@ -787,7 +787,7 @@ fn posted_in(qp_type: QpType, state: QpState) -> Option<(Option<Ended>, Ended)> 
     }
 }
 
-/// A message of 64 bytes from one end to the other.
+/// Builds a message of 64 bytes from one end to the other.
 fn message(c: &Connection, from: usize, qp_type: QpType) -> Send {
     let send = Send::new(1, SendOpcode::Send).element(c.mrs[from].sge(0, 64));
     if is_datagram(qp_type) {
@@ -805,7 +805,7 @@ pub const BOTH_HALVES: [QpType; 4] = [
     Gsi,
 ];
 
-/// Tries what is posted, and what arrives, in every state.
+/// Tries posting and receiving in every state.
 pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>) {
     for &state in QpState::ALL {
         let Some((at_once, at_last)) = posted_in(qp_type, state) else {
@@ -878,7 +878,7 @@ pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wi
     }
 }
 
-/// The flags of a request have nothing to do with its errors.
+/// The flags of a request do not affect its errors.
 pub fn check_flags(wire: Option<Wire>, segmentation: Segmentation) {
     for flags in [send_flags::SOLICITED, send_flags::FENCE] {
         let config = RnicConfig {

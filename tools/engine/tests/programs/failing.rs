@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Programs of which one request fails.
+//! Programs in which one request fails.
 
 use super::*;
 
-/// What is wrong with the request that fails.
+/// The error of the request that fails.
 #[derive(Copy, Clone, Debug)]
 pub enum Wrong {
     LocalKey,
@@ -24,7 +24,7 @@ impl Wrong {
         match self {
             Self::LocalKey | Self::LocalBounds => Status::LocalProtection,
             Self::RemoteKey | Self::RemoteBounds | Self::StaleKey => Status::RemoteAccess,
-            // The message arrived; the peer fails all the same.
+            // The message arrived; the peer fails nevertheless.
             Self::InvalidateAtPeer => Status::Success,
             Self::Invalidate | Self::Register => Status::MemoryManagement,
             Self::Opcode => Status::LocalQueuePairOperation,
@@ -89,9 +89,8 @@ pub fn wrong() -> impl Strategy<Value = Wrong> {
     ])
 }
 
-/// Everything before the wrong request is done, everything after it is flushed, each exactly once
-/// and in order; and so are receives. The peer that answers with an error may lose that answer, in
-/// which case the requester runs out of retries.
+/// Everything before the wrong request is executed, everything after it is flushed, each exactly once and in order; the
+/// same holds for receives. The error answer of the peer may be lost, in which case the requester runs out of retries.
 pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op]) {
     let mut world = new_world(setting);
     let mut c = world.connect([0, 1], &options(), REGION, |_, _| {});
@@ -119,7 +118,7 @@ pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op])
         sends.extend(plan(op, bad + 1 + index as u64, 0, &c, &mut models).0);
     }
     let names: Vec<u64> = sends.iter().map(|send| send.header.wr_id.get()).collect();
-    // One too short for the wrong send, and some that are left over.
+    // One that is too short for the wrong send, and some spare ones.
     for wr_id in 1000..1003 {
         let sge = c.mrs[1].sge(TARGETS, 15);
         c.receive(&mut world, 1, wr_id, &[sge]);
@@ -140,12 +139,12 @@ pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op])
         wrong,
         Wrong::LocalKey | Wrong::LocalBounds | Wrong::Opcode | Wrong::Invalidate | Wrong::Register
     );
-    // A peer in error does not answer again, so an answer that is lost or overtaken is not replaced.
+    // A peer in the error state does not answer again, so an answer that is lost or overtaken is not replaced.
     let lossless =
         setting.faults.drop == 0 && setting.faults.delay == 0 && setting.faults.damage == 0;
     let last = done.last().map(|last| last.status);
     if wrong.status() == Status::Success && last == Some(Status::Success) {
-        // Nothing was sent behind the wrong request.
+        // Nothing was sent after the wrong request.
         assert!(done.iter().any(|done| done.wr_id == bad), "{done:?}");
         assert_eq!(world.state(0, c.qps[0].qpn), QpState::ReadyToSend);
     } else if wrong.status() != Status::Success
@@ -165,8 +164,8 @@ pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op])
             .collect();
         assert_eq!(rest, flushed);
     } else {
-        // The peer failed on the wrong request, and does not answer what comes behind it; or
-        // acknowledgements of earlier ones were lost.
+        // The peer failed on the wrong request and does not answer the following ones, or acknowledgements of earlier
+        // ones were lost.
         let silent = wrong.status() == Status::Success;
         assert!(from_peer && (silent || !lossless), "{done:?}");
         let first = done

@@ -2,15 +2,14 @@
 
 //! Random verb programs, and a model of what they do.
 //!
-//! Both sides of a connection post requests at once. Every region is divided so that the outcome does
-//! not depend on how requests and responses overlap, which the standard leaves open: sources are
-//! never written, each read has its own target, peers read only sources, write only the window,
-//! and do atomics only on the words. What remains is exact: each byte, each completion, their order.
+//! Both sides of a connection post requests at once. Every region is divided so that the outcome does not depend on how
+//! requests and responses overlap, which the standard leaves open: sources are never written, each read has its own
+//! target, and peers read only sources, write only to the window, and do atomics only on the words. So each byte, each
+//! completion and their order are exactly defined.
 //!
-//! Each side has two regions for fast registration over all of its memory. One it registers anew now
-//! and then, between requests that name their local memory by it. The other, or a memory window in its
-//! place, it gives to its peer, which names remote memory by it until it invalidates the key with a
-//! send.
+//! Each side has two regions for fast registration over all of its memory. It registers the first again from time to
+//! time, between requests that use its key for local memory. It gives the second, or a memory window in its place, to
+//! its peer, which uses that key for remote memory until it invalidates the key with a send.
 
 pub mod failing;
 
@@ -34,7 +33,7 @@ pub const WINDOW: usize = 40_960;
 pub const WINDOW_LENGTH: usize = 40_000;
 pub const WORDS: usize = 81_920;
 pub const WORD_COUNT: usize = 4;
-/// Targets of reads, atomics and receives are taken from here on.
+/// Targets of reads, atomics and receives are allocated from here on.
 pub const TARGETS: usize = 86_016;
 pub const REGION: usize = 2_000_000;
 
@@ -43,10 +42,10 @@ pub const REGION: usize = 2_000_000;
 pub struct Op {
     pub opcode: SendOpcode,
     pub length: usize,
-    /// Where remote and local ranges begin, in parts of 65536 of the room there is.
+    /// Where remote and local ranges begin, in units of 1/65536 of the available room.
     pub local: u16,
     pub remote: u16,
-    /// Where the elements are cut, likewise.
+    /// Where the elements are split, in the same units.
     pub cuts: Vec<u16>,
     pub signaled: bool,
     pub fence: bool,
@@ -56,14 +55,14 @@ pub struct Op {
     pub value: u32,
 }
 
-/// What a request does with keys of regions for fast registration.
+/// How a request uses keys of regions for fast registration.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct KeyUse {
-    /// Names local memory by the own one.
+    /// Uses the own region's key for local memory.
     pub local: bool,
-    /// Registers that anew before.
+    /// Registers that region again first.
     pub anew: bool,
-    /// Names remote memory by the given one.
+    /// Uses the given key for remote memory.
     pub remote: bool,
 }
 
@@ -120,7 +119,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         )
 }
 
-/// `part` of 65536 parts of `room`.
+/// Returns `part` / 65536 of `room`.
 pub fn scaled(part: u16, room: usize) -> usize {
     (usize::from(part) * room) >> 16
 }
@@ -148,7 +147,7 @@ impl Op {
         )
     }
 
-    /// Elements that cover `length` bytes from `offset` on.
+    /// Returns elements that cover `length` bytes from `offset` on.
     pub fn elements(&self, offset: usize, length: usize) -> Vec<(usize, usize)> {
         let mut cuts: Vec<usize> = self
             .cuts
@@ -163,26 +162,26 @@ impl Op {
     }
 }
 
-/// What one side expects to find in the end.
+/// The final state that one side expects.
 pub struct Model {
     pub memory: Vec<u8>,
     pub sends: Vec<(u64, Opcode, usize)>,
     pub receives: Vec<(u64, Opcode, usize, Extra)>,
     pub next_target: usize,
-    /// Region for fast registration that this side changes, and where it begins.
+    /// Region for fast registration that this side uses, and its address.
     pub own: FastMr,
     pub own_iova: u64,
-    /// Whether it was registered.
+    /// Whether it has been registered.
     pub is_valid: bool,
     /// Region for fast registration that the peer may use.
     pub given: FastMr,
-    /// What the peer uses, until it invalidates the key.
+    /// Key that the peer uses until it invalidates it.
     pub given_key: u32,
     pub given_iova: u64,
     pub is_given: bool,
 }
 
-/// What comes with a received message.
+/// What accompanies a received message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Extra {
     None,
@@ -193,7 +192,7 @@ pub enum Extra {
 /// Rights of all regions.
 pub const RIGHTS: u32 = access::QUEUE_PAIR;
 
-/// Where regions begin that were given to the peer.
+/// Address of regions that were given to the peer.
 pub const GIVEN_IOVA: u64 = 0x1000_0000;
 
 impl Model {
@@ -239,7 +238,7 @@ pub fn sges(c: &Connection, side: usize, ranges: &[(usize, usize)]) -> Vec<Sge> 
         .collect()
 }
 
-/// Does `op` in the models, and gives the requests for it and the elements of its receive.
+/// Executes `op` in the models, and returns the requests for it and the elements of its receive.
 pub fn plan(
     op: &Op,
     wr_id: u64,
@@ -264,8 +263,8 @@ pub fn plan(
         requests.push(register);
         own.is_valid = true;
     }
-    // A read that was not answered before the key is invalidated would fail, and so would a flush that is repeated; nor
-    // can windows be flushed.
+    // Reads that have not been answered before the key is invalidated would fail, and so would flushes that are
+    // repeated. Besides, windows cannot be flushed.
     let stays = !matches!(op.opcode, SendOpcode::Read | SendOpcode::Flush);
     let by_given = op.keys.remote && peer.is_given && stays;
     let mr = if by_given {
@@ -366,7 +365,7 @@ pub fn plan(
         }
     }
     if matches!(op.opcode, SendOpcode::Flush | SendOpcode::AtomicWrite) {
-        // Names no local memory.
+        // It uses no local memory.
     } else if inline {
         send = send.inline(&payload);
     } else {
@@ -458,37 +457,37 @@ pub struct Setting {
     pub seed: u64,
     pub faults: Faults,
     pub segmentation: Segmentation,
-    /// Of each device.
+    /// Recovery of each device.
     pub recovery: [Recovery; 2],
     pub loopback: bool,
-    /// Receives that are posted late, in parts of 256.
+    /// Receives that are posted late, in units of 1/256.
     pub late: u8,
     /// Whether peers are given windows.
     pub windows: bool,
-    /// What is done to completion queues meanwhile.
+    /// Changes of completion queues while the program runs.
     pub resizes: [Resize; 6],
-    /// Whether the connection goes to and fro between two paths.
+    /// Whether the connection migrates to and fro between two paths.
     pub wanders: bool,
-    /// Whether segments travel as frames.
+    /// How segments travel as frames, if they do.
     pub wire: Option<Wire>,
 }
 
-/// A completion queue moves to another ring.
+/// A completion queue that moves to another ring.
 #[derive(Copy, Clone, Debug)]
 pub struct Resize {
     pub side: usize,
     pub receives: bool,
-    /// Entries of the new ring, as a power of two.
+    /// Binary logarithm of the number of entries of the new ring.
     pub entries: u32,
-    /// Completions that are polled before.
+    /// Number of completions that are polled first.
     pub polls: usize,
 }
 
-/// Entries that a completion queue has room for all completions with.
+/// Number of entries with which a completion queue has room for all completions.
 const ENOUGH: u32 = 256;
 
 impl Resize {
-    /// Does it, if all completions to come have room. Gives what was polled before.
+    /// Resizes the queue if all future completions have room. Returns the completions that were polled first.
     fn run(self, world: &mut World, c: &mut Connection) -> Vec<Completion> {
         let Node { rnic, guest } = &mut world.nodes[c.nodes[self.side]];
         let cqs = if self.receives {
@@ -524,7 +523,7 @@ fn resize() -> impl Strategy<Value = Resize> {
     )
 }
 
-/// What goes wrong on the fabric, and how both devices make up for it.
+/// Generates the errors of the fabric, and the recovery of both devices.
 fn loss() -> impl Strategy<Value = (Faults, [Recovery; 2])> {
     let recovery = || prop::sample::select(vec![Recovery::Selective, Recovery::GoBackN]);
     let some = (0u32..60, 0u32..60, 0u32..100).prop_map(|(drop, duplicate, delay)| Faults {
@@ -586,7 +585,7 @@ pub fn new_world(setting: &Setting) -> World {
     world
 }
 
-/// Queues with room for what a request registers before.
+/// Returns options for queues with room for the registrations before a request.
 pub fn options() -> QpOptions {
     QpOptions {
         entries: 128,
@@ -611,7 +610,7 @@ pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
         for (index, op) in program.iter().enumerate() {
             let (sends, receive) = plan(op, index as u64, side, &c, &mut models);
             if let Some(ranges) = receive {
-                // Once one is late, all others to the same queue are, to keep their order.
+                // After a late one, all others to the same queue are late too, to keep their order.
                 is_late |= op.value as u8 >= 255 - setting.late / 8;
                 late.push((1 - side, index as u64, ranges, is_late));
             }
@@ -654,7 +653,7 @@ pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
     }
 }
 
-/// Thousands of programs, unless `PROPTEST_CASES` says otherwise.
+/// Configures thousands of programs, unless `PROPTEST_CASES` is set.
 pub fn config() -> ProptestConfig {
     let config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_some() {
