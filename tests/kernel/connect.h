@@ -5,8 +5,8 @@
 #include <rdma/ib_verbs.h>
 
 /*
- * Index of a GID that packets can be routed with, and the address of the
- * network device that has it; negative if there is none.
+ * Returns the index of a GID that packets can be routed with, or a negative
+ * error if there is none. Stores the GID and its network device's address.
  */
 static inline int connect_gid(struct ib_device *dev, union ib_gid *gid, u8 *mac)
 {
@@ -29,7 +29,7 @@ static inline int connect_gid(struct ib_device *dev, union ib_gid *gid, u8 *mac)
 	return -ENOENT;
 }
 
-/* Brings a reliable connection from RESET to RTS; access is what the peer may do. */
+/* Moves a reliable connection from RESET to RTS. access has the rights of the peer. */
 static inline int connect_qp(struct ib_qp *qp, u32 peer, int access)
 {
 	struct ib_qp_attr attr = {
@@ -40,7 +40,7 @@ static inline int connect_qp(struct ib_qp *qp, u32 peer, int access)
 	union ib_gid gid;
 	int index, ret;
 
-	/* The peer is here. */
+	/* The peer is on the same device. */
 	index = connect_gid(qp->device, &gid, attr.ah_attr.roce.dmac);
 	if (index < 0)
 		return index;

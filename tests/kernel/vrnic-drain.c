@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * A user of RDMA devices inside the kernel. It posts receives that no message
- * comes for, and when the device goes it drains its queue pair, as storage
- * protocols do. Then it says how many receives were flushed.
+ * A kernel user of RDMA devices. It posts receives for which no message
+ * arrives. When the device is removed, it drains its queue pair, as storage
+ * protocols do, and reports how many receives were flushed.
  */
 
 #include <linux/module.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * A user of RDMA devices inside the kernel. One end of a connection registers
- * memory by work requests, the other one writes and reads it, until the key is
- * invalidated by either of them. Then it is tried what must not work, each time
- * with a new connection, since the one that an error happened to is of no use.
+ * A kernel user of RDMA devices. One end of a connection registers memory by
+ * work requests, and the other end writes and reads it until either of them
+ * invalidates the key. Then come the accesses that must fail, each on a new
+ * connection, because a connection cannot be used after an error.
  */
 
 #include <linux/delay.h>
@@ -15,7 +15,7 @@
 
 #include "connect.h"
 
-/* The registered memory: parts of three pages. It begins and ends inside of them. */
+/* The registered memory: parts of three pages. It begins and ends within a page. */
 #define PIECES 3
 #define OFFSET 520
 #define LAST 1000
@@ -37,18 +37,18 @@ struct fast {
 	struct ib_device *dev;
 	struct ib_pd *pd;
 	struct ib_pd *other_pd;
-	/* For sends and receives of whatever connection there is. */
+	/* For the sends and receives of the current connection. */
 	struct ib_cq *sends;
 	struct ib_cq *receives;
 	struct ib_qp *qp[2];
-	/* A completion did not come: there is no point in waiting for others. */
+	/* A completion did not arrive, so there is no point in waiting for others. */
 	bool gave_up;
 	struct ib_mr *mr;
 	struct ib_mr *other_mr;
-	/* Pages of the registered memory, in no order. */
+	/* Pages of the registered memory, in no particular order. */
 	void *page[PIECES];
 	struct scatterlist sg[PIECES];
-	/* Memory of the peer, as long as the registered. */
+	/* Memory of the peer, as long as the registered memory. */
 	u8 *data;
 	u64 dma;
 	u64 wr_id;
@@ -56,7 +56,7 @@ struct fast {
 	int wrong;
 };
 
-/* Notes what a step came to: a completion's status, or an error. */
+/* Records the result of a step: the status of a completion, or an error. */
 static void fast_expect(struct fast *f, const char *step, int found, int expected)
 {
 	if (found == expected) {
@@ -67,7 +67,7 @@ static void fast_expect(struct fast *f, const char *step, int found, int expecte
 	dev_info(&f->dev->dev, "fast, wrong: %s: %d, not %d\n", step, found, expected);
 }
 
-/* Byte i of the registered memory. */
+/* Returns the address of byte i of the registered memory. */
 static u8 *fast_byte(struct fast *f, int i)
 {
 	i += OFFSET;
@@ -76,7 +76,7 @@ static u8 *fast_byte(struct fast *f, int i)
 
 static u8 fast_pattern(int i, u8 seed)
 {
-	/* Not the same in any two pages. */
+	/* No two pages have the same contents. */
 	return seed + i + i / 251;
 }
 
@@ -92,7 +92,7 @@ static void fast_sync(struct fast *f, bool for_cpu)
 	}
 }
 
-/* Fills the registered memory with one pattern, that of the peer with another. */
+/* Fills the registered memory with one pattern, and the peer's with another. */
 static void fast_fill(struct fast *f, u8 registered, u8 peers)
 {
 	int i;
@@ -107,7 +107,7 @@ static void fast_fill(struct fast *f, u8 registered, u8 peers)
 	fast_sync(f, false);
 }
 
-/* How many bytes are not of these patterns, or changed beside the registered memory. */
+/* Returns how many bytes differ from these patterns, or changed next to the registered memory. */
 static int fast_differences(struct fast *f, u8 registered, u8 peers)
 {
 	int i, differences = 0;
@@ -125,7 +125,7 @@ static int fast_differences(struct fast *f, u8 registered, u8 peers)
 	return differences;
 }
 
-/* Waits for the completion of that request. */
+/* Waits for the completion of the request wr_id. */
 static int fast_wait(struct ib_cq *cq, u64 wr_id, struct ib_wc *wc)
 {
 	unsigned long end = jiffies + patience * HZ;
@@ -135,7 +135,7 @@ static int fast_wait(struct ib_cq *cq, u64 wr_id, struct ib_wc *wc)
 		ret = ib_poll_cq(cq, 1, wc);
 		if (ret < 0)
 			return ret;
-		/* Others are of connections that failed. */
+		/* Others belong to connections that failed. */
 		if (ret && wc->wr_id == wr_id)
 			return 0;
 		if (time_after(jiffies, end))
@@ -145,7 +145,7 @@ static int fast_wait(struct ib_cq *cq, u64 wr_id, struct ib_wc *wc)
 	}
 }
 
-/* Posts a request to an end; the status of its completion, which is not IB_WC_*, if negative. */
+/* Posts a request at one end. Returns its completion's status (IB_WC_*) or a negative error. */
 static int fast_do(struct fast *f, int which, struct ib_send_wr *wr, enum ib_wc_opcode opcode)
 {
 	struct ib_wc wc;
@@ -166,7 +166,7 @@ static int fast_do(struct fast *f, int which, struct ib_send_wr *wr, enum ib_wc_
 	return wc.status;
 }
 
-/* Ends the connection, if any, and makes another of a protection domain. */
+/* Ends the connection, if any, and makes another one in a protection domain. */
 static int fast_reconnect(struct fast *f, struct ib_pd *pd)
 {
 	struct ib_qp_init_attr init = {
@@ -205,7 +205,7 @@ static int fast_reconnect(struct fast *f, struct ib_pd *pd)
 	return 0;
 }
 
-/* Has an end register the memory, with another key than before. */
+/* Makes the owner register the memory, with a new key. */
 static int fast_register(struct fast *f, struct ib_mr *mr, int access)
 {
 	struct ib_reg_wr wr = { .wr.opcode = IB_WR_REG_MR, .mr = mr, .access = access };
@@ -227,7 +227,7 @@ static int fast_invalidate(struct fast *f, u32 key)
 	return fast_do(f, OWNER, &wr, IB_WC_LOCAL_INV);
 }
 
-/* Has the peer write or read length bytes, from offset on, of the registered memory, which begins at base. */
+/* Makes the peer access length bytes at offset of the registered memory, which begins at base. */
 static int fast_access_at(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 base, u64 offset,
 			  u32 length)
 {
@@ -268,8 +268,8 @@ static int fast_read(struct fast *f, u32 key)
 }
 
 /*
- * Sends a message that invalidates a key of the owner. The status of the
- * receive is in received, and of the send returned.
+ * Sends a message that invalidates a key of the owner. Stores the status of
+ * the receive in received, and returns that of the send.
  */
 static int fast_send_invalidate(struct fast *f, u32 key, int *received)
 {
@@ -295,7 +295,7 @@ static int fast_send_invalidate(struct fast *f, u32 key, int *received)
 	return sent;
 }
 
-/* The memory can be used until the key is invalidated, by whichever end. */
+/* The memory can be accessed until either end invalidates the key. */
 static void fast_good(struct fast *f)
 {
 	struct ib_mr *mr = f->mr;
@@ -313,7 +313,7 @@ static void fast_good(struct fast *f)
 		    IB_WC_SUCCESS);
 	fast_expect(f, "receive with invalidate", received, IB_WC_SUCCESS);
 
-	/* Free again: it can be registered again, and the old key is good for nothing. */
+	/* The region is free: it can be registered again, and the old key is no longer valid. */
 	fast_fill(f, 5, 6);
 	old = mr->rkey;
 	fast_expect(f, "register again", fast_register(f, mr, ALL_ACCESS), IB_WC_SUCCESS);
@@ -324,7 +324,7 @@ static void fast_good(struct fast *f)
 	fast_expect(f, "write by the old key", fast_write(f, old), IB_WC_REM_ACCESS_ERR);
 	fast_expect(f, "nothing written", fast_differences(f, 7, 8), 0);
 
-	/* What failed did not end the registration. */
+	/* The failed access did not end the registration. */
 	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 	fast_expect(f, "read once more", fast_read(f, mr->rkey), IB_WC_SUCCESS);
 	fast_expect(f, "what was read then", fast_differences(f, 7, 7), 0);
@@ -335,7 +335,7 @@ static void fast_good(struct fast *f)
 	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 }
 
-/* A key that a message invalidated, or that is not there to be invalidated. */
+/* A key that a message invalidated, or that cannot be invalidated because it does not exist. */
 static void fast_stale(struct fast *f)
 {
 	struct ib_mr *mr = f->mr;
@@ -367,7 +367,7 @@ static void fast_stale(struct fast *f)
 	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
 }
 
-/* A region that is valid is not registered, nor one of another protection domain. */
+/* A valid region cannot be registered, nor can one of another protection domain. */
 static void fast_twice(struct fast *f)
 {
 	struct ib_mr *mr = f->mr;
@@ -386,7 +386,7 @@ static void fast_twice(struct fast *f)
 	fast_expect(f, "register another domain's", fast_register(f, f->other_mr, ALL_ACCESS),
 		    IB_WC_MW_BIND_ERR);
 
-	/* Where it belongs it can be used, and from here not. */
+	/* It can be used in its own protection domain, but not in this one. */
 	fast_fill(f, 15, 16);
 	fast_expect(f, "reconnect", fast_reconnect(f, f->other_pd), 0);
 	fast_expect(f, "register there", fast_register(f, f->other_mr, ALL_ACCESS), IB_WC_SUCCESS);
@@ -404,7 +404,7 @@ static void fast_twice(struct fast *f)
 	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 }
 
-/* The peer can do what it has the right to, where there is memory. */
+/* The peer can do what it has rights to, within the bounds of the memory. */
 static void fast_rights(struct fast *f)
 {
 	struct ib_mr *mr = f->mr;
@@ -436,7 +436,7 @@ static void fast_rights(struct fast *f)
 	fast_expect(f, "one byte written", fast_differences(f, 21, 22), 1);
 	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
 
-	/* Addresses count from 0, and there are none by which it is known otherwise. */
+	/* Addresses count from 0, and the memory has no others. */
 	fast_fill(f, 23, 24);
 	fast_expect(f, "register from 0", fast_register(f, mr, ZERO_BASED), IB_WC_SUCCESS);
 	fast_expect(f, "write from 0",
@@ -447,13 +447,13 @@ static void fast_rights(struct fast *f)
 	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
 
-	/* Who lets peers write must let itself. */
+	/* Remote write access requires local write access. */
 	fast_expect(f, "register with wrong rights", fast_register(f, mr, REMOTE_ACCESS),
 		    IB_WC_MW_BIND_ERR);
 	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 }
 
-/* A key for all memory opens what nobody registered, by the addresses of the DMA API. */
+/* A key for all memory gives access to unregistered memory by its DMA addresses. */
 static void fast_unregistered(struct fast *f)
 {
 	struct ib_pd *pd = ib_alloc_pd(f->dev, IB_PD_UNSAFE_GLOBAL_RKEY);
@@ -503,7 +503,7 @@ static int fast_map(struct fast *f)
 {
 	int i;
 
-	/* The first page is not the one that came first. */
+	/* The first page is not the one that was allocated first. */
 	for (i = 0; i < PIECES; i++) {
 		void *page = (void *)__get_free_page(GFP_KERNEL);
 
@@ -511,7 +511,7 @@ static int fast_map(struct fast *f)
 			return -ENOMEM;
 		f->page[(i + 1) % PIECES] = page;
 	}
-	/* A byte more than is registered, for one that must not be written. */
+	/* One byte more than is registered, which must not be written. */
 	f->data = kzalloc(LENGTH + 1, GFP_KERNEL);
 	if (!f->data)
 		return -ENOMEM;

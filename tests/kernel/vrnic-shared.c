@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * A user of RDMA devices inside the kernel. Two queue pairs that share their
- * receives send messages to each other; all must arrive, and the limit of the
- * shared receive queue must be told once. Then receives wait until the device
- * goes, when the queue pairs are drained as storage protocols do.
+ * A kernel user of RDMA devices. Two queue pairs that share their receives
+ * send messages to each other. All must arrive, and the limit event of the
+ * shared receive queue must arrive once. Then receives wait until the device
+ * is removed, when the queue pairs are drained as storage protocols do.
  */
 
 #include <linux/cache.h>
@@ -39,7 +39,7 @@ struct shared {
 	struct ib_srq *srq;
 	struct ib_qp *qp[QPS];
 	struct ib_cqe send_cqe;
-	/* What is sent: the number of the message in each byte. */
+	/* Message data: the number of the message in each byte. */
 	u64 dma;
 	u8 data[LENGTH] ____cacheline_aligned;
 	struct receive receives[RECEIVES];
@@ -76,7 +76,7 @@ static void shared_received(struct ib_cq *cq, struct ib_wc *wc)
 	right &= wc->qp == s->qp[0] || wc->qp == s->qp[1];
 	if (right) {
 		ib_dma_sync_single_for_cpu(s->pd->device, r->dma, LENGTH, DMA_FROM_DEVICE);
-		/* Only one message is on its way at a time. */
+		/* Only one message is in flight at a time. */
 		for (i = 0; i < LENGTH; i++)
 			right &= r->data[i] == s->data[0];
 		ib_dma_sync_single_for_device(s->pd->device, r->dma, LENGTH, DMA_FROM_DEVICE);
@@ -108,7 +108,7 @@ static void shared_qp_event(struct ib_event *event, void *context)
 		atomic_inc(&s->last);
 }
 
-/* Events come from a work item: waits until count of them did. */
+/* Waits until count events have arrived. A work item delivers them. */
 static int shared_wait(atomic_t *events, int count)
 {
 	unsigned long end = jiffies + patience * HZ;
@@ -121,7 +121,7 @@ static int shared_wait(atomic_t *events, int count)
 	return 0;
 }
 
-/* Sends message n and waits until it arrived. */
+/* Sends message n and waits until it has arrived. */
 static int shared_send(struct shared *s, int n)
 {
 	struct ib_sge sge = {
@@ -142,7 +142,7 @@ static int shared_send(struct shared *s, int n)
 	ib_dma_sync_single_for_cpu(s->pd->device, s->dma, LENGTH, DMA_TO_DEVICE);
 	memset(s->data, n, LENGTH);
 	ib_dma_sync_single_for_device(s->pd->device, s->dma, LENGTH, DMA_TO_DEVICE);
-	/* In no regular order. */
+	/* The queue pairs do not simply alternate. */
 	ret = ib_post_send(s->qp[n % 3 % QPS], &wr, NULL);
 	while (!ret && atomic_read(&s->sent) + atomic_read(&s->arrived) < 2 * (n + 1)) {
 		if (atomic_read(&s->wrong) || time_after(jiffies, end))
@@ -162,7 +162,7 @@ static int shared_run(struct shared *s)
 		if (ret)
 			return ret;
 	}
-	/* There is room for no more. */
+	/* The queue is full now. */
 	if (shared_post(&s->receives[0]) != -ENOMEM)
 		return -EINVAL;
 	for (i = 0; i < QPS; i++) {
@@ -185,7 +185,7 @@ static void shared_free(struct shared *s, struct ib_device *dev)
 			ib_destroy_qp(s->qp[i]);
 	if (!IS_ERR_OR_NULL(s->cq))
 		ib_free_cq(s->cq);
-	/* Handlers of completions post to it. */
+	/* Destroyed after the CQ, because completion handlers post to it. */
 	if (!IS_ERR_OR_NULL(s->srq))
 		ib_destroy_srq(s->srq);
 	if (!IS_ERR_OR_NULL(s->pd))
@@ -300,7 +300,7 @@ static void shared_remove(struct ib_device *dev, void *data)
 
 	for (i = 0; i < QPS; i++)
 		ib_drain_qp(s->qp[i]);
-	/* Draining ends before the handler is called. */
+	/* ib_drain_qp() may return before the event handler is called. */
 	shared_wait(&s->last, QPS);
 	dev_info(&dev->dev, "shared: drained, %d of %d told of the last receive, %d wrong\n",
 		 atomic_read(&s->last), QPS, atomic_read(&s->wrong));

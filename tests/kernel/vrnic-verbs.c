@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * A user of RDMA devices inside the kernel that calls each verb of the kernel
- * once, in the task that writes to the parameter "run": so that a test can make
- * this task's allocations fail. The write returns what the first verb returned
- * that failed, or -EREMOTEIO for an object that cannot be destroyed.
+ * A kernel user of RDMA devices that calls each kernel verb once, in the task
+ * that writes to the parameter "run", so that a test can make the allocations
+ * of this task fail. The write returns the error of the first verb that
+ * failed, or -EREMOTEIO for an object that cannot be destroyed.
  */
 
 #include <linux/module.h>
@@ -43,7 +43,7 @@ static const union ib_gid verbs_group = {
 	.raw = { 0xff, 0x12, [15] = 0x77 },
 };
 
-/* Of receives that are flushed, if anybody polls before the queue is gone. */
+/* Completion handler of flushed receives, in case they are polled before the queue is destroyed. */
 static void verbs_done(struct ib_cq *cq, struct ib_wc *wc)
 {
 }
@@ -66,7 +66,7 @@ static int verbs_query(struct verbs *v)
 	return ret ?: ib_query_pkey(v->dev, 1, 0, &pkey);
 }
 
-/* With a region of all memory, as the core makes it for devices without a key. */
+/* Allocates a PD and a region of all memory, as the core does for devices without a DMA key. */
 static int verbs_pd(struct verbs *v)
 {
 	v->pd = ib_alloc_pd(v->dev, 0);
@@ -192,7 +192,7 @@ static int verbs_ahs(struct verbs *v)
 	return rdma_query_ah(v->ah, &attr);
 }
 
-/* The queue pair talks to itself. */
+/* Connects the queue pair to itself. */
 static int verbs_connect(struct verbs *v)
 {
 	return connect_qp(v->rc, v->rc->qp_num, 0);
@@ -236,7 +236,7 @@ static int (*const verbs_steps[])(struct verbs *v) = {
 	verbs_group_of_qp, verbs_mr, verbs_ahs, verbs_connect, verbs_post,
 };
 
-/* Whether there is no such object, or it could be destroyed. */
+/* Whether the object does not exist, or was destroyed. */
 #define verbs_gone(object, destroy) (IS_ERR_OR_NULL(object) || !(destroy))
 
 static bool verbs_destroy(struct verbs *v)
