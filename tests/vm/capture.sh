@@ -1,22 +1,22 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On both fabrics vrnicctl captures the packets between two VMs while vrnicd runs: all of them, or those of one queue
+# On both fabrics, vrnicctl captures the packets between two VMs while vrnicd runs: all packets, or those of one queue
 # pair. tshark dissects every packet.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=400
 . "$LAB_LIB"
 
-# What tshark takes payload for, by its looks.
+# Protocols that tshark guesses from payload. They are disabled.
 guesses=(ethertype fcoib infiniband.eoib infiniband_sdp iser lnet nvme-rdma rpcordma smb_direct smc)
 
-# dissect FILE ARGUMENTS...: tshark of a file.
+# dissect FILE ARGUMENTS...: runs tshark on a file.
 dissect() { tshark -n -r "$1" "${guesses[@]/#/--disable-protocol=}" "${@:2}" 2>/dev/null; }
 
-# fields FILE FIELD: this field of each packet.
+# fields FILE FIELD: prints this field of each packet.
 fields() { dissect "$1" -T fields -E occurrence=f -e "$2"; }
 
-# ended ID: why that capture ended; waits for it.
+# ended ID: waits for the end of a capture, and prints why it ended.
 ended() {
 	local why=
 	for _ in $(seq 600); do
@@ -29,7 +29,7 @@ print(next(one['ended'] or '' for one in json.load(sys.stdin) if one['id'] == in
 	echo "$why"
 }
 
-# start ARGUMENTS...: begins a capture and gives its number.
+# start ARGUMENTS...: starts a capture and prints its number.
 start() { vrnicctl --json capture start "$@" | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])'; }
 
 all=$LAB_DIR/all.pcapng
@@ -47,14 +47,14 @@ echo "opcodes: $opcodes"
 for opcode in 4 6 8 12 13 15 17 18 20 100; do
 	case " $opcodes" in *" $opcode "*) ;; *) fail "no packet with opcode $opcode" ;; esac
 done
-# Notes, warnings and errors; what stands below are our own comments.
+# Expert notes, warnings and errors. What is below is our own comments.
 complaints=$(dissect "$all" -Y '_ws.malformed || _ws.expert.severity >= 0x400000')
 [ -z "$complaints" ] || fail "tshark complains: $complaints"
 [ "$(fields "$all" frame.interface_name | sort -u | tr '\n' ' ')" = "a b " ] || fail "not the interfaces a and b"
 named=$(fields "$all" frame.comment | grep -c '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$') || fail "no comment names VM and QP"
 echo "$named comments"
 
-# One queue pair of several that are busy.
+# Captures one queue pair while several are busy.
 on -t 150 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds $((60 * LAB_SLOWNESS)) --qps 3 >/dev/null 2>&1 &
 busy=$!
 qpn=
@@ -74,7 +74,7 @@ id=$(start -d a -q "$qpn" -c 50 "$one")
 others=$(fields "$one" frame.comment | grep -vc "^a QP $(printf '0x%x' "$qpn") \(->\|<-\) ") || true
 [ "$others" = 0 ] || fail "$others packets are of other queue pairs"
 
-# Files that take nothing stop their capture, and nothing else.
+# A file that accepts no data stops its capture and nothing else.
 id=$(start /dev/full)
 ended "$id" | found 'No space left' || fail "a full disk does not end a capture"
 id=$(start -b 100000 "$LAB_DIR/bounded.pcapng")
@@ -86,7 +86,7 @@ if vrnicctl capture start -d nobody "$LAB_DIR/none.pcapng" 2>/dev/null; then fai
 on a pkill -x vrnic-stress || true
 wait $busy || true
 
-# The switch has the VMs' other frames too, if it has the VMs' networks.
+# If the switch carries the VMs' networks, it also captures their other frames.
 if [ "$FABRIC" = roce ]; then
 	id=$(start --switch "$LAB_DIR/switch.pcapng")
 	perf a b ib_write_bw -s 9000 -n 5

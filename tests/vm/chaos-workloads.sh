@@ -14,7 +14,7 @@ python3 - "$out/report.json" $workloads <<'EOF2'
 import json, sys
 cases = json.load(open(sys.argv[1]))
 def verdict(case):
-    # On the debug kernel, Linux's target of iSER complains of itself, as tests/vm/iser.sh says.
+    # On the debug kernel, Linux's iSER target causes a report of its own; see tests/vm/iser.sh.
     own = case["profile"] == "iser" and case["verdict"] == "kernel-report" and "check_sync" in case["kernel"]
     damaged = case["client"] != {"exited": 0} or case["leak"] or case["wrong_data"] or case["lost_device"]
     return "recovered" if own and not damaged else case["verdict"]
@@ -22,7 +22,7 @@ verdicts = {(case["profile"], case["fault"] is not None): verdict(case) for case
 for workload in sys.argv[2:]:
     without, lost = verdicts[workload, False], verdicts[workload, True]
     print(f"{workload}: {without}, with a lost packet {lost}")
-    # Nobody sends a datagram again.
+    # Lost datagrams are not sent again.
     allowed = ("unaffected", "recovered", "not-reached") + (("hang", "reported") if workload == "udaddy" else ())
     if without not in ("unaffected", "recovered") or lost not in allowed:
         sys.exit(f"{workload} is {without} without a fault, and {lost} when a packet is lost")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `vrnic-lab chaos` judges how programs take faults. Each verdict is provoked: by a fault where one leads to it, else by
-# a program that behaves so. It boots labs of its own.
+# `vrnic-lab chaos` judges how programs handle faults. The test provokes each verdict, by a fault if one leads to it,
+# otherwise by a program that behaves like that. It boots labs of its own.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -25,9 +25,9 @@ EOF
 }
 chaos() { "$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" "$@"; }
 
-# Faults of different kinds, each with the verdict that the programs' behaviour deserves. The server of a client that
-# could not begin waits for ever, as real ones do. A packet that is late is sent again or not: the requester probes when
-# an answer takes longer than usual.
+# Faults of different kinds, each with the verdict that the programs' behaviour deserves. If a client cannot start, its
+# server waits forever, as real ones do. A late packet is sent again or not: the requester probes when an answer takes
+# longer than usual.
 chaos pingpong --on client --fault 'drop type=rc nth=20' --fault 'delay type=rc nth=20' --fault 'unknown-opcode type=rc nth=20' \
 	--fault 'lost-read-response type=rc' --fault 'cqe-lost type=rc nth=5' --fault 'cqe-late type=rc nth=5' \
 	--fault 'no-memory' || fail "the run failed"
@@ -35,29 +35,29 @@ judged drop=recovered delay=unaffected/recovered unknown-opcode=reported lost-re
 grep -q 'remote invalid request error (9)' "$out/report.json" || fail "the client's words are not in the report"
 grep -q 'data:application/vnd.tcpdump.pcap;base64,' "$out/index.html" || fail "the page has no capture"
 
-# Faults that wait for traffic, in the other RNIC. A device that breaks for good is replaced for the next run.
+# Faults that wait for traffic, in the other RNIC. A device that breaks for good is replaced before the next run.
 chaos pingpong --on server --traffic --fault 'engine-panic' --fault 'nak-remote-access type=rc opcode=send dir=in' && fail "a fault that makes no sense is accepted"
 chaos pingpong --on server --traffic --fault 'nak-remote-access type=rc' --fault 'engine-panic' --fault 'partition type=rc for=20ms' || fail "the run failed"
 judged nak-remote-access=reported engine-panic=hang/reported partition=recovered
 
-# Soft-RoCE, whose packets pass the switch.
+# Soft-RoCE, whose packets go through the switch.
 chaos --device rxe pingpong --on client --fault 'cqe-lost' && fail "a fault that no switch can make is accepted"
 chaos --device rxe pingpong --on client --fault 'drop type=rc nth=20' || fail "the run with Soft-RoCE failed"
 judged drop=recovered
 grep -q '"device": "rxe"' "$out/report.json" || fail "the report does not name the device"
 
-# What the lab does with programs has nothing to do with the fabric.
+# How the lab judges programs does not depend on the fabric.
 [ "$FABRIC" = local ] || exit 0
 
-# Somebody's own programs. No fault fires there, as nobody sends.
+# Custom programs. No fault fires, because they send nothing.
 chaos --fault 'drop type=rc' -- true --- true || fail "programs that do nothing fail"
 judged drop=not-reached
-# A crash, damaged data, a kernel that complains, and nothing: under the first, second, third and fourth fault.
+# A crash, damaged data, a kernel report and no effect, under the first, second, third and fourth fault.
 misbehaves='echo x >>/tmp/runs; case $(wc -l </tmp/runs) in 2) kill -SEGV $$ ;; 3) echo "byte 7 differs at the end" ;; 4) echo "BUG: not really" >/dev/kmsg ;; esac'
 chaos --fault 'drop type=rc' --fault 'delay type=rc' --fault 'duplicate type=rc' --fault 'mute type=rc' --seconds 5 --wrong-data 'differs at' -- true --- "$misbehaves" &&
 	fail "programs that misbehave do not fail the run"
 judged drop=crash delay=wrong-data duplicate=kernel-report mute=not-reached
-# One that fails without any fault proves nothing.
+# A program that fails without any fault proves nothing.
 chaos --fault 'drop type=rc' -- true --- false && fail "a workload that never works is accepted"
 chaos --fault 'drop type=rc' --seconds 2 --fail-on hang -- true --- 'echo x >>/tmp/runs; [ $(wc -l </tmp/runs) = 1 ] || sleep 60' && fail "--fail-on is ignored"
 judged drop=hang

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Each completion vector has its own named interrupt, with a hint which processor is to handle it. Every processor gets
-# some vectors.
+# Each completion vector has a named interrupt of its own, with an affinity hint. Every processor gets some vectors.
 # lab: fabric=local
 # lab: cpus=2
 . "$LAB_LIB"

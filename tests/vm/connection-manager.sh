@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The kernel's own queue pairs work. ib_cm and rdma_cm, whose datagrams travel over QP1, make connections for the
-# programs of librdmacm, between the VMs and in loopback, over IPv4 and IPv6.
+# The kernel's own queue pairs work. ib_cm and rdma_cm, whose datagrams use QP1, connect the programs of librdmacm,
+# between the VMs and in loopback, over IPv4 and IPv6.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=500
 . "$LAB_LIB"
 
 port=18700
-# run SERVER CLIENT: a pair of programs, the client in VM a, with a port of their own.
+# run SERVER CLIENT: runs a pair of programs with a port of its own, the client in VM a.
 run() {
 	port=$((port + 1))
 	pair $server a $port "$1 -p $port" "$2 -p $port"
@@ -23,14 +23,14 @@ for server in b a; do
 		run "rstream -b $ip -S 4096 -C 50 -T v" "rstream -s $ip -S 4096 -C 50 -T v"
 		run "riostream -b $ip -S 4096 -C 50 -T v" "riostream -s $ip -S 4096 -C 50 -T v"
 	done
-	# These know IPv4 alone.
+	# These support IPv4 only.
 	address=IP_$server
 	ip=${!address}
-	# It also connects without queue pairs, by numbers that must not be those of the other end on the same device.
+	# This one also connects without queue pairs, using QP numbers that the other end must not have on the same device.
 	run "cmtime -b $ip -c 20 -q 5000" "cmtime -s $ip -c 20"
 	run "rdma_xserver -c r" "rdma_xclient -s $ip -c r"
 	copied $server a $((port += 1)) "$ip"
 done
 
-# The kernel's own objects can be looked at.
+# The kernel's own objects are visible.
 on a rdma resource show qp -dd | found 'type GSI' || fail "there is no GSI queue pair"

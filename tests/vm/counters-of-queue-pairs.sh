@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `rdma statistic qp` counts separately for a chosen queue pair, or for each process. Nothing is counted twice or
-# lost, not even for queue pairs that are gone.
+# `rdma statistic qp` counts separately for a selected queue pair, or for each process. Nothing is counted twice or
+# lost, not even for destroyed queue pairs.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=120
 . "$LAB_LIB"
 
 link=$DEV/1
-# of NAME: the sum of the counter over all queue pairs that are counted by themselves.
+# of NAME: prints the sum of the counter over all queue pairs with separate counters.
 of() {
 	on a rdma -j statistic qp show link "$link" | python3 -c "
 import json, sys
 text = sys.stdin.read()
 print(sum(one.get('$1', 0) for one in (json.loads(text) if text.strip() else []) if one))"
 }
-# counters: how many there are.
+# counters: prints the number of counters.
 counters() { on a rdma statistic qp show link "$link" | grep -c cntn || true; }
-# total NAME: what the port has, those of queue pairs included; and the same as the device tells the host.
+# total NAME: prints the port's counter, including those of queue pairs. device NAME: prints it as the device tells the
+# host. same NAME: checks that both agree.
 total() { on a rdma -j statistic show link "$link" | python3 -c "import json, sys; print(json.load(sys.stdin)[0]['$1'])"; }
 device() { vrnicctl --json counters -a -d a | python3 -c "
 import json, sys
@@ -35,7 +36,7 @@ transfer() {
 	within 40 writing || fail "nothing is written"
 }
 writing() { [ "$(device rdma_write_requests)" -gt "$written" ]; }
-# The server ends by itself when its client does.
+# The server ends when its client does.
 finish() {
 	for vm in a b; do
 		on $vm pkill -x ib_write_bw || true
@@ -43,7 +44,7 @@ finish() {
 	wait "${jobs[@]}" || true
 }
 
-# One that is chosen.
+# Counts a selected queue pair.
 are 0 || fail "there are counters already"
 transfer
 qpn=$(on a rdma -j resource show qp link "$link" type RC | python3 -c "import json, sys; print(json.load(sys.stdin)[0]['lqpn'])")
@@ -54,13 +55,13 @@ within 40 more rdma_write_requests 0 || fail "the queue pair does not count its 
 number=$(on a rdma statistic qp show link "$link" | grep -o 'cntn [0-9]*' | cut -d' ' -f2)
 on a rdma statistic qp unbind link "$link" cntn "$number" lqpn "$qpn" || fail "the queue pair keeps its counter"
 are 0 || fail "a counter that nobody has is left"
-# It is destroyed while it has one.
+# The queue pair is destroyed while it has a counter.
 on a rdma statistic qp bind link "$link" lqpn "$qpn"
 finish
 within 40 are 0 || fail "the counter of a queue pair that is gone is left"
 within 40 same rdma_write_requests || fail "writes were counted twice or lost: $(total rdma_write_requests), not $(device rdma_write_requests)"
 
-# One of each process, and of each kind of queue pair.
+# One counter for each process, and one for each type of queue pair.
 on a rdma statistic qp set link "$link" auto type,pid on
 transfer
 are 1 || fail "there are $(counters) counters of one process"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnicd is killed under traffic, by SIGKILL or by a fault. QEMU and the VMs live on, programs get errors and the
+# vrnicd is killed under traffic, by SIGKILL or by a fault. QEMU and the VMs survive, programs get errors and the
 # device-fatal event, everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
 # lab: fabric=roce
 # lab: fabric=local
@@ -19,14 +19,14 @@ client=$!
 on -t 150 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
 poller=$!
 within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "the program that polls is not ready"
-# Users in the kernel, which drain when the device goes. One and the connection manager have receives waiting.
+# Kernel users that drain when the device goes. One of them and the connection manager have receives posted.
 on a modprobe vrnic-drain
 on -t 80 a modprobe vrnic-shared
 outstanding=$(on a rdma resource show qp type GSI -dd | grep -o 'rq_outstanding [0-9]*' | cut -d' ' -f2)
 [ "$outstanding" -gt 0 ] || fail "the kernel posted no receives"
 sleep 4
 daemon=$(lab pid vrnicd)
-# vrnicctl gets no answer from a daemon that is gone.
+# vrnicctl gets no answer from a daemon that has ended.
 if [ "$FABRIC" = local ]; then kill -9 "$daemon"; else vrnicctl fault add -d a daemon-killed || true; fi
 gone() { ! readlink "/proc/$daemon/exe" >/dev/null; }
 within 10 gone || fail "vrnicd lives on"
@@ -42,7 +42,7 @@ for vm in a b; do
 done
 within 20 on a grep -qi 'fatal' /tmp/events || fail "no device-fatal event"
 kill $watch || true
-# The driver lets go of a device that never comes back, and gives it up.
+# The driver gives up a device that never comes back, and can be unbound.
 within 120 on a sh -c 'dmesg | grep -q "given up after 5 attempts"' || fail "the driver tries for ever"
 virtio=$(bound a)
 driver a unbind "$virtio" || fail "the driver does not unbind"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A device that moves a queue pair of the kernel to the error state, but does not flush it or does not tell, has failed.
-# Whoever drains the queue pair would wait for it without end, and so would the unbinding of the driver.
+# A device has failed if it moves a kernel queue pair to the error state, but does not flush it or does not report the
+# flushes. Otherwise, a drain of the queue pair would never end, and neither would unbinding the driver.
 # lab: fabric=local
 # lab: timeout=300
 # lab: vrnicd faults = true
@@ -8,7 +8,7 @@
 
 virtio=$(bound a)
 
-# drains FAULT... -- COMMAND...: the command, which drains the queue pair, ends though the device has that fault.
+# drains FAULT... -- COMMAND...: the command, which drains the queue pair, ends although the device has the fault.
 drains() {
 	local stalls fault=()
 	while [ "$1" != -- ]; do

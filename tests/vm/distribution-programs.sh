@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Unmodified programs of the distribution run between two VMs and in loopback.
+# Unmodified distribution programs run between two VMs and in loopback.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

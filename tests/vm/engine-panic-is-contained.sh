@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # A panic in the engine of one RNIC fails only that device. Its programs get errors and the device-fatal event, the
-# other VM goes on, and the driver brings the device back.
+# other VM is not affected, and the driver recovers the device.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Extended reliable connections: rdma-core's own example. A server in one VM has two clients in the other, and sends
-# each client's messages through the queue pairs of both, which are of one domain. They poll, wait for events, or have
-# their memory paged on demand.
+# each client's messages through the queue pairs of both, which are in one domain. The programs poll, wait for events,
+# or use on-demand paging.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=200

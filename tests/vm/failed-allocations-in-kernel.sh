@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Each allocation fails once: in verbs of kernel users, when GIDs come and go, when the driver is bound, and when it
-# is unbound. Each time the call is refused or works, the device has exactly the kernel's GIDs, and nothing is lost.
+# Each allocation fails once: in verbs of kernel users, when GIDs are added and removed, when the driver is bound, and
+# when it is unbound. Each time, the call fails cleanly or works, the device has exactly the kernel's GIDs, and nothing
+# leaks.
 # lab: timeout=900
 # lab: fresh
-# Linux makes files for an interrupt (kernel/irq/proc.c, register_irq_proc) and does not look whether it could. When it
-# removes them it warns of those that are missing.
+# Linux creates files for an interrupt (kernel/irq/proc.c, register_irq_proc) without checking for errors. When it
+# removes them, it warns of missing ones.
 # lab: allow-kernel-warning unregister_irq_proc
 # lab: needs CONFIG_FAILSLAB=y
 . "$LAB_LIB"
@@ -16,7 +17,7 @@ import ipaddress, json, sys
 for one in sorted((ipaddress.ip_address(one["gid"]).packed.hex(), one["kind"]) for one in json.load(sys.stdin)):
 	print(*one)'
 }
-# same_gids WHEN: the device has the GIDs that the kernel has.
+# same_gids WHEN: checks that the device has the kernel's GIDs.
 same_gids() { diff <(fails gids) <(device_gids) || fail "the device has other GIDs than the kernel $1"; }
 
 on a modprobe vrnic-verbs

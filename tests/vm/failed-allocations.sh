@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Each allocation of the kernel fails once in each verb of programs. The verb is refused or works, and nothing is
-# lost.
+# Each kernel allocation fails once in each verb of programs. The verb fails cleanly or works, and nothing leaks.
 # lab: timeout=600
-# Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
+# Linux's method that opens a device for a process leaks the process when the driver or the control group refuses it
 # (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
 # lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds|alloc_task_exec_state
 # lab: needs CONFIG_FAILSLAB=y

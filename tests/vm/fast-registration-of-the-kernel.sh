@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A kernel user registers memory by work requests. A peer writes and reads it as long as its key is valid, and
-# forbidden accesses end with the right error. The local DMA key gives access to memory that nobody registered.
+# A kernel user registers memory by work requests. A peer writes and reads the memory as long as its key is valid, and
+# forbidden accesses end with the right error. The local DMA key gives access to unregistered memory.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=120

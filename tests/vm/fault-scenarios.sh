@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Every scenario that comes with vrnic ends as it says while a program has traffic, and a scenario whose conditions are
-# not met fails.
+# Every scenario that comes with vrnic ends as documented while a program has traffic, and a scenario whose conditions
+# are not met fails.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
@@ -10,7 +10,7 @@
 
 scenarios=$(dirname "$LAB_LIB")/../vrnicctl/scenarios
 
-# traffic: ibv_rc_pingpong without an end that matters, in both VMs.
+# traffic: runs ibv_rc_pingpong in both VMs, for longer than the scenarios take.
 traffic() {
 	on -t 100 b ibv_rc_pingpong -d "$DEV_b" -g "$GID_INDEX" -n 100000000 > "$LAB_DIR/server" 2>&1 &
 	jobs=($!)

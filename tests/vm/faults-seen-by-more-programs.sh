@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Unmodified programs see the faults that faults-seen-by-programs.sh does not have: those of answers, remote memory,
-# datagrams, events, on-demand pages, and commands that the driver waits for in vain.
+# Unmodified programs see the faults that faults-seen-by-programs.sh does not cover: faults of answers, remote memory,
+# datagrams, events and on-demand pages, and of commands for which the driver waits in vain.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
@@ -9,14 +9,14 @@
 . "$LAB_LIB"
 . tests/vm/faults.bash
 
-# The answer that is lost is one that the responder gives without a reason.
+# Another fault makes the responder send the answer that is lost.
 also="b nak-sequence type=rc nth=20"
 ping_pong "lost-nak type=rc" b ok
 also="b rnr-nak type=rc nth=10"
 ping_pong "lost-rnr-nak type=rc" b ok
 also=
 
-# Remote memory. The program hears of it; the one that owns the memory does not.
+# Remote memory. The program gets the error; the program that owns the memory does not.
 while IFS='|' read -r fault device expected command; do
 	transfer "$fault" "$device" "$expected" $command < /dev/null
 done <<'TABLE'
@@ -33,7 +33,7 @@ lost-atomic-ack type=rc nth=5|b|ok|ib_atomic_bw -n 100
 duplicate-atomic type=rc nth=5|a|ok|ib_atomic_bw -n 100
 TABLE
 
-# A datagram with the wrong key does not arrive, and the port counts it.
+# A datagram with a wrong key does not arrive, and the port counts it.
 program=ibv_ud_pingpong arguments="-n 40 -s 1000"
 violations() { on b ibv_devinfo -v -d "$DEV_b" | sed -n 's/.*qkey_viol_cntr:[^0-9]*\(0x[0-9a-f]*\|[0-9]*\).*/\1/p'; }
 before=$(violations)
@@ -41,7 +41,7 @@ ping_pong "wrong-qkey type=ud nth=5" a hangs
 [ "$(violations)" != "$before" ] || fail "no port counts the wrong Q_Key: $before"
 program=ibv_rc_pingpong arguments="-n 40 -s 6000 -m 1024"
 
-# rdma-core's own test looks at the immediate data that it gets.
+# rdma-core's own test checks the immediate data that it receives.
 immediate() {
 	on -t 200 a python3 /vrnic/tests/pyverbs/inventory.py --device "$DEV_a" \
 		--test tests.test_qpex.QpExTestCase.test_qp_ex_rc_send_imm > "$LAB_DIR/client" 2>&1 || fail "$(cat "$LAB_DIR/client")"
@@ -52,15 +52,15 @@ immediate() {
 arm a "wrong-immediate type=rc" >/dev/null
 judge "wrong-immediate type=rc" a FAIL "$(immediate) "
 
-# Programs whose doorbells are lost, or whose memory has no pages until somebody touches it.
+# Programs whose doorbells are lost, or whose memory has no pages until it is touched.
 ping_pong "doorbell-lost type=rc count=all" a hangs
 flags=-o
 ping_pong "page-fault-slow delay=200ms" a ok
 ping_pong "page-fault-lost count=all" a hangs/12
 flags=
 
-# An event that is lost or late, and one that Linux does not pass on, because it raises it itself. What the device raises
-# a moment later comes.
+# An event that is lost or late, and one that Linux does not pass on because it raises it itself. The next event that
+# the device raises arrives.
 watching ibv_asyncwatch -d "$DEV_a"
 while IFS='|' read -r fault raised expected; do
 	told_before=$(wc -l < "$LAB_DIR/events")
@@ -80,7 +80,7 @@ watch_events python3 /vrnic/tests/pyverbs/events.py "$DEV_a" <<'TABLE'
 14 srq-fatal
 TABLE
 
-# Commands. Some faults cost the device: its programs are told, and it begins anew.
+# Commands. Some faults make the device fail: its programs are told, and it starts again.
 costs() {
 	watching ibv_asyncwatch -d "$DEV_a"
 	ping_pong "$1" a "$2"
@@ -88,12 +88,12 @@ costs() {
 	unwatch
 	active a
 }
-# Linux takes a queue for broken that gives a buffer back twice. The verb has succeeded then; the next one fails.
+# If a buffer is returned twice, Linux considers the queue broken. That verb has succeeded by then; the next one fails.
 words="Failed to modify QP to INIT"
 costs "command-answered-twice code=create-qp" told
-# The memory of a queue pair that cannot be destroyed may be in use for ever.
+# The memory of a queue pair that cannot be destroyed may remain in use forever.
 costs destroy-fails ok
-# The driver waits for half a minute, in both VMs at once.
+# The driver waits for half a minute, in both VMs at the same time.
 unanswered() {
 	on -t 120 "$1" timeout 100 ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" > "$LAB_DIR/$2" 2>&1 && fail "VM $1: the program goes on"
 	grep -q "Couldn't create CQ" "$LAB_DIR/$2" || fail "VM $1: $(cat "$LAB_DIR/$2")"

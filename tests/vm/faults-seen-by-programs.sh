@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Unmodified programs see faults as the table of faults says: completions with each status, retransmissions that
-# nobody notices, asynchronous events, verbs that fail. That faults need a switch in the configuration is tested in
-# vrnicd.
+# Unmodified programs see faults as the table of faults says: completions with each status, retransmissions that go
+# unnoticed, asynchronous events, verbs that fail. The tests of vrnicd check that faults must be enabled in the
+# configuration.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
@@ -78,19 +78,19 @@ doorbell-late type=rc delay=50ms|a|ok
 +gid-vanishes|a|12/hangs
 TABLE
 
-# A local segment is the whole message, which arrives short; a packet that is not the last must not be.
+# A local segment is the whole message, which arrives truncated. On a wire, only the last packet may be short.
 if [ "$FABRIC" = roce ]; then truncated=9; else truncated=ok; fi
 ping_pong "truncate type=rc nth=20 size=1024..65536 bytes=100" a $truncated
 active a
 
-# Programs that sleep until their completion queue has something.
+# Programs that sleep until a completion arrives.
 flags=-e
 ping_pong "cq-event-late nth=5 delay=300ms" a ok
 ping_pong "cq-event-spurious type=rc nth=5" a ok
 ping_pong "cq-event-lost nth=5" a hangs
 flags=
 
-# Asynchronous events, as a program names them.
+# Asynchronous events, by the names that a program prints.
 watch_events ibv_asyncwatch -d "$DEV_a" <<'TABLE'
 10 event-port-err
 9 event-port-active
@@ -116,7 +116,7 @@ watch_events python3 /vrnic/tests/pyverbs/events.py "$DEV_a" <<'TABLE'
 16 event-last-wqe
 TABLE
 
-# The clock and the time stamps jump ahead, and back when the fault ends.
+# The clock and the timestamps jump ahead, and back when the fault ends.
 : > "$LAB_DIR/client"
 on -t 60 a timeout 50 python3 /vrnic/tests/pyverbs/clock.py "$DEV_a" > "$LAB_DIR/client" 2>&1 &
 watcher=$!
@@ -129,7 +129,7 @@ within 10 shows '0 0' || fail "the clock does not jump back: $(cat "$LAB_DIR/cli
 on a pkill -x python3
 wait $watcher || true
 
-# hit PLACE: two programs in VM a, of which a fault hits the one that PLACE names. The other notices nothing.
+# hit PLACE: runs two programs in VM a. A fault hits the one that PLACE selects, and the other is not affected.
 on a sh -c 'cp "$(command -v ibv_rc_pingpong)" /tmp/victim'
 hit() {
 	local place=$1 program port=18515 clients=() servers=() status
@@ -158,7 +158,7 @@ hit() {
 hit process=victim
 hit pid
 
-# Verbs that fail: the errno that the program names.
+# Verbs that fail, with the errno that the program reports.
 refuse() {
 	local fault=$1 text=$2 outcome=unseen
 	vrnicctl fault clear >/dev/null
@@ -175,7 +175,7 @@ refuse "limit-lowered code=create-qp limit=1" "Couldn't create QP"
 refuse "command-fails code=modify-qp status=bad-state" "Failed to modify QP to INIT"
 refuse "command-fails code=create-context status=busy" "Couldn't get context"
 
-# What the port says of itself.
+# What the port reports.
 says() {
 	local fault=$1 text=$2 outcome=unseen
 	shift 2
@@ -187,7 +187,7 @@ says() {
 }
 says speed-change 'active_speed:.*2.5 Gbps' ibv_devinfo -v -d "$DEV_a"
 
-# Slow commands are only slow; everything works when it is over.
+# Slow commands are only slow. Afterwards, everything works.
 ping_pong "command-slow code=create-qp delay=1s" a ok
 ping_pong "mtu-change mtu=2048" a ok
 vrnicctl fault log -d a | tail -n 3

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# How tests show that programs see faults. They end with `all_seen`.
+# Functions for tests that show that programs see faults. Such a test ends with `all_seen`.
 
 seen=0
 wrong=0
-# The program of ping_pong, its arguments, and more of them.
+# Program that ping_pong runs, its arguments, and additional ones.
 program=ibv_rc_pingpong
 arguments="-n 40 -s 6000 -m 1024"
 flags=
-# A fault that ping_pong arms first, behind the device that has it.
+# A fault that ping_pong arms first, after the name of its device.
 also=
-# What the output of a program that fails as expected has.
+# Text in the output of a program that fails as expected.
 words=
 
-# arm DEVICE FAULT: prints its number.
+# arm DEVICE FAULT: arms a fault and prints its number.
 arm() { vrnicctl fault add -d "$1" $2 || fail "$2 cannot be armed"; }
 
-# statuses FILE...: the numbers of the ibv_wc_status that programs ended with.
+# statuses FILE...: prints the numbers of the ibv_wc_status values with which programs ended.
 statuses() { cat "$@" | sed -n 's/.*Failed status [^0-9]*\([0-9][0-9]*\).*/\1/p' | sort -n | uniq | tr '\n' ' '; }
 
-# ping_pong FAULT DEVICE EXPECTED: the program between the VMs, the server in b. EXPECTED is `ok`, the number of an
-# ibv_wc_status that one of both ends with, `hangs`, or `told` if the client fails with `words`; or several of them with a
-# / between them, where it is chance which end waits for which. With a + before it the fault waits until the program has
-# sent nine packets.
+# ping_pong FAULT DEVICE EXPECTED: runs the program between the VMs, with the server in b. EXPECTED is `ok`, the number
+# of an ibv_wc_status with which either end fails, `hangs`, or `told` if the client fails with `words`. If the result
+# depends on chance, EXPECTED is a list separated by "/". If FAULT starts with "+", the fault waits until the program
+# has sent nine packets.
 ping_pong() {
 	local fault=$1 device=$2 expected=$3 patience=25 server code=0 outcome
 	[ "$expected" = hangs ] && patience=4
@@ -35,7 +35,7 @@ ping_pong() {
 	server=$!
 	listening b 18515
 	on -t 60 a timeout $patience $program -d "$DEV_a" -g "$GID_INDEX" $arguments $flags "$IP_b" > "$LAB_DIR/client" 2>&1 || code=$?
-	# The kernel knows no more of its name.
+	# The kernel only keeps 15 characters of the name.
 	[ $code = 0 ] || on b pkill "${program:0:15}" || true
 	wait $server || true
 	outcome=$(statuses "$LAB_DIR/client" "$LAB_DIR/server")
@@ -45,7 +45,7 @@ ping_pong() {
 	judge "$fault" "$device" "$expected" "$outcome"
 }
 
-# transfer FAULT DEVICE EXPECTED PROGRAM ARGS...: a program of perftest in place of that.
+# transfer FAULT DEVICE EXPECTED PROGRAM ARGS...: does the same with a perftest program.
 transfer() {
 	local fault=$1 device=$2 expected=$3 server code=0 outcome
 	shift 3
@@ -62,7 +62,7 @@ transfer() {
 	judge "$fault" "$device" "$expected" "$outcome"
 }
 
-# Whether a fault was seen as expected, and fired.
+# Checks that a fault was seen as expected and that it fired.
 judge() {
 	local fault=$1 device=$2 expected=$3 outcome=$4 fired one good=
 	for one in ${expected//\// }; do
@@ -81,10 +81,10 @@ print([one["fired"] for one in json.load(sys.stdin) if one["fault"].split()[0] =
 	vrnicctl fault clear -d "$device" >/dev/null
 }
 
-# watching COMMAND...: a program in VM a that prints asynchronous events, until `unwatch`.
+# watching COMMAND...: runs a program in VM a that prints asynchronous events, until `unwatch`.
 watching() {
 	watched=$1
-	# The job empties the file too late: what the last one printed would do for this one.
+	# The job truncates the file too late, so the output of the previous program could be mistaken for this one's.
 	: > "$LAB_DIR/events"
 	on -t 200 a timeout 190 stdbuf -oL "$@" > "$LAB_DIR/events" 2>&1 &
 	watcher=$!
@@ -95,13 +95,13 @@ unwatch() {
 	on a pkill -x "$watched" || true
 	wait $watcher || true
 }
-# events: the numbers of the events that it has printed since `told_before` lines.
+# events: prints the numbers of the events that the program has printed after the first `told_before` lines.
 events() { tail -n +$((told_before + 1)) "$LAB_DIR/events" | sed -n 's/.*event_type.*(\([0-9]*\)).*/\1/p'; }
-# told NUMBER: whether that is among them.
+# told NUMBER: checks whether this event is among them.
 told() { events | found -x "$1"; }
 
-# watch_events COMMAND...: each line of the input has the number of an ibv_event_type and the fault that raises it, which
-# the program sees.
+# watch_events COMMAND...: each line of the input has the number of an ibv_event_type and the fault that raises it.
+# Checks that the program sees each.
 watch_events() {
 	local expected fault
 	watching "$@"

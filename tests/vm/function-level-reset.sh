@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The PCI function is reset (FLR). Without a driver, the device is as new afterwards. Under traffic, programs get
-# errors and the device-fatal event, QEMU and the other VM notice nothing, and the driver takes the device over again.
+# The PCI function is reset (FLR). Without a driver, the device is as new afterwards. Under traffic, programs get errors
+# and the device-fatal event, QEMU and the other VM are not affected, and the driver recovers the device.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A VM is reset under traffic. Its peer gets errors, nobody else notices, and the VM works again after it booted.
+# A VM is reset under traffic. Its peer gets errors, others are not affected, and the VM works again after it has
+# booted.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A device that lies in its replies, answers late, twice or never, raises events that nothing caused and scribbles
-# over the kernel's rings harms nobody. The driver can always be unbound, programs and kernel modules end, and the
-# kernel has nothing to complain about. HOSTILE_SECONDS=3600 runs it longer. The seed is in the directive.
+# A device that lies in its replies, answers late, twice or never, raises events without a cause and scribbles over the
+# kernel's rings cannot do harm. The driver can always be unbound, programs and kernel modules end, and the kernel
+# reports no errors. HOSTILE_SECONDS=3600 runs the test longer. The seed is in the directive.
 # lab: fabric=local
 # lab: timeout=600
-# Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
+# Linux's method that opens a device for a process leaks the process when the driver or the control group refuses it
 # (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
 # lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds|alloc_task_exec_state
 # lab: vrnicd test_hostile = { devices = ["a"], seed = 14 }
@@ -18,10 +18,10 @@ unbind() {
 	on a test ! -e "/sys/class/infiniband/$DEV" || fail "round $rounds: the RDMA device outlives its driver"
 }
 
-# A device that makes no sense is refused.
+# A device with inconsistent properties is refused.
 bind() { driver a bind "$virtio" 2>/dev/null || ! is_bound; }
 
-# Whatever they meet: they must end, at the latest when their device is gone.
+# Whatever happens to these programs, they must end, at the latest when their device is gone.
 cat > "$LAB_DIR/users" <<'USERS'
 for command in \
 	"ibv_devinfo -v" \
@@ -62,7 +62,7 @@ echo "$rounds rounds, $refused times refused at once"
 on -t 120 a modprobe -r vrnic || fail "the driver cannot be unloaded"
 on -t 60 b vrnic-stress --device "$DEV" --seconds 2 || fail "the other VM noticed"
 
-# An honest device finds nothing that was left behind.
+# An honest device works, and nothing was left behind.
 kill -USR1 "$(lab pid vrnicd)"
 on -t 60 a modprobe vrnic
 active a

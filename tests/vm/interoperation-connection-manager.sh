@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# rdma_cm, whose datagrams travel over QP1, makes connections between vrnic in VM a and the kernel's Soft-RoCE (rxe)
-# in VM b. Either end asks for them, over IPv4 and IPv6. Sockets on top of them (rsockets) carry data, and datagrams
-# to a multicast group of either end reach the member at the other.
+# rdma_cm, whose datagrams use QP1, connects vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b. Either end starts
+# the connection, over IPv4 and IPv6. Sockets on top of connections (rsockets) carry data, and datagrams to a multicast
+# group from either end reach the member at the other.
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=400
-# Soft-RoCE frees packets with a lock held that its interrupts take, see interoperation.sh.
+# Soft-RoCE frees packets while it holds a lock that its interrupts take; see interoperation.sh.
 # lab: allow-kernel-report rxe_receiver
 . "$LAB_LIB"
 
@@ -28,8 +28,8 @@ for server in a b; do
 	port=$((port + 20))
 done
 
-# Soft-RoCE gets frames to a group that its network device has joined for IP, which rdma_cm does. Twice the device has an
-# address for the group then: for IP, and that of Soft-RoCE, which takes every group for one of IPv6.
+# Soft-RoCE receives frames to a group that its network device has joined for IP, which rdma_cm does. The device then
+# has two addresses for the group: that for IP, and that of Soft-RoCE, which treats every group as an IPv6 group.
 is_member() { on b ip maddr show dev "$NETDEV" | found "$1:4d:02:01"; }
 on -t 90 b mckey -m 239.77.2.1 -b "$IP_b" -C 10 -S 512 >/dev/null &
 job=$!
@@ -37,5 +37,5 @@ within 40 is_member 01:00:5e || fail "mckey in b does not join"
 within 40 is_member 33:33:ef || fail "mckey in b does not attach its queue pair"
 on -t 60 a mckey -m 239.77.2.1 -b "$IP_a" -C 10 -S 512 -s >/dev/null || fail "mckey in a does not send"
 wait $job || fail "the member in b got not all that a sent"
-# Its own mckey goes before what it posted is sent. This waits for it.
+# Its own mckey exits before its posted requests are sent. This one waits.
 perf b a ib_send_bw -n 20 -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:77:2:2

@@ -6,8 +6,8 @@
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
-# Linux's target hands the header of an answer to the processor before it has mapped it (isert_create_send_desc() in
-# ib_isert.c), which DMA_API_DEBUG complains of.
+# Linux's target syncs the header of a response for the CPU before it has mapped it (isert_create_send_desc() in
+# ib_isert.c), which DMA_API_DEBUG reports.
 # lab: allow-kernel-report isert_put_
 . "$LAB_LIB"
 . tests/vm/storage.bash
@@ -49,7 +49,7 @@ on "$HOST" sh -ec "modprobe -a ib_iser sd_mod
 		\$node -o update -n node.conn[0].timeo.\${limit%=*} -v \${limit#*=}
 	done" || fail "$HOST knows no target"
 
-# connect: a session, and its disk as /run/disk.
+# connect: opens a session, with its disk as /run/disk.
 connect() {
 	on -t 200 "$HOST" iscsiadm -m node -T $IQN --login || fail "$HOST does not log in"
 	within 100 on "$HOST" sh -ec 'ln -sfT /sys/class/iscsi_session/session* /run/session

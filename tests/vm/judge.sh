@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `vrnicctl judge` with Soft-RoCE (rxe) in VM b as the peer: the fault of each experiment strikes, and the report says
-# what is known of Soft-RoCE. Faults of the switch's port strike Soft-RoCE's own packets.
+# `vrnicctl judge` with Soft-RoCE (rxe) in VM b as the peer: the fault of each experiment fires, and the report says
+# what is known about Soft-RoCE. Faults of the switch port hit Soft-RoCE's own packets.
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=600
-# Soft-RoCE frees packets with a lock held that its interrupts take, see interoperation.sh.
+# Soft-RoCE frees packets while it holds a lock that its interrupts take; see interoperation.sh.
 # lab: allow-kernel-report rxe_receiver
 # lab: vrnicd faults = true
 . "$LAB_LIB"
 
-# Soft-RoCE acknowledges as late as its VM is slow.
+# The slower its VM is, the later Soft-RoCE acknowledges.
 lab ready a >/dev/null
 lab ready b >/dev/null
 timeout=$(ack_timeout)
@@ -28,14 +28,14 @@ export -f traffic
 vrnicctl judge run -d a -p "$IP_b" -t "$timeout" -o "$LAB_DIR/judge" -- bash -c traffic >"$LAB_DIR/report" ||
 	fail "no report: $(tail -n 5 "$LAB_DIR/report")"
 cat "$LAB_DIR/report"
-# The packets behind some of its lines.
+# The packets for some lines of the report.
 for experiment in peer-loses-write peer-gets-rnr-naks device-loses-write; do
 	vrnicctl judge captures -p "$IP_b" -t "$timeout" --packets 2 "$LAB_DIR/judge/$experiment.pcapng" >"$LAB_DIR/packets"
 	cat "$LAB_DIR/packets"
 	found -E '^ +[0-9]+ .* ms (from|to) the peer .* PSN ' <"$LAB_DIR/packets" || fail "$experiment: no packets are listed"
 done
 
-# says EXPERIMENT WORDS: the report of the experiment has these words.
+# says EXPERIMENT WORDS: checks that the report of the experiment contains these words.
 says() {
 	sed -n "/^$1:/,/^[^ ]/p" "$LAB_DIR/report" | grep '^ ' | found -F "$2" || fail "$1: no \"$2\" in the report"
 }
@@ -50,8 +50,8 @@ says device-repeats-atomics 'it answers a repeated atomic with the result that i
 says device-writes-marked 'it sends no CNP for'
 if found VIOLATION <"$LAB_DIR/report"; then fail "Soft-RoCE did not do that before: is it true?"; fi
 
-# struck COUNTER CLIENT SERVER FAULT...: a fault of the switch's port strikes what Soft-RoCE sends or gets. It notices, and
-# recovers.
+# struck COUNTER CLIENT SERVER FAULT...: a fault of the switch port hits what Soft-RoCE sends or receives. Soft-RoCE
+# counts it and recovers.
 counted() { on b sh -c "rdma statistic show link $DEV_b/1 -j | jq -r '.[0].$1'"; }
 struck() {
 	local counter=$1 client=$2 server=$3 before
@@ -69,7 +69,7 @@ struck duplicate_request a b duplicate dir=in opcode=write nth=3
 ! vrnicctl fault add -d port:b cqe-lost >"$LAB_DIR/refused" 2>&1 || fail "a port has a fault of devices"
 found 'a fault of a device' <"$LAB_DIR/refused" || fail "the refusal does not say why"
 
-# What a file has of a capture is what the run said.
+# The report from a capture file says the same as that from the run.
 vrnicctl judge captures -p "$IP_b" -t "$timeout" "$LAB_DIR/judge/peer-loses-write.pcapng" >"$LAB_DIR/again"
 diff <(sed -n '/^peer-loses-write:/,/^[^ ]/p' "$LAB_DIR/report" | grep '^ ') <(grep '^ ' "$LAB_DIR/again") ||
 	fail "the capture says something else"

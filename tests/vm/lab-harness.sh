@@ -15,11 +15,11 @@ code=0; on a /no/such/program 2>/dev/null || code=$?
 size=$(on a head -c 300000 /dev/zero | wc -c)
 [ "$size" = 300000 ] || fail "$size of 300000 bytes came through"
 
-# A test whose lab has ended does not start one of its own.
+# A test whose lab has ended does not start a lab of its own.
 code=0; LAB_CONTROL=$LAB_DIR/nowhere on a true 2>"$LAB_DIR/said" || code=$?
 { [ $code = 1 ] && found "is gone" <"$LAB_DIR/said" >/dev/null; } || fail "no lab gave $code: $(cat "$LAB_DIR/said")"
 
-# A program whose client is killed dies with its whole group.
+# When its client is killed, a program is killed with its whole process group.
 on a sh -c 'sleep 4242 & sleep 4242' &
 client=$!
 for _ in $(seq 50); do [ "$(on a pgrep -c -f 'sleep 4242' || true)" -ge 2 ] && break; done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Labs of `vrnic-lab up`: three VMs on networks of both fabrics, where each pair exchanges messages; files and shared
-# directories; a second lab beside it, which it does not disturb; changes of a running lab; and nothing that is left.
+# directories; a second lab at the same time that is not affected; changes of a running lab; and complete cleanup.
 # lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
@@ -14,7 +14,7 @@ end() {
 }
 trap end EXIT
 
-# A mistake is named, with its line, and nothing starts.
+# A mistake is reported with its line, and nothing starts.
 printf '[[vm]]\nname = "a"\nmemory = "much"\n' >"$LAB_DIR/three.toml"
 if said=$("$LAB_BIN" up "$LAB_DIR/three.toml" 2>&1); then fail "a wrong file passed"; fi
 found -F 'three.toml:3: `memory = "much"`' <<<"$said" || fail "the mistake is not named: $said"
@@ -56,15 +56,15 @@ guest = "/mnt/shared"
 host = "file"
 guest = "/mnt/new/"
 end
-# What runs goes on when its program is replaced or, as here, deleted: VMs boot again below, for which the lab starts
-# processes of its own.
+# A running lab continues when its program is replaced or, as here, deleted. VMs boot again below, for which the lab
+# starts its own processes.
 cp "$LAB_BIN" "$LAB_DIR/program"
 "$LAB_DIR/program" up "$LAB_DIR/three.toml" | tee "$LAB_DIR/up"
 rm "$LAB_DIR/program"
 
-# The addresses for a browser, one for each network, which may only look.
+# Browser addresses, one for each network, which give read-only access.
 [ "$(grep -c '^in a browser, network .*: http://127.0.0.1:[0-9]*/?token=[0-9a-f]*$' "$LAB_DIR/up")" = 2 ] || fail "no address is printed"
-# ask ADDRESS METHOD PATH: what the server of an address answers.
+# ask ADDRESS METHOD PATH: prints the answer of the server at an address.
 ask() {
 	local host=${1#http://}
 	host=${host%%/*}
@@ -78,7 +78,7 @@ for web in $(grep -o 'http://.*' "$LAB_DIR/up"); do
 	ask "$web" POST /api/action | found -F 'HTTP/1.1 403' >/dev/null || fail "$web may do more than look"
 done
 
-# index VM DEVICE: the index of the device's GID for IPv4.
+# index VM DEVICE: prints the index of the device's IPv4 GID.
 index() {
 	on_lab "${lab:-three}" --vm "$1" -- sh -c "cd /sys/class/infiniband/$2/ports/1; for n in \$(seq 0 15); do
 		case \$(cat gids/\$n):\$(cat gid_attrs/types/\$n) in 0000:0000:0000:0000:0000:ffff:*v2) echo \$n; exit; esac; done"
@@ -101,13 +101,13 @@ for net in 0 1; do
 	pingpong z x vrnic$net 10.77.$net.3
 done
 
-# All VMs at once, one of them with another result.
+# All VMs at the same time, one of them with a different result.
 [ "$(on_lab three --all -- hostname | sort | xargs)" = "x: x y: y z: z" ] || fail "not in all VMs"
 code=0
 said=$(on_lab three --vm x,z --json -- sh -c '[ $(hostname) = x ] || exit 3') || code=$?
 [ $code = 3 ] || fail "exit code $code, not 3"
 [ "$(grep -c '"exit": [03]' <<<"$said")" = 2 ] || fail "no exit codes in $said"
-# A reader that leaves ends the command here, as SIGPIPE would.
+# If its reader closes, the command ends here, as with SIGPIPE.
 for vm in x x,y; do
 	codes=$(set +o pipefail; on_lab three --vm $vm -- yes | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}")
 	[ "$codes" = 141 ] || fail "exit code $codes of a command whose reader left"
@@ -130,7 +130,7 @@ cmp "$LAB_DIR/tree/data" "$LAB_DIR/back/data" || fail "the copy is another"
 if "$LAB_BIN" copy --lab three x:/no/such "$LAB_DIR/nothing" 2>/dev/null; then fail "a copy of nothing"; fi
 [ ! -e "$LAB_DIR/nothing" ] || fail "a copy of nothing is there"
 
-# Another lab with a VM of the same name, which a link joins to the network "wire".
+# Another lab has a VM with the same name, which a link connects to the network "wire".
 cat >"$LAB_DIR/other.toml" <<end
 memory = 640
 first_number = 9
@@ -158,7 +158,8 @@ found 'other, three' <"$LAB_DIR/said" >/dev/null || fail "$(cat "$LAB_DIR/said")
 "$LAB_BIN" down other
 pingpong x y vrnic0 10.77.0.1
 
-# The same file again changes nothing. Another memory boots one VM, and one VM less leaves the others' addresses.
+# The same file again changes nothing. A different memory size reboots one VM, and removing a VM does not change the
+# others' addresses.
 boot_id() { on_lab three --vm "$1" -- cat /proc/sys/kernel/random/boot_id; }
 x=$(boot_id x)
 z=$(boot_id z)
@@ -174,14 +175,14 @@ kill -9 "$("$LAB_BIN" ctl --lab three pid qemu-z)"
 within 10 sh -c '"$1" status three | grep -q "^z *ended"' sh "$LAB_BIN" || fail "z is not dead"
 "$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
 [ "$(boot_id z)" != "$z" ] || fail "z is the old one"
-# Without y.
+# Without the VM y.
 sed -i '/^name = "y"/,/^name = "z"/{/^name = "z"/!d}' "$LAB_DIR/three.toml"
 "$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
 ! on_lab three --vm y -- true 2>/dev/null || fail "y is still there"
 pingpong z x vrnic1 10.77.1.3
 "$LAB_BIN" logs --lab three z | found 'Linux version' >/dev/null || fail "no console of z"
 
-# A supervisor that is killed takes all with it, and the next command clears what it left.
+# When the supervisor is killed, everything ends with it, and the next command cleans up.
 pid=$("$LAB_BIN" status three --json | grep -m 1 -o '"pid": [0-9]*' | cut -d' ' -f2)
 qemu=$("$LAB_BIN" ctl --lab three pid qemu-x)
 kill -9 "$pid"
@@ -189,7 +190,7 @@ within 10 sh -c "! kill -0 $qemu 2>/dev/null" || fail "QEMU lives on"
 [ "$("$LAB_BIN" status)" = "no lab is up" ] || fail "a killed lab is up"
 [ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
 
-# Ended while it boots, and ended as it should be.
+# Ended while it boots, and ended in the normal way.
 "$LAB_BIN" up "$LAB_DIR/other.toml" >/dev/null 2>&1 &
 job=$!
 within 20 sh -c '"$1" status other 2>/dev/null | grep -q booting' sh "$LAB_BIN" || fail "the other lab does not boot"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The example domain for libvirt has an RNIC that carries data. It has a libvirtd of its own, and boots the lab's kernel and
-# root directory, since there is no disk image here.
+# The example domain for libvirt has an RNIC that carries data. The test has a libvirtd of its own, and boots the lab's
+# kernel and root directory, since there is no disk image here.
 # lab: fabric=local
 # lab: timeout=300
 . "$LAB_LIB"
@@ -10,7 +10,7 @@ tree=$(dirname "$LAB_LIB")/../..
 kernel=$(readlink -f "${KDIR:-$tree/build/kernel/$VRNIC_KERNEL/tree}")
 share=$LAB_DIR/share
 "$LAB_BIN" stage "$share"
-# The guest's own start has this run.
+# The guest's init runs this.
 cat >"$share/bin/vrnic-agent" <<'END'
 #!/bin/bash
 exec >/dev/console 2>&1
@@ -20,7 +20,7 @@ ib_write_bw -d vrnic0 -F -s 65536 -n 200 >/dev/null &
 for try in $(seq 60); do ! ib_write_bw -d vrnic0 -F -s 65536 -n 200 127.0.0.1 || break; sleep 1; done
 wait $! && echo "libvirt: done"
 echo o >/proc/sysrq-trigger
-# No program starts any more, and Linux would panic if its first one ended.
+# It starts no more programs, because Linux would panic if the first one ended.
 while :; do read -rt 1 _ <>/dev/console || :; done
 END
 
@@ -36,7 +36,7 @@ daemon=$!
 trap 'kill $daemon 2>/dev/null || :' EXIT
 within 20 test -S "$LAB_DIR/rnic0.sock" || fail "vrnicd does not start"
 
-# directory TAG PATH: the VM may read it.
+# directory TAG PATH: gives the VM read access.
 directory() { echo "<filesystem type=\"mount\" accessmode=\"squash\"><source dir=\"$2\"/><target dir=\"$1\"/><readonly/></filesystem>"; }
 directories=$(directory root "$(readlink -f "${VRNIC_GUEST:-$tree/build/setup/guest}")")$(directory share "$share")
 initramfs=
@@ -47,7 +47,7 @@ fi
 arguments="console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro"
 arguments+=" init=/sbin/vrnic-init panic=-1 no_timer_check no5lvl mitigations=off lab.name=rdma lab.device=vrnic"
 arguments+=" lab.nic=52:54:00:76:72:0a,10.0.0.1,fd00::1"
-# What is missing here: KVM, a disk, and a network of libvirt's.
+# Removes what is not available here: KVM, a disk, and libvirt's network.
 sed -e 's/type="kvm"/type="qemu"/; s/<cpu mode="host-passthrough"/<cpu mode="maximum"/; s|2048</memory>|768</memory>|' \
 	-e "s|<type arch.*|&<kernel>$kernel/arch/x86/boot/bzImage</kernel>$initramfs<cmdline>$arguments</cmdline>|" \
 	-e 's|<interface type="network">|<interface type="user">|; /<source network/d' \
@@ -59,14 +59,14 @@ export XDG_RUNTIME_DIR=$LAB_DIR/run XDG_CONFIG_HOME=$LAB_DIR/config XDG_CACHE_HO
 mkdir -m 700 "$XDG_RUNTIME_DIR"
 mkdir -p "$XDG_CONFIG_HOME/libvirt"
 printf '%s\n' 'security_driver = "none"' 'stdio_handler = "file"' >"$XDG_CONFIG_HOME/libvirt/qemu.conf"
-# The package that makes the user of QEMU also starts services.
+# The package that creates the QEMU user also starts services, so the test adds the user itself.
 (cat /etc/passwd && echo 'libvirt-qemu:x:64055:64055::/:/bin/false') >"$LAB_DIR/passwd"
 (cat /etc/group && echo 'libvirt-qemu:x:64055:') >"$LAB_DIR/group"
 cat >"$LAB_DIR/session" <<'END'
 cd "$LAB_DIR"
 uri=qemu:///session
 if [ "$(id -u)" = 0 ]; then
-	# Root has no session. This one has directories of its own, and the scratch directory where it was.
+	# Root has no session. This gives the session its own directories, and the scratch directory at its old place.
 	uri=qemu:///system
 	for dir in /run /etc/libvirt /var/lib /var/log /var/cache; do mount -t tmpfs tmpfs $dir; done
 	mkdir -p "$LAB_DIR" && mount --bind . "$LAB_DIR"

@@ -4,7 +4,7 @@
 # lab: fabric=local
 # lab: timeout=900
 # lab: long
-# Memory regions are left to the smaller device of limits-to-the-last-object: a million take ten minutes.
+# limits-to-the-last-object tests memory regions with lower limits: a million take ten minutes.
 . "$LAB_LIB"
 
 on -t 880 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow pd-count cq-count qp-count

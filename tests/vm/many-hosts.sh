@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Labs of three hosts, with two VMs each, on one network: network namespaces stand for the hosts. Each lab has one link, by
-# VXLAN, to a bridge of the kernel in a fourth namespace, which learns where the VMs are and floods what it does not know.
+# Labs on three hosts, with two VMs each, on one network. Network namespaces stand for the hosts. Each lab has one VXLAN
+# link to a kernel bridge in a fourth namespace, which learns the addresses of the VMs and floods frames for unknown
+# ones.
 # lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
@@ -21,7 +22,7 @@ hosts=(0)
 for n in 1 2 3; do
 	next_host $hub "$n"
 	hosts[n]=$host
-	# The cable has room for a frame of 9000 bytes and what a link puts around it.
+	# The cable has room for a frame of 9000 bytes and the headers that a link adds.
 	at $hub ip link add "host$n" mtu 9100 type veth peer name uplink mtu 9100 netns "${hosts[n]}"
 	at $hub ip address add "192.0.2.$((2 * n))/31" dev "host$n"
 	at $hub ip link set "host$n" up
@@ -54,7 +55,7 @@ done
 for n in 1 2 3; do wait ${ups[n]} || fail "host $n: $(cat "$LAB_DIR/up$n")"; done
 for n in 1 2 3; do lab_of $n status; done
 
-# vm NUMBER COMMAND...: in VM 1 to 6, the first or the second of a host.
+# vm NUMBER COMMAND...: runs a command in VM 1 to 6, the first or second VM of a host.
 vm() {
 	local host=$((($1 + 1) / 2)) which=$((($1 + 1) % 2 + 1))
 	lab_of $host exec --lab "host$host" --vm "node$host$which" --timeout 60 -- "${@:2}"
@@ -73,10 +74,10 @@ pingpong() {
 		fail "no pingpong from VM $2 to VM $1"
 	wait $job || fail "the pingpong in VM $1 failed"
 }
-# Each VM with one of its own host or of the next, and each host with each.
+# Each VM with one on its own host or on the next, so that every pair of hosts is covered.
 for pair in "1 2" "2 3" "3 4" "4 5" "5 6" "6 1" "3 6"; do pingpong $pair; done
 
-# It was the kernel's bridge that knew the way: the addresses of the VMs are at the links to their hosts.
+# The kernel's bridge forwarded the frames: it has learned the VMs' addresses at the links to their hosts.
 at $hub bridge fdb show br bridge >"$LAB_DIR/fdb"
 grep '52:54:00:76' "$LAB_DIR/fdb" || :
 for n in 1 2 3 4 5 6; do
@@ -84,6 +85,6 @@ for n in 1 2 3 4 5 6; do
 		fail "the bridge has not learned VM $n: $(cat "$LAB_DIR/fdb")"
 done
 
-# A host less is none of the others' business.
+# The loss of a host does not affect the others.
 lab_of 2 down host2
 pingpong 1 6

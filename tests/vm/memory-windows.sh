@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A memory window of one VM opens its memory to the other. When the window is invalidated, its key no longer works.
+# A memory window of one VM gives the other access to its memory. When the window is invalidated, its key is no longer
+# valid.
 # lab: fabric=local
 # lab: fabric=roce
 . "$LAB_LIB"

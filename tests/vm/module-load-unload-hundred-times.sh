@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The module is unloaded under traffic and loaded again, a hundred times. Then the RNIC works and nothing is lost.
+# The module is unloaded under traffic and loaded again, a hundred times. After that, the RNIC works and nothing has
+# leaked.
 # lab: debug-kernel
 # lab: timeout=900
 # lab: fresh
 . "$LAB_LIB"
 
-# Traffic for as long as the device is there; it ends with an error whenever the device goes.
+# Traffic while the device exists. It ends with an error whenever the device is removed.
 on -t 890 a sh -c "until [ -e /tmp/enough ]; do
 	vrnic-stress --device $DEV --seconds 600 --patience 5 >/tmp/stress 2>&1 || sleep 0.1
 done" &

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The module is loaded and unloaded several times, and the RNIC works in between.
+# The module is loaded and unloaded several times, and the RNIC works each time.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

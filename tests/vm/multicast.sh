@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # rdma_cm joins multicast groups. Datagrams to a group reach its members in the other VM and in the sender's own VM,
-# over RoCE v2 and v1, IPv4 and IPv6. The host sees who is in a group, and nothing is left of a group that everybody
-# left.
+# over RoCE v2 and v1, IPv4 and IPv6. The host sees the members of a group. When the last member has left, nothing of
+# the group remains.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240
 . "$LAB_LIB"
 
-# members GROUP DEVICE COUNT: whether so many queue pairs of the device are in the group.
+# members GROUP DEVICE COUNT: checks that this many queue pairs of the device are in the group.
 members() {
 	vrnicctl --json groups -d "$2" | python3 -c "
 import json, sys
@@ -15,7 +15,7 @@ found = [group['qpns'] for group in json.load(sys.stdin) if group['gid'] == '$1'
 sys.exit(len(found[0] if found else []) != $3)"
 }
 
-# multicast GROUP GID ADDRESS-OF-A ADDRESS-OF-B: a member in each VM, to which a program in each VM sends.
+# multicast GROUP GID ADDRESS-OF-A ADDRESS-OF-B: starts a member in each VM. A program in each VM sends to them.
 multicast() {
 	local group=$1 gid=$2 sender receiver job
 	declare -A address=([a]=$3 [b]=$4)
@@ -39,7 +39,7 @@ multicast() {
 }
 multicast 239.77.1.1 ::ffff:239.77.1.1 "$IP_a" "$IP_b"
 
-# rdma_cm joins groups of IPv6 in RoCE version 1 only.
+# rdma_cm joins IPv6 groups in RoCE version 1 only.
 mode() {
 	local vm
 	for vm in a b; do
@@ -52,7 +52,7 @@ mode "IB/RoCE v1"
 multicast ff0e::77:1 ff0e::77:1 "$IP6_a" "$IP6_b"
 mode "RoCE v2"
 
-# Groups without rdma_cm. As many groups and members as the device says, and no more.
+# Groups without rdma_cm. Exactly as many groups and members are possible as the device reports.
 for peer in b a; do
 	perf a $peer ib_send_bw -c UD -g -n 100 -M 0:0:0:0:0:0:0:0:0:0:255:255:239:77:3:1
 	perf -6 a $peer ib_send_bw -c UD -g -n 100

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The RNIC's network device goes down or away and comes back. The port, the GIDs and the traffic follow it, and
-# nothing hangs. The same holds for the link of the RNIC itself, which vrnicctl takes down.
+# The RNIC's network device goes down or is removed, and comes back. The port, the GIDs and the traffic follow it, and
+# nothing hangs. The same holds for the RNIC's own link, which vrnicctl takes down.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
@@ -21,24 +21,25 @@ down() { state | found DOWN; }
 up() { state | found ACTIVE; }
 none() { [ "$(gids)" = 0 ]; }
 some() { [ "$(gids)" -ge 2 ]; }
-# shown STATE PHYSICAL-STATE [NETDEV]: whether `rdma link show` says so of the port.
+# shown STATE PHYSICAL-STATE [NETDEV]: checks what `rdma link show` says about the port.
 shown() { on a rdma link show "$DEV/1" | found "^link $DEV/1 state $1 physical_state $2${3:+ netdev $3} *\$"; }
 
-# value COUNTER VM: what the device has counted.
+# value COUNTER VM: prints a counter of the device.
 value() {
 	vrnicctl --json counters -a -d "$2" | python3 -c "
 import json, sys
 print(next(one['value'] for one in json.load(sys.stdin) if one['counter'] == '$1'))"
 }
-# more COUNTER VM THAN: whether the device has counted more.
+# more COUNTER VM THAN: checks that the counter of the device is larger.
 more() { [ "$(value "$1" "$2")" -gt "$3" ]; }
-# await_more WHAT COUNTER VM: waits until the device counts on.
+# await_more WHAT COUNTER VM: waits until the counter of the device increases.
 await_more() {
 	local before
 	before=$(value "$2" "$3")
 	await "$1" more "$2" "$3" "$before"
 }
-# transfers TIMEOUT: both VMs write to each other without end, and wait for an answer for TIMEOUT, as the verbs count.
+# transfers TIMEOUT: both VMs write to each other continuously, with a local ACK timeout of TIMEOUT in the verbs'
+# encoding.
 transfers() {
 	local options=(-d "$DEV" -x "$GID_INDEX" -F -b -s 4096 -D 1 --run_infinitely -u "$1" -p 18760)
 	on -t 120 b ib_write_bw "${options[@]}" >"$LAB_DIR/b" 2>&1 &
@@ -50,19 +51,19 @@ transfers() {
 	await_more "nothing is written to b" rx_bytes b
 }
 
-# What programs in a are told of. Each waits for its event, however late that is.
+# The events that programs in a receive. Each waits for its event, however late it is.
 on -t 240 a sh -c "ibv_asyncwatch -d $DEV >/tmp/port-events" &
 watch=$!
 within 40 on a grep -sq 'async event FD' /tmp/port-events || fail "nobody watches the device's events"
 events() { on a cat /tmp/port-events | grep -c "$1" || true; }
-# Late news of what was before is no news of what comes.
+# A late event of an earlier change does not announce a new one.
 quiet() {
 	local before
 	before=$(events .)
 	sleep 1
 	[ "$(events .)" = "$before" ]
 }
-# note EVENT...: begins anew to look for such events.
+# note EVENT...: starts to watch for these events.
 declare -A noted
 note() {
 	local event
@@ -71,11 +72,11 @@ note() {
 		noted[$event]=$(events "$event")
 	done
 }
-# told EVENT: whether a program was told since `note`.
+# told EVENT: checks whether a program has received the event since `note`.
 told() { [ "$(events "$1")" -gt "${noted[$1]}" ]; }
 await "the port and its network device are not shown as they are" shown ACTIVE LINK_UP "$NETDEV"
 
-# The device learns of a longest frame, though nobody asks for the port's attributes.
+# The device learns of the largest frame size although the port's attributes are not queried.
 device_mtu() { vrnicctl ports | found -E "^a +1 +active +$1 "; }
 frame=$(on a cat "/sys/class/net/$NETDEV/mtu")
 payload=$(vrnicctl ports | sed -nE 's/^a +1 +active +([0-9]+) .*/\1/p')
@@ -84,7 +85,7 @@ await "the device is not told of shorter frames" device_mtu 512
 on a ip link set "$NETDEV" mtu "$frame"
 await "the device is not told of longer frames" device_mtu "$payload"
 
-# For 69 s either end tries again every 8.6 s.
+# For 69 s, either end retries every 8.6 s.
 transfers 21
 note PORT_ERR PORT_ACTIVE
 on a ip link set "$NETDEV" down
@@ -107,7 +108,7 @@ wait "${jobs[@]}" || true
 await "no program is told that the port went down" told PORT_ERR
 await "no program is told that the port is up again" told PORT_ACTIVE
 
-# For half a second, then both ends are told.
+# The retries last for half a second; then both ends get errors.
 transfers 14
 on a ip link set "$NETDEV" down
 await "the port stays up without a link" down
@@ -122,7 +123,7 @@ on a ip link set "$NETDEV" up
 await "the port stays down with a link" up
 await "the port is not shown with a link again" shown ACTIVE LINK_UP "$NETDEV"
 
-# The RNIC's own link, beside a network device that is up.
+# The RNIC's own link, while the network device is up.
 note PORT_ERR
 vrnicctl link a down
 await "the port stays up without the RNIC's link" down
@@ -153,7 +154,7 @@ on -t 60 a sh -c "vrnic-stress --device $DEV --batches 3"
 on a pkill -x ibv_asyncwatch
 wait $watch || true
 
-# Drivers to come find the link as it is.
+# Drivers that are bound later find the link as it is.
 vrnicctl link a down
 on -t 60 a rmmod vrnic
 on -t 60 a modprobe vrnic

@@ -25,7 +25,7 @@ for peer in b a; do
 	perf a $peer ib_atomic_bw-65 -n 200 -A CMP_AND_SWAP
 done
 
-# Connected by librdmacm of that release, with itself and with the other.
+# Connected by the librdmacm of that release, with itself and with the other release.
 port=18960
 for server in rping rping-65; do
 	for client in rping rping-65; do
@@ -42,7 +42,7 @@ for vm in b a; do
 	pair $vm a $port "ucmatose-65 -b ${!ip} $ucmatose" "ucmatose-65 -s ${!ip} $ucmatose"
 done
 
-# One end of each release: what they exchange is the same.
+# One end from each release: they exchange the same.
 on -t 60 b ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 &
 server=$!
 listening b 18950

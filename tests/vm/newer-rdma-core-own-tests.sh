@@ -8,7 +8,7 @@
 . "$LAB_LIB"
 
 on a test -x /vrnic/bin/python3-65 || fail "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
-# part VM NUMBER: half of the tests, in a VM. Some want huge pages.
+# part VM NUMBER: runs half of the tests in a VM. Some need huge pages.
 part() {
 	on "$1" sysctl -qw vm.nr_hugepages=16
 	on -t 400 "$1" python3-65 /vrnic/tests/pyverbs/inventory.py --suite /vrnic/userland/lib/rdma-core-tests \

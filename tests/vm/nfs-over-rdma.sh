@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# NFS over RDMA works. One VM exports a directory, and the other writes files there and reads them back, also when the
+# NFS over RDMA works. One VM exports a directory, and the other writes files there and reads them back, even when the
 # RNIC of either VM is removed under load and comes back.
 # lab: needs CONFIG_SUNRPC_XPRT_RDMA=m
 # lab: timeout=600
@@ -37,9 +37,10 @@ registers data
 sum=$(on "$HOST" sh -c 'sha256sum </run/data')
 [ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$sum" ] || fail "$TARGET has other data than $HOST"
 
-# If the client connects again while its RNIC is being removed, rdma_cm gives EINVAL, because the removal took its ID. Linux
-# 7.3 hands that to the program instead of trying again (rpcrdma_create_id() and call_connect_status() in net/sunrpc). The
-# trace tells it from an EINVAL of the driver: a removal, and no queue pair that could not be made.
+# If the client reconnects while its RNIC is being removed, rdma_cm returns EINVAL because the removal has taken its ID.
+# Linux 7.3 returns that to the program instead of retrying (rpcrdma_create_id() and call_connect_status() in
+# net/sunrpc). The trace distinguishes it from an EINVAL of the driver: it has a removal, and no queue pair whose
+# creation failed.
 TRACING=/sys/kernel/tracing
 on "$HOST" sh -ec "mountpoint -q $TRACING || mount -t tracefs none $TRACING
 	for events in rdma_cma sunrpc/rpc_connect_status; do echo 1 >$TRACING/events/\$events/enable; done"

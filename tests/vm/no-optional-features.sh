@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A device that has nothing but what every device must have. The driver binds, programs run, and what is not there is
-# reported as not there and refused.
+# A device without any optional feature. The driver binds, programs run, and missing features are reported as missing
+# and refused.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -31,7 +31,7 @@ wait $server || fail "the server of rping failed"
 ! on -t 60 a ibv_srq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are shared receive queues"
 ! on -t 60 a ibv_xsrq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are XRC domains"
 
-# The counters of performance management are those of InfiniBand ports.
+# Only InfiniBand ports have the counters of performance management.
 on a test ! -e "/sys/class/infiniband/$DEV/ports/1/counters" || fail "sysfs offers counters that nobody keeps"
 on -t 60 a rmmod vrnic
 on -t 60 a modprobe vrnic

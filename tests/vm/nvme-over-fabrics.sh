@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# NVMe over Fabrics works. One VM exports a RAM disk and the other has a file system on it. The data survive a reset
-# of the controller and a target that goes away, both under load, and a disconnect. Either RNIC can be removed while
-# it is in use.
+# NVMe over Fabrics works. One VM exports a RAM disk and the other has a file system on it. The data survive a reset of
+# the controller and a target that goes away, both under load, and a disconnect. Either RNIC can be removed while it is
+# in use.
 # lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: timeout=600
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
-# nvmet takes rdma_cm's lock under its configuration's when a port goes, and the other way when a command arrives before
-# its connection is said to be there.
+# nvmet takes rdma_cm's lock while it holds that of its configuration when a port is removed, and the other way round
+# when a command arrives before its connection is reported as established.
 # lab: allow-kernel-report nvmet_config_sem.*handler_mutex|handler_mutex.*nvmet_config_sem
 . "$LAB_LIB"
 . tests/vm/storage.bash
@@ -17,7 +17,7 @@ NQN=nqn.2026-01.test:ram
 SUBSYSTEM=nvmet/subsystems/$NQN
 PORT=nvmet/ports/1
 
-# Whatever happens, nothing stays that other tests would find.
+# Whatever happens, nothing remains that could affect other tests.
 cleanup() {
 	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage
 		for c in /sys/class/nvme/nvme*/delete_controller; do echo 1 >\$c; done; modprobe -r -w 20000 nvme-rdma"
@@ -27,7 +27,7 @@ cleanup() {
 trap cleanup EXIT
 
 on "$HOST" modprobe nvme-rdma
-# The target has receive queues of its queue pairs on one of the fabrics, and shared ones on the other.
+# The target uses receive queues of queue pairs on one of the fabrics, and shared ones on the other.
 case $FABRIC in
 local) SHARED=0 ;;
 *) SHARED=1 ;;
@@ -44,7 +44,8 @@ target "mkdir -p $SUBSYSTEM/namespaces/1 $PORT
 	echo 4420 >$PORT/addr_trsvcid"
 export_it() { target "ln -s $CONFIG/$SUBSYSTEM $PORT/subsystems/$NQN"; }
 
-# connect: a controller, and its namespace as /run/disk, which the kernel looks for once there is a controller.
+# connect: creates a controller, with its namespace as /run/disk, for which the kernel scans after the controller
+# exists.
 connect() {
 	on "$HOST" sh -c "printf transport=rdma,traddr=$ADDRESS,trsvcid=4420,nqn=$NQN,reconnect_delay=1 >/dev/nvme-fabrics" ||
 		fail "$HOST does not connect"
@@ -78,7 +79,7 @@ disconnect
 connect
 disk_has_data
 
-# The device goes from under a controller, then from under the target.
+# The device is removed under a controller, then under the target.
 reload "$HOST"
 within 100 on "$HOST" sh -c '! ls /sys/class/nvme/nvme*' || fail "a controller stays without a device"
 connect

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On-demand regions work: verified traffic between VMs while pages come and go, programs of the distribution, a
-# process that is killed and a module that is removed while pages are missing.
+# On-demand regions work: verified traffic between VMs while pages come and go, distribution programs, a process that is
+# killed and a module that is removed while pages are missing.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The peer's VM vanishes (QEMU is killed). The survivor's requests end with RETRY_EXC, and it can talk to the VM once
-# that is back.
+# The peer's VM disappears (QEMU is killed). The survivor's requests end with RETRY_EXC, and it can communicate with the
+# VM once that is back.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# perftest works with other options than its defaults (distribution-programs has those) between two VMs: transports,
+# perftest works between two VMs with other options than its defaults, which distribution-programs covers: transports,
 # path MTUs, inline and immediate data, events, shared receives, many queue pairs, both directions, depth of reads, the
-# older way to post, durations, rdma_cm.
+# older posting interface, durations, rdma_cm.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# One VM writes data to a file on the other VM's NVDIMM and flushes it. The data is then on the host's disk, and the other VM still
-# has it after it was killed. A fault makes a flush fail, as on an NVDIMM that cannot be written.
+# One VM writes data to a file on the other VM's NVDIMM and flushes it. The data are then on the host's disk, and the
+# other VM still has them after it was killed. A fault makes a flush fail, like an NVDIMM that cannot be written.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -13,7 +13,7 @@
 program=/vrnic/tests/pyverbs/persistent_memory.py
 file=/run/pmem/kept
 
-# A namespace whose memory has pages, which DAX needs: what `ndctl create-namespace -m fsdax -M mem` does.
+# Creates a namespace whose memory has struct pages, which DAX needs, like `ndctl create-namespace -m fsdax -M mem`.
 prepare='cd /sys/bus/nd/devices
 	echo namespace0.0 > ../drivers/nd_pmem/unbind
 	echo ram > pfn0.0/mode
@@ -22,7 +22,7 @@ prepare='cd /sys/bus/nd/devices
 	echo pfn0.0 > ../drivers/nd_pmem/bind
 	mkfs.ext4 -q -b 4096 /dev/pmem0'
 
-# mounted COMMANDS: mounts the NVDIMM of VM b, on which the commands were run.
+# mounted COMMANDS: mounts the NVDIMM of VM b after running the commands on it.
 mounted() {
 	on b sh -ec "modprobe -a nfit nd_pmem ext4
 		$1
@@ -30,11 +30,11 @@ mounted() {
 		mount -o dax /dev/pmem0 /run/pmem"
 }
 
-# Whether vrnicd has written to the file that is the NVDIMM.
+# Checks whether vrnicd has written to the file that backs the NVDIMM.
 synced() { found -x sync < <(cat "/proc/$(lab pid vrnicd)/task/"*/comm); }
 
-# KiB of the NVDIMM that vrnicd has written to and the host's kernel has not written to the disk since. The data alone
-# say nothing: they stay in the host's memory when a VM is killed.
+# Prints the KiB of the NVDIMM that vrnicd has written and the host's kernel has not written to the disk since. The data
+# alone prove nothing, because they stay in the host's memory when a VM is killed.
 nvdimm=$(realpath "$(tr '\0' '\n' <"/proc/$(lab pid qemu-b)/cmdline" | sed -n 's/.*id=pmem,mem-path=\([^,]*\),.*/\1/p')")
 dirty() {
 	awk -v file="$nvdimm" '/^[0-9a-f]+-[0-9a-f]+ / { is_it = $6 == file } is_it && /^(Shared|Private)_Dirty:/ { sum += $2 }
@@ -49,7 +49,7 @@ on -t 120 a sh -c "mkfifo /run/steps
 	exec python3 $program --device $DEV --gid $GID_INDEX --client $IP_b <>/run/steps" >"$LAB_DIR/steps" &
 client=$!
 
-# step WHAT: the client's next step.
+# step WHAT: makes the client take its next step.
 steps=0
 taken() { [ "$(wc -l <"$LAB_DIR/steps")" = $steps ] || ! kill -0 $client; }
 step() {
@@ -58,12 +58,12 @@ step() {
 	within 40 taken || fail "no end of: $1"
 	[ "$(tail -n 1 "$LAB_DIR/steps")" = "$1" ] || fail "the client cannot: $1"
 }
-# Once VM b has found its pages it stands still, so that nobody else writes to them.
+# After VM b has prepared its pages, it is stopped, so that nothing else writes to them.
 within 40 on a test -p /run/steps
 on b sh -c 'echo 0 >/proc/sys/vm/dirty_writeback_centisecs'
 step write
 lab qmp b '{"execute": "stop"}' >/dev/null
-# The host's kernel may write pages to the disk of itself, but not again and again.
+# The host's kernel may write pages to the disk on its own, but not repeatedly.
 leaves_dirty() {
 	step write
 	[ "$(dirty)" -gt 0 ]

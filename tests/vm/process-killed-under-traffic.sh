@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A process killed by SIGKILL under traffic leaves nothing behind. Its peer gets an error, and others go on
-# undisturbed.
+# A process killed by SIGKILL under traffic leaves nothing behind. Its peer gets an error, and others are not affected.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

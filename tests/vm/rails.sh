@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# VMs with four RNICs each: the scenarios for them end as they say while two of the rails have traffic. A rail whose link
-# flaps keeps its connection, and the rail beside it notices nothing.
+# VMs with four RNICs each: the scenarios for them end as documented while two of the rails have traffic. A rail whose
+# link flaps keeps its connection, and the other rail is not affected.
 # lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
@@ -15,14 +15,14 @@ sed 's/^name = "rails"/&\nmemory = 768/' "$scenarios/lab.toml" >"$LAB_DIR/lab.to
 VRNIC_CONTROL=$("$LAB_BIN" ctl --lab rails control)
 export VRNIC_CONTROL
 
-# index VM DEVICE: the index of the device's GID for IPv4.
+# index VM DEVICE: prints the index of the device's IPv4 GID.
 index() {
 	on_rails --vm "$1" -- sh -c "cd /sys/class/infiniband/$2/ports/1; for n in \$(seq 0 15); do
 		case \$(cat gids/\$n):\$(cat gid_attrs/types/\$n) in 0000:0000:0000:0000:0000:ffff:*v2) echo \$n; exit; esac; done"
 }
-# traffic RAIL: ib_write_bw from a to b on that rail, without an end that matters. All requests are those of a, so that it
-# is a which misses answers. On a rail that shall miss none, two busy processors must not look like a lost packet: its
-# timeout is 4 s.
+# traffic RAIL: runs ib_write_bw from a to b on this rail, for longer than the test takes. All requests are from a, so
+# only a can miss answers. On a rail that must not miss any, two busy processors must not look like a lost packet, so
+# its timeout is 4 s.
 traffic() {
 	local port=$((18600 + $1)) timeout=14
 	[ "$1" = 1 ] || timeout=20
@@ -33,7 +33,7 @@ traffic() {
 	on_rails --vm a --timeout 300 -- $write -x "$(index a "vrnic$1")" "$(address b $1)" >"$LAB_DIR/client$1" 2>&1 &
 	jobs+=($!)
 }
-# address VM RAIL: its IPv4 address there.
+# address VM RAIL: prints its IPv4 address on this rail.
 address() { on_rails --vm "$1" -- sh -c "cd /sys/class/infiniband/vrnic$2/ports/1/gid_attrs; ip -4 -o address show dev \$(cat ndevs/$(index "$1" "vrnic$2"))" | sed "s/.*inet \([0-9.]*\).*/\1/"; }
 
 for scenario in port-flap all-down; do

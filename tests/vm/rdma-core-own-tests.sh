@@ -7,7 +7,7 @@
 # lab: timeout=240
 . "$LAB_LIB"
 
-# part VM NUMBER: half of the tests, in a VM. Some want huge pages.
+# part VM NUMBER: runs half of the tests in a VM. Some need huge pages.
 part() {
 	on "$1" sysctl -qw vm.nr_hugepages=16
 	on -t 230 "$1" python3 /vrnic/tests/pyverbs/inventory.py --device "$DEV" --part "$2/2" \

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On both fabrics the devices of two VMs are recorded while programs run between them: one from its reset on, one from a
-# moment on at which it is busy. The recordings replay to the same outputs, keep the rules of the standard, and tell what
-# happened. A panic of an engine is in its recording, and replays. A device that nobody recorded leaves its last calls.
+# On both fabrics, the devices of two VMs are recorded while programs run between them: one from its reset on, one from
+# a moment when it is busy. The recordings replay with the same outputs, follow the rules of the standard, and show what
+# happened. A panic of an engine is in its recording and replays. A device that is not recorded leaves its last calls.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -13,7 +13,7 @@
 
 replay() { "$(dirname "$VRNICCTL")/vrnic-replay" "$@"; }
 
-# rebind VM [COMMAND …]: has its driver reset the device, and runs the command while there is no driver.
+# rebind VM [COMMAND …]: makes the VM's driver reset the device, and runs the command while there is no driver.
 rebind() {
 	local vm=$1 virtio
 	virtio=$(bound "$vm")
@@ -76,12 +76,12 @@ found 'the engine panics, as it did: a fault that was armed' <"$LAB_DIR/replay-p
 replay "$LAB_DIR/panic.vrnic" --minimise "$LAB_DIR/small.vrnic" || fail "the panic does not become small"
 replay "$LAB_DIR/small.vrnic" | found 'the engine panics, as it did' || fail "the small one does not panic"
 [ "$(stat -c %s "$LAB_DIR/small.vrnic")" -lt 1000 ] || fail "the small one is large"
-# The driver has reset the device by now, or will; what led to the panic is known all the same.
+# By now or later, the driver resets the device; the calls that led to the panic are kept nevertheless.
 vrnicctl record last -d a --failure | tail -3
 vrnicctl record last -d a --failure | tail -3 | found 'faults changed' || fail "nothing is known of the last calls"
 if vrnicctl record last -d b --failure 2>/dev/null; then fail "a failure of a device that did not fail"; fi
 
-# A device that nobody records leaves its last calls when it fails.
+# A device that is not recorded leaves its last calls when it fails.
 perf a b ib_send_bw -s 100 -n 200
 vrnicctl fault add -d b engine-panic
 left() { vrnicctl record list | found ' ended: .*b-crash.vrnic'; }

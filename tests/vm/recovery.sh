@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A device that fails comes back by itself. Its programs and its users in the kernel are told, everything that they
-# posted is flushed, and a program that opens the device anew goes on in the same process. A device that fails again
-# and again is given up, and works again when its driver is bound anew. One that was pulled out of
-# its slot is not there at all until it is put back and found again.
+# A device that fails recovers by itself. Its programs and its kernel users are told, everything that they posted is
+# flushed, and a program that opens the device again continues in the same process. A device that fails again and again
+# is given up, and works again when its driver is rebound. A device that was removed from its slot is completely gone
+# until it is put back and found again.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
 # lab: timeout=600
 # lab: fresh
 # lab: vrnicd faults = true
-# Linux expects that a driver has reset its device, which nobody can who has none.
+# Linux expects that a driver has reset its device, which is impossible for a device that is gone.
 # lab: allow-kernel-warning device_release_driver_internal device_remove
-# Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
+# Linux's method that opens a device for a process leaks the process when the driver or the control group refuses it
 # (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
 # lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds|alloc_task_exec_state
 . "$LAB_LIB"
@@ -51,7 +51,7 @@ for fault in needs-reset event-device-fatal engine-panic; do
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
 done
 
-# A device that refuses to stop a queue pair of the kernel has failed, too: its user frees the buffers next.
+# A device that refuses to stop a kernel queue pair has failed too, because its user frees the buffers next.
 on a modprobe vrnic-drain
 before=$(logged a "begins anew")
 vrnicctl fault add -d a command-fails code=modify-qp status=not-found >/dev/null
@@ -63,7 +63,7 @@ within 60 logs a "begins anew" "$before" || fail "the driver did not begin anew"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 
-# One that is pulled out of its slot.
+# A device that is removed from its slot.
 slot=/sys/bus/pci/devices/$(on a sh -c "basename \$(dirname \$(readlink -f /sys/bus/virtio/devices/$virtio))")
 found_again() {
 	on -t 60 a sh -c "echo 1 >$slot/remove; echo 1 >/sys/bus/pci/rescan"
@@ -101,7 +101,7 @@ vrnicctl fault clear >/dev/null
 within 10 shows down || fail "removed: the device is not put back"
 found_again
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
-# Put back while its old driver still has it.
+# It is put back while its old driver is still bound.
 failed=$(logged a "device failed: it is gone")
 vrnicctl fault add -d a removed >/dev/null
 within 20 logs a "device failed: it is gone" "$failed" || fail "removed: the driver does not know the second time"
@@ -115,7 +115,7 @@ virtio=$(bound a)
 on b touch /tmp/enough
 wait $bystander || fail "the other VM noticed"
 
-# One that fails whenever it works again is left alone in the end.
+# A device that fails whenever it has recovered is eventually given up.
 fails_again() {
 	vrnicctl fault add -d a needs-reset >/dev/null
 	logs a "given up" 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The module is removed with open contexts under traffic: programs get errors. Afterwards it loads and works again.
+# The module is removed under traffic, with open contexts: programs get errors. After that, it loads and works again.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A VM with vrnic reaches RoCE that knows nothing of vrnic, over the network of its host, by UDP. Two network namespaces
-# stand for two hosts. In the first, vrnicd has a port of kind `udp`. In the second is a VM with the kernel's Soft-RoCE.
-# What lies between is the kernel's: a cable, and on it a vxlan device, by which a link brings the second VM to the first
-# host.
+# A VM with vrnic communicates over UDP, on its host's network, with a RoCE implementation that knows nothing about
+# vrnic. Two network namespaces stand for two hosts. In the first, vrnicd has a port of kind `udp`. In the second is a
+# VM with the kernel's Soft-RoCE. The kernel provides what is between them: a cable, and a vxlan device on it, through
+# which a link connects the second VM to the first host.
 # lab: crowd
 # lab: timeout=600
 . "$LAB_LIB"
@@ -30,8 +30,8 @@ at $first ip link add nic mtu 9000 type vxlan id 7 local 198.51.100.1 remote 198
 at $first ip address add 192.0.2.1/24 dev nic
 at $first ip address add 2001:db8::1/64 dev nic nodad
 at $first ip link set nic up
-# Linux leaves UDP checksums to the NIC. No NIC computes them here, and the VM far drops packets with a wrong one. So Linux
-# has to compute them.
+# Linux leaves UDP checksums to the NIC. No NIC computes them here, and the VM `far` drops packets with wrong ones, so
+# Linux has to compute them.
 at $first python3 - nic <<-'end'
 	import array, fcntl, socket, struct, sys
 	SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
@@ -85,7 +85,7 @@ XDG_RUNTIME_DIR=$LAB_DIR/run-far at "$second" "$LAB_BIN" up "$LAB_DIR/far.toml" 
 	fail "far: $(cat "$LAB_DIR/up-far")"
 wait $up || fail "near: $(cat "$LAB_DIR/up-near")"
 
-# vm NAME COMMAND...: in that VM.
+# vm NAME COMMAND...: runs a command in this VM.
 vm() { lab_of "$1" exec --lab "$1" --vm "$1" --timeout 90 -- "${@:2}"; }
 declare -A host=([near]=1 [far]=7)
 for name in near far; do
@@ -94,7 +94,7 @@ for name in near far; do
 done
 
 listens() { vm "$1" sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:$2 '"; }
-# The VM near does not share a network with the VM far but for RoCE, so programs meet by the connection manager.
+# The VMs `near` and `far` share no network except for RoCE, so programs connect through the connection manager.
 # pair SERVER CLIENT PORT COMMAND COMMAND
 pair() {
 	vm "$1" sh -c "$4" >"$LAB_DIR/server" 2>&1 &

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Ten thousand queue pairs, a hundred thousand memory regions and five hundred processes at once work, and all can be
-# destroyed.
+# Ten thousand queue pairs, a hundred thousand memory regions and five hundred processes work at the same time, and all
+# can be destroyed.
 # lab: fabric=local
 # lab: timeout=1800
 # lab: fresh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Queue pairs of a kernel user share their receives. All messages arrive, the limit event comes once, and draining
+# Queue pairs of a kernel user share their receives. All messages arrive, the limit event arrives once, and draining
 # ends.
 # lab: fabric=local
 # lab: fabric=roce

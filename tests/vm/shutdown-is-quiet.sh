@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A VM is halted under traffic: the driver resets the device before the processors stand still, as before another kernel
-# begins (kexec), so it accesses no memory any more. Users are told, and the other VM notices nothing.
+# A VM is halted under traffic. The driver resets the device before the processors stop, as before another kernel starts
+# (kexec), so the device no longer accesses memory. Users are told, and the other VM is not affected.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -22,7 +22,7 @@ connected b 18701
 loopback=$!
 sleep 4
 [ "$(state)" = up ] || fail "the device of VM a is $(state)"
-# LINUX_REBOOT_CMD_HALT: the VM goes on, with processors that stand still.
+# LINUX_REBOOT_CMD_HALT: the VM keeps running, with stopped processors.
 (on -t 30 a python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0xcdef0123)' || true) &
 halt=$!
 within 30 is_down || fail "the device of a halted VM is $(state)"

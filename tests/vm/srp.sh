@@ -18,11 +18,11 @@ cleanup() {
 } >/dev/null 2>&1
 
 PORT=3264
-# A port is called by the lower half of its first GID.
+# A port is named by the lower half of its first GID.
 GUID=$(on "$TARGET" cut -d: -f5- "/sys/class/infiniband/$DEV/ports/1/gids/0")
 ID=$(on "$TARGET" cat "/sys/class/infiniband/$DEV/node_guid" | tr -d :)
 GROUP=target/srpt/$GUID/$GUID
-# ib_srpt calls initiators that come by way of the RDMA CM by its own address.
+# ib_srpt names initiators that connect through the RDMA CM by its own address.
 ACL=$GROUP/acls/$ADDRESS
 trap cleanup EXIT
 
@@ -33,10 +33,11 @@ target "mkdir -p target/srpt; mkdir -p $GROUP/lun/lun_0 $ACL/lun_0
 	ln -s $CONFIG/$GROUP/lun/lun_0 $ACL/lun_0/ram
 	echo 1 >$GROUP/enable
 	echo $PORT >target/srpt/discovery_auth/rdma_cm_port"
-# Requests wait for the target as long as it takes.
+# Requests wait for the target for as long as necessary.
 on "$HOST" sh -ec 'modprobe sd_mod; modprobe ib_srp reconnect_delay=1 fast_io_fail_tmo=off dev_loss_tmo=600'
 
-# connect: a port of the target, and its disk as /run/disk. The host refuses while a former one is not quite gone.
+# connect: adds a port of the target, with its disk as /run/disk. The host refuses until a previous one is completely
+# gone.
 connect() {
 	within 100 on "$HOST" sh -ec "echo id_ext=$ID,ioc_guid=$ID,dest=$ADDRESS:$PORT >/sys/class/infiniband_srp/srp-$DEV-1/add_target" ||
 		fail "$HOST does not connect"

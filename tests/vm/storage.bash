@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What the tests of the kernel's storage protocols share. Sourced after $LAB_LIB.
+# Functions for the tests of the kernel's storage protocols. Sourced after $LAB_LIB.
 
-# Either VM is the target, each on one of the fabrics.
+# Each VM is the target on one of the fabrics.
 case $FABRIC in
 local) HOST=a TARGET=b ;;
 *) HOST=b TARGET=a ;;
 esac
 name=IP_$TARGET
 ADDRESS=${!name}
-# Directory of the target's configuration: nvmet and target are in it.
+# Directory of the target's configuration, which contains nvmet and target.
 CONFIG=/sys/kernel/config
 
-# objects VM: its RDMA objects, but for completion queues: ib_core keeps those that users in the kernel share until the
-# device goes.
+# objects VM: prints its RDMA objects, except for completion queues: ib_core keeps those that kernel users share until
+# the device is removed.
 objects() { on "$1" rdma resource show | sed 's/^[0-9]*: //; s/ cq [0-9]*//'; }
 declare -A objects_before=([a]=$(objects a) [b]=$(objects b))
 as_before() { [ "$(objects "$1")" = "${objects_before[$1]}" ]; }
 
-# counter VM NAME: a counter of the device.
+# counter VM NAME: prints a counter of the device.
 counter() { on "$1" sh -c "rdma statistic show link $DEV/1 -j | jq -r '.[0].$2'"; }
 
-# registers COMMAND...: runs it; meanwhile the host must register memory by work requests, and the target if and only if
-# it is VM b (tools/lab/guest/init).
+# registers COMMAND...: runs a command. Meanwhile, the host must register memory by work requests, and the target must
+# do so if and only if it is VM b (tools/lab/guest/init).
 registers() {
 	local -A before=([a]=$(counter a local_requests) [b]=$(counter b local_requests))
 	"$@"
@@ -33,17 +33,17 @@ registers() {
 	fi
 }
 
-# target COMMANDS: runs them at the target in the directory of its configuration, and fails with any of them.
+# target COMMANDS: runs commands at the target in the directory of its configuration, and fails if any of them fails.
 target() {
 	on "$TARGET" sh -ec "mountpoint -q $CONFIG || mount -t configfs none $CONFIG
 		cd $CONFIG
 		$1" || fail "the target cannot: $1"
 }
 
-# ram_disk: /dev/ram0 of the target, of 64 MiB.
+# ram_disk: creates /dev/ram0 of the target with 64 MiB.
 ram_disk() { on "$TARGET" modprobe brd rd_nr=1 rd_size=65536; }
 
-# backstore: the RAM disk for targets of SCSI protocols, as $BACKSTORE.
+# backstore: makes the RAM disk available to targets of SCSI protocols, as $BACKSTORE.
 BACKSTORE=$CONFIG/target/core/iblock_0/ram
 backstore() {
 	ram_disk
@@ -51,7 +51,8 @@ backstore() {
 	target "mkdir -p $BACKSTORE; echo udev_path=/dev/ram0 >$BACKSTORE/control; echo 1 >$BACKSTORE/enable"
 }
 
-# file_system: HOST makes one on /run/disk and has it at /run/storage. What it writes there is what it reads.
+# file_system: HOST creates a file system on /run/disk and mounts it at /run/storage. Checks that it reads what it
+# wrote.
 file_system() {
 	on -t 200 "$HOST" sh -ec 'modprobe ext4
 		mkfs.ext4 -q /run/disk
@@ -69,20 +70,21 @@ data() {
 		cmp /run/data /run/storage/data' || fail "what was written is not what is read"
 }
 
-# disk_has_data: once HOST has unmounted: the file system is whole and has its data, and has them at the target too.
+# disk_has_data: after HOST has unmounted it, checks that the file system is intact and has its data, also at the
+# target.
 disk_has_data() {
 	on -t 200 "$HOST" sh -ec 'e2fsck -fn /run/disk
 		mount -o ro /run/disk /run/storage
 		cmp /run/data /run/storage/data
 		umount /run/storage' || fail "data did not survive a disconnect"
-	# Its own mount would ask for the disk alone.
+	# Mounting it normally would require exclusive use of the disk.
 	on "$TARGET" sh -ec 'echo 3 >/proc/sys/vm/drop_caches; debugfs -R "dump data /run/data" /dev/ram0'
 	[ "$(on "$TARGET" sha256sum /run/data)" = "$(on "$HOST" sha256sum /run/data)" ] || fail "$TARGET has other data than $HOST"
 }
 
-# load: HOST writes a file in /run/storage at random and reads it back, each block with its checksum, again and again
-# until `unload`.
-# $EXCUSED, if there is one, are commands that succeed if a failure of a write is none of ours; then it goes on.
+# load: HOST repeatedly writes a file in /run/storage at random and reads it back, with a checksum in each block, until
+# `unload`. $EXCUSED, if set, has commands that succeed if a write error is not caused by vrnic; the load then
+# continues.
 load() {
 	on -t 580 "$HOST" sh -c 'rm -f /run/rounds /run/enough
 		until [ -e /run/enough ]; do
@@ -99,7 +101,7 @@ load() {
 rounds() { on "$HOST" sh -c 'cat /run/rounds 2>/dev/null | wc -l'; }
 past() { [ "$(rounds)" -ge "$1" ] || ! kill -0 "$LOAD" 2>/dev/null; }
 
-# verified WHEN: waits until a file was written and read back that was begun after now.
+# verified WHEN: waits until a file whose writing began after now has been written and read back.
 verified() {
 	local goal=$(($(rounds) + 2))
 	within 240 past "$goal" || fail "no file is written $1"
@@ -112,8 +114,8 @@ unload() {
 	wait "$LOAD" || fail "what was written is not what is read"
 }
 
-# scsi_disk: a file system on the disk that the test's `connect` finds survives that the target group $GROUP is away under
-# load (`lost`, `live`), and `disconnect`; after the test's `cleanup` nothing is left.
+# scsi_disk: checks that a file system on the disk that the test's `connect` finds survives the removal of the target
+# group $GROUP under load (`lost`, `live`) and `disconnect`, and that nothing remains after the test's `cleanup`.
 scsi_disk() {
 	connect
 	file_system
@@ -135,14 +137,14 @@ scsi_disk() {
 	clean
 }
 
-# reload VM: takes the driver away and brings it back.
+# reload VM: removes the driver and loads it again.
 reload() {
 	on -t 200 "$1" rmmod vrnic || fail "the driver of VM $1 cannot be removed"
 	on "$1" modprobe vrnic
 	[ "$(lab ready "$1")" = "$GID_INDEX" ] || fail "VM $1 has its addresses elsewhere"
 }
 
-# clean: both VMs have the RDMA objects that they began with, and their drivers can be removed.
+# clean: checks that both VMs have the same RDMA objects as at the start, and that their drivers can be removed.
 clean() {
 	local vm
 	for vm in a b; do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Random traffic with all operations runs in loopback on one RNIC. Every byte, completion and event is right.
+# Random traffic with all operations runs in loopback on one RNIC. Every byte, completion and event is checked.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Random traffic with all operations runs between two VMs, both ways. Every byte, completion and event is right.
+# Random traffic with all operations runs between two VMs in both directions. Every byte, completion and event is
+# checked.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

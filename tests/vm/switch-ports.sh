@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# RNICs obey the MTU of their switch ports. Frames of RoCE v2 over IPv4 and IPv6, of RoCE v1, of a VLAN and of a
+# RNICs obey the MTU of their switch ports. Frames of RoCE v2 over IPv4 and IPv6, of RoCE v1, of a VLAN and with a
 # traffic class are on the wire. vrnicctl shows ports, drops and addresses.
 # lab: fabric=roce
 # lab: timeout=400
 # lab: vrnicd-port mtu = 1500
 . "$LAB_LIB"
 
-# gid VM ADDRESS VERSION: index of the GID of an address, of that version of RoCE.
+# gid VM ADDRESS VERSION: prints the index of the GID of an address, for this version of RoCE.
 gid() {
 	on "$1" sh -c "cd /sys/class/infiniband/$DEV/ports/1 && grep -H . gids/* gid_attrs/types/* 2>/dev/null; true" | python3 -c "
 import ipaddress, sys
@@ -20,7 +20,7 @@ for index, kind in types.items():
     if kind.endswith('v' + version) and ipaddress.ip_address(gids[index]) == address: print(index)" "$2" "$3"
 }
 
-# same ADDRESS-IN-A ADDRESS-IN-B [VERSION]: the index that the GIDs of both have, when both are there.
+# same ADDRESS-IN-A ADDRESS-IN-B [VERSION]: waits for the GIDs of both, and prints their common index.
 same() {
 	local a= b=
 	for _ in $(seq 100); do
@@ -32,7 +32,7 @@ same() {
 	echo "$a"
 }
 
-# drops PORT REASON: how often, by vrnicctl.
+# drops PORT REASON: prints the number of drops as shown by vrnicctl.
 drops() {
 	vrnicctl --json switch | python3 -c "
 import json, sys
@@ -40,7 +40,7 @@ port, reason = sys.argv[1:]
 print(next(dict(found['counters'])[reason] for found in json.load(sys.stdin) if found['name'] == port))" "$1" "$2"
 }
 
-# The network device takes 9000 bytes, the port 1500.
+# The network device accepts 9000 bytes, the port 1500.
 for vm in a b; do
 	mtus=$(on $vm ibv_devinfo -v -d "$DEV" | sed -n 's/.*_mtu:[[:space:]]*\([0-9]*\) .*/\1/p' | tr '\n' ' ')
 	[ "$mtus" = "1024 1024 " ] || fail "largest and active MTU of $vm, which should fit 1500 bytes: $mtus"
@@ -73,7 +73,7 @@ perf a b ib_write_bw -x "$index" -s 65536 -n 100 >/dev/null
 perf b a ib_atomic_bw -x "$index" -n 100 -A FETCH_AND_ADD >/dev/null
 for vm in a b; do on $vm ip link del tagged; done
 
-# on_wire FILTER: packets in the capture that tshark finds by it.
+# on_wire FILTER: prints the packets in the capture that match the filter.
 on_wire() { tshark -n -r "$LAB_DIR/wire.pcapng" -Y "$1" 2>/dev/null | wc -l; }
 vrnicctl capture stop
 for filter in 'infiniband && ip && !vlan' 'infiniband && ipv6' 'infiniband.grh' 'infiniband && vlan.id == 7' \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The VMs' network goes through vrnicd's switch: large frames, many frames, a VM that goes and comes back, a vrnicd
-# that does.
+# The VMs' network goes through vrnicd's switch: large frames, many frames, a VM that goes and comes back, a vrnicd that
+# does.
 # lab: timeout=300
 # lab: switch
 . "$LAB_LIB"
@@ -12,7 +12,7 @@ on b ping -c 3 -W 5 "$IP6_a" >/dev/null || fail "no IPv6"
 on a ping -c 3 -W 5 -M do -s 8972 "$IP_b" >/dev/null || fail "no frames of 9000 bytes"
 on -t 60 a ping -q -A -c 5000 -s 1000 "$IP_b" | found ' 0% packet loss' || fail "packets are lost"
 
-# Data over TCP arrives whole.
+# Data over TCP arrive complete.
 on -t 60 b python3 -c "
 import hashlib, socket
 server = socket.create_server(('$IP_b', 7000))

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Two vrnicd run in two network namespaces, as on two hosts, with a VM each. Their networks are one network, for RDMA
-# and for everything else.
+# Two instances of vrnicd run in two network namespaces, as on two hosts, with a VM each. Their networks form one
+# network, for RDMA and for everything else.
 # lab: timeout=300
 # lab: fabric=roce
 # lab: two-daemons

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The driver is unbound with open contexts under traffic. Programs get errors, everything that they posted is flushed,
+# The driver is unbound under traffic, with open contexts. Programs get errors, everything that they posted is flushed,
 # and the driver unbinds and can be bound again.
 # lab: fabric=roce
 # lab: fabric=local

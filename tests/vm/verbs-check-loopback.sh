@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Verbs do what the standard says, used rightly and wrongly, in loopback on one RNIC.
+# Verbs, used correctly and incorrectly, behave as the standard says, in loopback on one RNIC.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric

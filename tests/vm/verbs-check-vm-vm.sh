@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Verbs do what the standard says, used rightly and wrongly, between two VMs.
+# Verbs, used correctly and incorrectly, behave as the standard says, between two VMs.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

@@ -17,12 +17,13 @@ mtu=$(on a ibv_devinfo -d "$DEV" | sed -n 's/.*active_mtu:\s*\([0-9]*\).*/\1/p')
 vrnicctl ports | found -E "^a +1 +active +$mtu " || fail "port of a, whose MTU is $mtu"
 if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
 
-# Programs that run.
+# Running programs.
 on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds $((15 + 10 * LAB_SLOWNESS)) --qps 4 &
 server=$!
 on -t 120 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds $((15 + 10 * LAB_SLOWNESS)) --qps 4 &
 client=$!
-# Each names its peer, which names it, has work posted and gets on. Programs take their time to start, so one good look among many is enough.
+# Each queue pair names its peer, which names it, has work posted and makes progress. Programs take time to start, so
+# one successful look among many is enough.
 look() {
 	vrnicctl --json qps > "$LAB_DIR/qps"
 	sleep 0.5
@@ -43,7 +44,7 @@ code=0
 within 15 look 2> "$LAB_DIR/why" || code=$?
 vrnicctl qps
 [ $code = 0 ] || fail "the queue pairs are not as they should be: $(tail -n 1 "$LAB_DIR/why")"
-# The guest's kernel says of their objects what the device does.
+# The guest's kernel reports the same about their objects as the device.
 resource() { on a rdma -j resource show "$1" -dd > "$LAB_DIR/$1"; }
 same_objects() {
 	resource qp && resource cq && resource mr
@@ -73,7 +74,7 @@ wait $client
 wait $server
 vrnicctl counters -d a | found -E '^a +completions +[1-9]' || fail "no completions were counted"
 
-# Errors that are provoked.
+# Provoked errors.
 old=$(vrnicctl log)
 vrnicctl log debug | found -i debug || fail "the filter of the log"
 provoke() {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A browser draws what the VMs do now: the map, the packets of a connection, the objects of a device.
+# A browser shows what the VMs are doing: the map, the packets of a connection, the objects of a device.
 # lab: fabric=local
 # lab: timeout=400
 . "$LAB_LIB"
@@ -10,7 +10,7 @@ trap "kill $server" EXIT
 has_address() { grep -q token= "$LAB_DIR/address"; }
 within 20 has_address || fail "vrnicctl web prints no address"
 
-# stress VM ARGUMENTS...: traffic until /tmp/enough is in that VM.
+# stress VM ARGUMENTS...: generates traffic until /tmp/enough exists in this VM.
 stress() {
 	on -t $((300 * LAB_SLOWNESS)) "$1" sh -c "rm -f /tmp/enough; until [ -e /tmp/enough ]; do
 		vrnic-stress --device $DEV --gid $GID_INDEX ${*:2} --seconds 10 --qps 2 || exit 1
@@ -21,8 +21,8 @@ listener=$!
 stress a --client "$IP_b" &
 client=$!
 
-# Chromium takes commands from descriptor 3 and answers to descriptor 4. It shows nothing but our own page, and root,
-# whom its sandbox refuses, may run the tests.
+# Chromium reads commands from descriptor 3 and writes answers to descriptor 4. It needs no sandbox, because it only
+# shows our own page, and the sandbox refuses root, which may run the tests.
 python3 - "$(grep -o 'http://[^ ]*' "$LAB_DIR/address")" "$LAB_DIR/browser" $((60 * LAB_SLOWNESS)) <<'PY' || fail "the page does not show the lab"
 import atexit, json, os, subprocess, sys, time
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# If the device has no doorbell pages, the kernel rings with commands, and processes ring through the verb POST_SEND.
+# If the device has no doorbell pages, the kernel rings doorbells by commands, and processes through the verb POST_SEND.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
