@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! KVM or TCG. That /dev/kvm exists says little: a nested or half-working KVM dies in the guest's first
-//! instructions. So the lab boots this very kernel under KVM once and believes only what it sees.
+//! Chooses KVM or TCG. The existence of /dev/kvm is not enough: a nested or broken KVM fails at the guest's first
+//! instructions. So the lab boots the actual kernel under KVM once, and only trusts the result.
 
 use std::fmt;
 use std::fs;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::process::{Process, scratch, text};
 use crate::settings::Settings;
 
-/// How the guests' instructions are run.
+/// How the guests' instructions are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
@@ -32,14 +32,14 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// What the kernel prints when it has come as far as it can without a root directory.
+/// Kernel message at the last point that it can reach without a root directory.
 const CAME_UP: &str = "Unable to mount root fs";
 
-/// Chooses, and says why. The verdict is kept in the cache per kernel, QEMU and host kernel.
-/// `VRNIC_ACCEL=kvm|tcg` overrides.
+/// Chooses, and returns the reason. The result is cached per kernel, QEMU and host kernel. `VRNIC_ACCEL=kvm|tcg`
+/// overrides it.
 ///
 /// # Errors
-/// The override is neither, or the probe cannot be run at all.
+/// The override is neither, or the probe cannot be run.
 pub fn choose(settings: &Settings) -> Result<(Accelerator, String)> {
     match std::env::var("VRNIC_ACCEL")
         .ok()

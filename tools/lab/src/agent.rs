@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The host's end of the channel into a guest: runs programs there and brings back what they print and how they end.
+//! The host's end of the channel into a guest: runs programs there, and returns their output and how they ended.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Write};
@@ -13,21 +13,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use vrnic_lab::protocol::{Reply, Request, Stream, decode};
 
-/// What a program did.
+/// Something that a program did.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// It printed.
+    /// It printed something.
     Output(Stream, Vec<u8>),
-    /// It ended with this code (128 + signal as in a shell).
+    /// It ended with this code (128 + signal, as in a shell).
     Exit(i32),
-    /// It did not start, or the guest went away.
+    /// It did not start, or the guest has gone.
     Lost(String),
 }
 
 /// A finished program.
 #[derive(Debug, Clone, Default)]
 pub struct Output {
-    /// Exit code, 128 + signal when killed.
+    /// Exit code; 128 + signal if it was killed.
     pub code: i32,
     /// Standard output.
     pub stdout: String,
@@ -36,7 +36,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Both streams, for error messages.
+    /// Returns both streams, for error messages.
     #[must_use]
     pub fn text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr).trim().to_owned()
@@ -46,7 +46,7 @@ impl Output {
 #[derive(Default)]
 struct Shared {
     programs: Mutex<HashMap<u64, Sender<Event>>>,
-    /// Number of times the agent said hello.
+    /// Number of times the agent has sent a hello.
     boots: Mutex<u64>,
     booted: Condvar,
 }
@@ -62,11 +62,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects to the socket of the guest's port; the agent may not run yet. Whoever waits for the guest waits
-    /// `slowness` times as long.
+    /// Connects to the socket of the guest's port. The agent need not be running yet. Waiting for this guest takes up
+    /// to `slowness` times as long as usual.
     ///
     /// # Errors
-    /// Nobody listens on the socket.
+    /// Nothing listens on the socket.
     pub fn connect(name: &str, socket: &Path, slowness: u32) -> Result<Self> {
         let stream = UnixStream::connect(socket)?;
         let shared = Arc::new(Shared::default());
@@ -82,19 +82,19 @@ impl Agent {
         })
     }
 
-    /// How long to wait in this guest for what takes a usual one `usual`.
+    /// Returns how long to wait in this guest for something that usually takes `usual`.
     #[must_use]
     pub fn patience(&self, usual: Duration) -> Duration {
         usual * self.slowness
     }
 
-    /// How often the agent has started: once per boot of the guest.
+    /// Returns how often the agent has started: once per boot of the guest.
     #[must_use]
     pub fn boots(&self) -> u64 {
         *self.shared.boots.lock().expect("boot counter")
     }
 
-    /// Waits until the agent has started more than `before` times. False when `patience` is over.
+    /// Waits until the agent has started more than `before` times. Returns false if this takes longer than `patience`.
     #[must_use]
     pub fn wait_boot(&self, before: u64, patience: Duration) -> bool {
         let boots = self.shared.boots.lock().expect("boot counter");
@@ -116,10 +116,10 @@ impl Agent {
             .map_err(|error| anyhow!("VM {}: {error}", self.name))
     }
 
-    /// Starts a program. `argv` is not read by a shell.
+    /// Starts a program. `argv` is not interpreted by a shell.
     ///
     /// # Errors
-    /// The guest is gone.
+    /// The guest has gone.
     pub fn start(&self, argv: &[&str], env: &[(&str, &str)]) -> Result<Program> {
         let env: BTreeMap<_, _> = env
             .iter()
@@ -133,11 +133,11 @@ impl Agent {
         })
     }
 
-    /// Whether somebody listens on the TCP port of the guest, for which this waits until `program`, which is to listen
-    /// there, has ended.
+    /// Waits until something listens on the TCP port of the guest, or until `program`, which should listen there, has
+    /// ended. Returns whether something listens.
     ///
     /// # Errors
-    /// The guest is gone, or nobody listens within `patience`.
+    /// The guest has gone, or nothing listens within `patience`.
     pub fn await_listener(&self, port: u16, program: &Program, patience: Duration) -> Result<bool> {
         let what = format!("waiting for a listener on port {port}");
         let program = program.id;
@@ -145,10 +145,10 @@ impl Agent {
         Ok(waiting.wait(patience)?.code == 0)
     }
 
-    /// Whether somebody listens on the port now, over TCP or rdma_cm.
+    /// Returns whether something listens on the port now, over TCP or rdma_cm.
     ///
     /// # Errors
-    /// The guest is gone.
+    /// The guest has gone.
     pub fn listens(&self, port: u16) -> Result<bool> {
         let look = format!(
             "rdma resource show cm_id | grep -q 'state LISTEN .*:{port} ' || ss -Hltn sport = :{port} | grep -q ."
@@ -159,7 +159,7 @@ impl Agent {
             == 0)
     }
 
-    /// Asks for something that ends with one exit code.
+    /// Sends a request that ends with an exit code.
     fn request(&self, what: String, request: impl FnOnce(u64) -> Request) -> Result<Program> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = channel();
@@ -182,7 +182,7 @@ impl Agent {
     /// Runs a program to its end.
     ///
     /// # Errors
-    /// It did not start, or did not end within `patience`. A non-zero exit code is no error here.
+    /// It did not start, or did not end within `patience`. A non-zero exit code is not an error here.
     pub fn run(&self, argv: &[&str], patience: Duration) -> Result<Output> {
         self.start(argv, &[])?.wait(patience)
     }
@@ -190,7 +190,7 @@ impl Agent {
     /// Runs a program that must succeed and returns its standard output.
     ///
     /// # Errors
-    /// As [`Agent::run`], and a non-zero exit code.
+    /// The same as for [`Agent::run`], or a non-zero exit code.
     pub fn check(&self, argv: &[&str], patience: Duration) -> Result<String> {
         let output = self.run(argv, patience)?;
         if output.code != 0 {
@@ -217,7 +217,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The next event, or `None` when nothing happened for `patience`.
+    /// Returns the next event, or `None` if nothing happens for `patience`.
     pub fn next(&mut self, patience: Duration) -> Option<Event> {
         let event = match self.events.recv_timeout(patience) {
             Ok(event) => event,
@@ -232,11 +232,11 @@ impl Program {
         Some(event)
     }
 
-    /// Waits for the end and collects the output; longer in a slower guest.
+    /// Waits for the end and collects the output. The wait may be longer in a slower guest.
     ///
     /// # Errors
-    /// It did not start, the guest went away, or `patience` is over; then the program is killed and the message has
-    /// what it printed so far.
+    /// It did not start, the guest has gone, or `patience` is over. In the last case, the program is killed, and the
+    /// message has its output so far.
     pub fn wait(mut self, patience: Duration) -> Result<Output> {
         let patience = self.agent.patience(patience);
         let deadline = Instant::now() + patience;
@@ -288,11 +288,11 @@ impl Drop for Program {
     }
 }
 
-/// Reads frames until the socket closes and hands them to the programs they are about.
+/// Reads frames until the socket closes, and passes them to their programs.
 fn receive(reader: BufReader<UnixStream>, shared: &Shared) {
     for line in reader.split(b'\n') {
         let Ok(line) = line else { break };
-        // A guest that dies mid-frame leaves a torn line; the next one is whole again.
+        // A guest that dies while it sends a frame leaves an incomplete line; the next one is complete again.
         let Ok(reply) = serde_json::from_slice::<Reply>(&line) else {
             continue;
         };
@@ -317,6 +317,6 @@ fn receive(reader: BufReader<UnixStream>, shared: &Shared) {
             let _ = program.send(event);
         }
     }
-    // Senders dropped: every waiting program learns that the guest is gone.
+    // Dropping the senders tells every waiting program that the guest has gone.
     shared.programs.lock().expect("program table").clear();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab bench`: vrnic beside rxe in the same two VMs in the same run, ratios, and the cost of many QPs.
+//! `vrnic-lab bench`: compares vrnic with rxe in the same two VMs, and measures the cost of many QPs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,10 +22,10 @@ use crate::scale;
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, NAMES};
 
-/// How long one pair of programs may take.
+/// How long a pair of programs may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Which figure of a program is compared.
+/// The figure of a program that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Figure {
     Bandwidth,
@@ -50,7 +50,7 @@ impl Figure {
         }
     }
 
-    /// How many times better vrnic is.
+    /// Returns how many times better vrnic is.
     fn ratio(self, vrnic: f64, rxe: f64) -> f64 {
         if self == Self::Latency {
             rxe / vrnic
@@ -66,9 +66,9 @@ struct Contest {
     /// Arguments without the number of iterations.
     args: &'static str,
     figure: Figure,
-    /// Iterations with vrnic and with rxe: a few seconds each.
+    /// Numbers of iterations with vrnic and with rxe, for a few seconds each.
     iterations: (u32, u32),
-    /// The ratio that is asked for, if any.
+    /// The required ratio, if any.
     goal: Option<f64>,
 }
 
@@ -88,16 +88,16 @@ const fn contest(
     }
 }
 
-/// How often wire must beat rxe with writes of 64 KiB.
+/// Factor by which vrnic on a wire must beat rxe for writes of 64 KiB.
 const WIRE_GOAL: f64 = 10.0;
 
-/// What a contest came to.
+/// Results of a contest.
 struct Line {
     contest: &'static Contest,
     path: String,
-    /// Copied from guest to guest.
+    /// vrnic on the local fabric, which copies from guest to guest.
     vrnic: Option<f64>,
-    /// In RoCE frames; between two VMs only.
+    /// vrnic with RoCE frames, only between two VMs.
     wire: Option<f64>,
     rxe: Option<f64>,
 }
@@ -125,7 +125,7 @@ impl Line {
             })
             .unwrap_or_default()
         };
-        // The goals are about two VMs.
+        // The goals are for two VMs.
         let two = self.path == "vm-vm";
         let large_write = (self.contest.program, self.contest.args) == ("ib_write_bw", "-s 65536");
         let (ours, wire) = (ratio(self.vrnic), ratio(self.wire));
@@ -223,14 +223,14 @@ static CONTESTS: [Contest; 11] = [
     ),
 ];
 
-/// Numbers of QPs for the cost per message, and how many messages they share.
+/// Numbers of QPs for the cost per message, and the total number of messages.
 const QPS: [u32; 7] = [1, 3, 10, 30, 100, 300, 1000];
 const QP_MESSAGES: u32 = 4_000_000;
 
-/// Measures everything, prints the tables, writes report, charts and logs below `out`.
+/// Measures everything, prints the tables, and writes report, charts and logs to `out`.
 ///
 /// # Errors
-/// The lab did not come up, or a program failed (after everything was written).
+/// The lab did not come up, or a program failed. In the latter case, everything was written.
 pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let start = Instant::now();
     let load = host::load();
@@ -318,7 +318,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     }
     let mut costs = Vec::new();
     for qps in QPS {
-        // Else perftest notes two times of each message, in an array of each QP, unless one has very many.
+        // Otherwise, perftest records two times for each message in an array for each QP, unless there are very many.
         let args = format!("-s 2 -q {qps} -t 16 -N -n {}", QP_MESSAGES / qps);
         let entry = measure("ib_write_bw", &args, "b", Device::Vrnic);
         if let Some(rate) = entry.messages_per_s {
@@ -421,7 +421,8 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a full packet costs on a wire, part by part: the benchmark of the crate that writes and reads frames.
+/// Measures the cost of a full packet on a wire, by part, with the benchmark of the crate that writes and parses
+/// frames.
 fn wire_packet(settings: &Settings) -> Result<BTreeMap<String, f64>> {
     let output = Command::new("cargo")
         .args(["bench", "-q", "-p", "vrnic-roce", "--bench", "frames"])
@@ -440,7 +441,7 @@ fn wire_packet(settings: &Settings) -> Result<BTreeMap<String, f64>> {
     Ok(serde_json::from_str(line)?)
 }
 
-/// The same in a line.
+/// Formats these costs in a line.
 fn parts(report: &Report) -> String {
     let nanoseconds = report
         .wire_packet
@@ -452,7 +453,7 @@ fn parts(report: &Report) -> String {
         .join(", ")
 }
 
-/// The contests between two VMs over RoCE frames, in their order.
+/// Runs the contests between two VMs with RoCE frames, in order.
 fn on_the_wire(
     settings: &Settings,
     out: &Path,
@@ -490,7 +491,7 @@ fn on_the_wire(
     Ok(results)
 }
 
-/// The absolute goals: what the copy costs at least, from a cache and from memory.
+/// Compares with the absolute goals: the minimum cost of the copy, from a cache and from memory.
 fn against_memcpy(report: &Report) -> String {
     let find = |program: &str, bytes: u64| {
         report.results.iter().find(|entry| {

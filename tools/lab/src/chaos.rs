@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab chaos`: runs workloads once under each fault, and judges how they take it.
+//! `vrnic-lab chaos`: runs workloads once under each fault, and judges how they handle it.
 
 pub mod plan;
 pub mod verdict;
@@ -27,25 +27,25 @@ use crate::report::align;
 use crate::settings::Settings;
 use crate::vm::{Device, NAMES};
 
-/// What to run.
+/// The runs to make.
 pub struct Plan {
-    /// RDMA devices to run them with.
+    /// RDMA devices of the runs.
     pub devices: Vec<Device>,
-    /// Whether the faults are at the ports of the switch, not in the RNICs.
+    /// Whether the faults are at the switch ports instead of in the RNICs.
     pub at_ports: bool,
     /// Workloads.
     pub profiles: Vec<Profile>,
     /// Faults, one in each run.
     pub faults: Vec<Fault>,
-    /// Verdicts that make the whole fail.
+    /// Verdicts that make the command fail.
     pub fail_on: Vec<Verdict>,
-    /// Directory of the page, the report and the logs.
+    /// Directory for the page, the report and the logs.
     pub out: PathBuf,
-    /// How the command line names the workload, for a command that repeats a run.
+    /// The workload's arguments on the command line, for a command that repeats a run.
     pub repeat: String,
 }
 
-/// Lists what comes with the lab.
+/// Lists the workloads and faults that come with the lab.
 pub fn list(profiles: &[Profile], faults: &[Fault]) {
     say!("Workloads:");
     for profile in profiles {
@@ -66,13 +66,13 @@ pub fn list(profiles: &[Profile], faults: &[Fault]) {
 }
 
 impl Plan {
-    /// Devices and workloads: what is compared.
+    /// Returns the combinations of devices and workloads, which are compared.
     fn columns(&self) -> impl Iterator<Item = (Device, &Profile)> {
         let of = |profile| self.devices.iter().map(move |&device| (device, profile));
         self.profiles.iter().flat_map(of)
     }
 
-    /// What a column is called.
+    /// Returns the title of a column.
     fn title(&self, device: Device, profile: &str) -> String {
         match self.devices[..] {
             [_] => profile.to_owned(),
@@ -81,7 +81,7 @@ impl Plan {
     }
 }
 
-/// One run that is to be made.
+/// A run to make.
 struct Run<'a> {
     device: Device,
     profile: &'a Profile,
@@ -91,8 +91,8 @@ struct Run<'a> {
 /// Makes all runs, prints a table, writes report.json and index.html.
 ///
 /// # Errors
-/// A workload fails without a fault, a run could not be made, or a verdict is one of `fail_on`; the page is written
-/// all the same.
+/// A workload fails without a fault, a run could not be made, or a verdict is one of `fail_on`. The page is written
+/// nevertheless.
 pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     let start = Instant::now();
     fs::create_dir_all(&plan.out).with_context(|| format!("making {}", plan.out.display()))?;
@@ -188,7 +188,7 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Makes runs one after the other in a lab, and boots another one when a run has left something behind.
+/// Makes runs one after the other in a lab, and boots another lab if a run has left something behind.
 struct Lane<'a> {
     settings: &'a Settings,
     plan: &'a Plan,
@@ -232,7 +232,7 @@ impl Lane<'_> {
     }
 }
 
-/// What a run is called.
+/// Returns the name of a run.
 fn name(plan: &Plan, run: &Run<'_>) -> String {
     let title = plan.title(run.device, &run.profile.name);
     match run.fault {
@@ -241,7 +241,7 @@ fn name(plan: &Plan, run: &Run<'_>) -> String {
     }
 }
 
-/// A run and its result in a line.
+/// Describes a run and its result in one line.
 fn line(plan: &Plan, run: &Run<'_>, result: &Result<Case>) -> String {
     match result {
         Ok(case) => format!(
@@ -254,7 +254,7 @@ fn line(plan: &Plan, run: &Run<'_>, result: &Result<Case>) -> String {
     }
 }
 
-/// The verdict on each workload with each device, fault by fault.
+/// Returns a table of the verdicts on each workload with each device, by fault.
 fn beside(plan: &Plan, cases: &[Case]) -> String {
     let mut head = vec!["fault".to_owned(), "on the".to_owned()];
     head.extend(
@@ -276,7 +276,7 @@ fn beside(plan: &Plan, cases: &[Case]) -> String {
     align(&rows)
 }
 
-/// All verdicts, and how often each was given to each workload.
+/// Returns a table of all verdicts, with the number of times that each workload got them.
 fn table(plan: &Plan, cases: &[Case]) -> String {
     let mut rows = vec![["workload", "verdict", "runs", "meaning"].map(str::to_owned)];
     for (device, profile) in plan.columns() {

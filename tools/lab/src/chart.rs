@@ -18,17 +18,17 @@ const VRNIC: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const WIRE: RGBColor = RGBColor(0x6b, 0xae, 0xd6);
 const RXE: RGBColor = RGBColor(0xbb, 0xbb, 0xbb);
 
-/// Where Debian has a sans-serif font (fonts-dejavu-core).
+/// Debian's path of a sans-serif font (fonts-dejavu-core), and alternatives.
 const FONT_FILES: [&str; 2] = [
     "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",
     "/usr/share/fonts/truetype/liberation/LiberationSans-Regular.ttf",
 ];
 
-/// Draws bandwidth.{svg,png} (vrnic beside rxe), qps.{svg,png} (cost per message by number of QPs) and
-/// goodput.{svg,png} (by loss) into `out`.
+/// Draws bandwidth.{svg,png} (vrnic next to rxe), qps.{svg,png} (cost per message by number of QPs) and
+/// goodput.{svg,png} (by loss) to `out`.
 ///
 /// # Errors
-/// No font, or a file cannot be written.
+/// There is no font, or a file cannot be written.
 pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
     register()?;
     let (svg, png) = (
@@ -66,10 +66,10 @@ pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
     Ok(())
 }
 
-/// Draws native.{svg,png}, bandwidth by size of message with native guests, into `out`.
+/// Draws native.{svg,png}, the bandwidth by message size with native guests, to `out`.
 ///
 /// # Errors
-/// As [`draw`].
+/// The same as for [`draw`].
 pub fn draw_native(out: &Path, report: &Native) -> Result<()> {
     register()?;
     sizes(
@@ -82,18 +82,18 @@ pub fn draw_native(out: &Path, report: &Native) -> Result<()> {
     )
 }
 
-/// Makes the font known.
+/// Registers the font.
 fn register() -> Result<()> {
     let font = FONT_FILES.iter().find_map(|file| std::fs::read(file).ok());
     let Some(font) = font else {
         bail!("no font for the charts: install fonts-dejavu-core (`make setup` does)")
     };
-    // The drawing library keeps the font for the rest of the program.
+    // The drawing library keeps the font until the program ends.
     register_font(FONT, FontStyle::Normal, Box::leak(font.into_boxed_slice()))
         .map_err(|_| anyhow!("{} is no font", FONT_FILES[0]))
 }
 
-/// Bandwidth by size of message, on logarithmic axes, below that of memcpy.
+/// Draws the bandwidth by message size on logarithmic axes, with that of memcpy above it.
 fn sizes<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Native) -> Result<()>
 where
     B::ErrorType: 'static,
@@ -152,7 +152,7 @@ where
     Ok(())
 }
 
-/// Goodput by loss, on a logarithmic axis; a run whose connection died is a cross at the bottom.
+/// Draws the goodput by loss on a logarithmic axis. A run whose connection died is a cross at the bottom.
 fn losses<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Report) -> Result<()>
 where
     B::ErrorType: 'static,
@@ -184,7 +184,7 @@ where
         .x_label_area_size(44)
         .y_label_area_size(90)
         .build_cartesian_2d(-0.5..to_f64(rates.len()) - 0.5, (low..high).log_scale())?;
-    // Rates are far apart: each has the same room.
+    // Rates differ by orders of magnitude: each gets the same space.
     let name = |place: &f64| {
         let mut rates = rates.iter().enumerate();
         rates
@@ -238,7 +238,8 @@ where
     Ok(())
 }
 
-/// Bandwidth of each bandwidth program between two VMs, vrnic above its wire above rxe, on a logarithmic axis.
+/// Draws the bandwidth of each bandwidth program between two VMs on a logarithmic axis: vrnic above vrnic on a wire
+/// above rxe.
 fn bars<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Report) -> Result<()>
 where
     B::ErrorType: 'static,
@@ -307,7 +308,7 @@ where
             let label = format!("{who} {}", crate::report::bandwidth(value));
             chart.draw_series([Text::new(label, (value * 1.1, low + 0.55), (FONT, 14))])?;
         }
-        // Which program stands inside vrnic's bar, the longer one.
+        // The program's name is inside vrnic's bar, which is the longest.
         chart.draw_series([Text::new(
             name.clone(),
             (1.2e3, base + 2.45),
@@ -318,7 +319,7 @@ where
     Ok(())
 }
 
-/// Cost per message by number of QPs.
+/// Draws the cost per message by number of QPs.
 fn curve<B: DrawingBackend>(area: &DrawingArea<B, Shift>, costs: &[(u32, f64)]) -> Result<()>
 where
     B::ErrorType: 'static,
@@ -376,7 +377,7 @@ mod tests {
     #[test]
     fn every_chart_is_drawn() {
         if !FONT_FILES.iter().any(|file| Path::new(file).exists()) {
-            // draw() says so itself; a machine without fonts has nothing to draw with.
+            // draw() has its own error for this: a machine without fonts cannot draw.
             assert!(draw(Path::new("/nonexistent"), &report(), &[]).is_err());
             return;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a guest's kernel complains of on its console.
+//! What a guest's kernel reports on its console.
 
 use std::fs;
 use std::path::Path;
@@ -24,11 +24,11 @@ const INCIDENTS: [&str; 16] = [
     "INFO: trying to register",
     "list_add corruption",
     "rust_kernel: panicked",
-    // From then on nobody looks.
+    // After this message, DMA is no longer checked.
     "DMA-API: debugging out of memory",
 ];
 
-/// What a file has beyond its first `read` bytes, which then are all it has.
+/// Returns the contents of a file after its first `read` bytes, and sets `read` to its length.
 pub fn unread(path: &Path, read: &mut usize) -> String {
     let all = fs::read(path).unwrap_or_default();
     let new = all.get(*read..).unwrap_or_default();
@@ -36,8 +36,8 @@ pub fn unread(path: &Path, read: &mut usize) -> String {
     String::from_utf8_lossy(new).into_owned()
 }
 
-/// What a kernel complains of in a console's text, one report after the other: from its first line to the end of the
-/// stack that follows, of a data race to the line below it, or to the next report.
+/// Returns the reports of a kernel in a console's text. A report extends from its first line to the end of the stack
+/// trace that follows, or for a data race to the line below that, but not beyond the beginning of the next report.
 fn reports(console: &str) -> Vec<String> {
     let mut reports: Vec<Vec<&str>> = Vec::new();
     let mut open = false;
@@ -55,43 +55,43 @@ fn reports(console: &str) -> Vec<String> {
     reports.iter().map(|lines| lines.join("\n")).collect()
 }
 
-/// Reports of the kernel that are Linux's own, and known.
+/// Kernel reports that are known to be caused by Linux itself.
 #[derive(Clone, Copy, Default)]
 pub struct Known<'a> {
-    /// What reports without a function of ours match.
+    /// Matches known reports without a vrnic function.
     pub report: Option<&'a Regex>,
-    /// Names of functions of Linux, of which one calls the one that complains, whoever called it. Compilers make one
-    /// function of two, each in its own way.
+    /// Names of alternative Linux functions, one of which calls the reporting function, whatever its own caller is.
+    /// There are several because compilers inline functions differently.
     pub caller: Option<&'a str>,
 }
 
 impl Known<'_> {
-    /// Whether one of the functions of [`Known::caller`] is that caller.
+    /// Returns whether the caller is one of the functions in [`Known::caller`].
     fn is_called(&self, caller: Option<&str>) -> bool {
         let mut names = self.caller.unwrap_or_default().split_whitespace();
         caller.is_some_and(|caller| names.any(|name| name == caller))
     }
 }
 
-/// Who called the function that complains: the first of a report's stack.
+/// Returns the caller of the reporting function: the first in a report's stack trace.
 fn caller(report: &str) -> Option<&str> {
     let mut stack = report.lines().skip_while(|line| !line.contains("<TASK>"));
     let first = stack.find(|line| !line.contains("<TASK>") && !line.contains(" ? "))?;
-    // The time may stand before it.
+    // A timestamp may precede it.
     first.split('+').next()?.split_whitespace().last()
 }
 
-/// Judges a console's text. Returns whether there is a report that matches that of `known`.
+/// Checks a console's text. Returns whether there is a report that matches that of `known`.
 ///
 /// # Errors
 ///
-/// There is a report that is not known.
+/// There is an unknown report.
 pub fn judge(console: &str, known: Known<'_>) -> Result<bool> {
     let mut matches = false;
     for report in reports(console) {
         let ours = report.contains("[vrnic");
         if !ours && report.contains("BUG: KCSAN:") {
-            // Linux has races of its own, which are on their way to be ended or marked.
+            // Linux has data races of its own, which are gradually fixed or annotated.
             continue;
         }
         if !ours && known.report.is_some_and(|known| known.is_match(&report)) {
@@ -124,21 +124,21 @@ mod tests {
         };
         assert!(judge(console, foo).unwrap());
         assert!(!judge("all is well\n", Known::default()).unwrap());
-        // A known report excuses neither the next nor one that has a function of ours.
+        // A known report excuses neither the next one nor one with a vrnic function.
         let two = format!("{console} baz\n </TASK>\nBUG: bar\nCall Trace:\n </TASK>\n");
         assert_eq!(reports(&two).len(), 2);
         assert!(judge(&two, foo).unwrap_err().to_string().contains("bar"));
         let cut_off = format!("BUG: bar\n{console} </TASK>\n");
         assert!(judge(&cut_off, foo).is_err());
         assert!(judge(&format!("{console} work+0x3/0x9 [vrnic]\n"), foo).is_err());
-        // But for what a known function of Linux does, which ours may well have called.
+        // This does not apply below a known function of Linux, which vrnic may well have called.
         let far = "WARNING: at foo\nCall Trace:\n <TASK>\n ? stale+0x1/0x2\n inner+0x1/0x2\n outer+0x1/0x2\n \
                    work+0x3/0x9 [vrnic]\n </TASK>\n";
         let by = |caller| Known {
             report: None,
             caller: Some(caller),
         };
-        // Locks are still looked at after a warning.
+        // Locks are still checked after a warning.
         assert!(!judge(far, by("inner")).unwrap());
         assert!(!judge(far, by("other inner")).unwrap());
         for other in ["foo", "stale", "inn", "outer", "work", ""] {
@@ -171,7 +171,7 @@ mod tests {
         for function in ["bar+0x1/0x2 [vrnic]", "bar+0x1/0x2 [vrnic_fast]"] {
             assert!(judge(&race(function), Known::default()).is_err());
         }
-        // Nor does one hide another report.
+        // Nor does it hide another report.
         let two = race("bar+0x1/0x2") + "WARNING: at foo\n";
         assert!(judge(&two, Known::default()).is_err());
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The control socket of a running lab: `vrnic-lab exec` and the VM tests' `on` and `lab` speak to it.
+//! The control socket of a running lab, used by `vrnic-lab exec` and by `on` and `lab` in VM tests.
 //!
-//! One connection carries one request, a line of JSON, and its answers, lines of JSON. A client that hangs up
-//! while its program runs gets the program killed.
+//! Each connection carries one request, a line of JSON, and its answers, also lines of JSON. If the client hangs up
+//! while its program is running, the program is killed.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,68 +24,68 @@ use crate::perf::{self, Pair};
 use crate::status::Status;
 use crate::vm::{Fabric, Family};
 
-/// What a client may ask.
+/// A request of a client.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
-    /// Runs a program in a VM. Answered by outputs and one end.
+    /// Runs a program in a VM. The answers are its outputs and one end.
     Exec {
-        /// Its name.
+        /// Name of the VM.
         vm: String,
         /// Program and arguments.
         argv: Vec<String>,
-        /// Seconds until it is killed.
+        /// Seconds after which it is killed.
         timeout: u64,
     },
-    /// A fact about the lab: `pid vrnicd`, `pid qemu-a`, `console a`, `log`, `config`, `sockets`, `device`,
+    /// Returns a fact about the lab: `pid vrnicd`, `pid qemu-a`, `console a`, `log`, `config`, `sockets`, `device`, or
     /// `control` (vrnicd's control socket).
     Fact(Vec<String>),
     /// Sends a QMP command.
     Qmp {
-        /// Its name.
+        /// Name of the VM.
         vm: String,
-        /// JSON.
+        /// The command in JSON.
         command: String,
     },
-    /// Waits for a boot of the guest that nobody has waited for yet (the first one does not count).
+    /// Waits for a boot of the guest for which nothing has waited yet. The first one does not count.
     Wait(String),
-    /// Waits for the RDMA device and answers with the index of the GID of that address.
+    /// Waits for the RDMA device, and returns the index of the GID of an address of this family.
     Ready(String, Family),
-    /// Boots the VM anew.
+    /// Boots the VM again.
     Boot(String),
     /// Kills the VM's QEMU.
     Kill(String),
     /// Starts a new vrnicd.
     RestartVrnicd,
-    /// Makes the lab what a lab file says. Progress is sent as output.
+    /// Makes the lab match a lab file. Progress is sent as output.
     Apply {
-        /// Path of the file, absolute.
+        /// Absolute path of the file.
         file: PathBuf,
-        /// What is in it.
+        /// Contents of the file.
         text: String,
-        /// Of networks for which it names none.
+        /// Fabric of networks for which the file does not name one.
         fabric: Fabric,
     },
-    /// Ends the lab. Answered when it has ended.
+    /// Ends the lab. Answered after it has ended.
     Down,
-    /// Answered with a [`Status`] in JSON.
+    /// Answered with a [`Status`] as JSON.
     Status,
     /// Copies a file or a directory into a VM.
     CopyIn {
-        /// Its name.
+        /// Name of the VM.
         vm: String,
-        /// Which one.
+        /// Path on the host.
         host: PathBuf,
-        /// To where.
+        /// Path in the guest.
         guest: String,
     },
-    /// Runs a two-ended program; answered with the client's output.
+    /// Runs a two-ended program. Answered with the client's output.
     Perf {
         /// VM of the client.
         client: String,
         /// VM of the server.
         server: String,
-        /// Which addresses the queue pairs use.
+        /// Family of the addresses that the queue pairs use.
         family: Family,
         /// Program and arguments.
         argv: Vec<String>,
@@ -93,10 +93,10 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// Reads a request as people write it.
+    /// Parses a request from words of a command line.
     ///
     /// # Errors
-    /// No such request.
+    /// There is no such request.
     pub fn from_words(words: &[String]) -> Result<Self> {
         let list: Vec<&str> = words.iter().map(String::as_str).collect();
         let own = str::to_owned;
@@ -139,27 +139,27 @@ impl Ask {
     }
 }
 
-/// Answers.
+/// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// A program printed; base64.
+    /// Output of a program, base64.
     Output(Stream, String),
-    /// A program ended; 124 after a timeout, 127 when it could not be started.
+    /// A program ended. The code is 124 after a timeout, 127 if it could not be started.
     End(i32),
-    /// The answer to everything else.
+    /// The answer to all other requests.
     Done(String),
-    /// It did not work.
+    /// The request failed.
     Failed(String),
 }
 
-/// Who is told that the lab shall end: with the client that waits for it, if one does.
+/// Receiver of the request to end the lab, with the client that waits for the end, if any.
 pub type End = Sender<Option<UnixStream>>;
 
-/// Serves a lab's control socket until the process ends. A lab that clients may end has an `end`.
+/// Serves a lab's control socket until the process ends. With `end`, clients may end the lab.
 ///
 /// # Errors
-/// The socket cannot be made.
+/// The socket cannot be created.
 pub fn serve(lab: &Arc<Lab>, path: &Path, end: Option<End>) -> Result<()> {
     let _ = std::fs::remove_file(path);
     let listener =
@@ -193,7 +193,7 @@ fn send(writer: &mut UnixStream, answer: &Answer) -> Result<()> {
 /// Answers the client that waited for the end.
 ///
 /// # Errors
-/// It is gone.
+/// The client has gone.
 pub fn done(writer: &mut UnixStream, text: &str) -> Result<()> {
     send(writer, &Answer::Done(text.to_owned()))
 }
@@ -214,7 +214,7 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream, end: Option<&E
             let fresh = lab.description().machines.is_empty();
             if let Err(error) = apply(lab, &file, &text, fabric, writer) {
                 send(writer, &Answer::Failed(format!("{error:#}")))?;
-                // Of a lab that did not come up nothing stays.
+                // A lab that did not come up is removed completely.
                 if let Some(end) = end.filter(|_| fresh) {
                     end.send(None)?;
                 }
@@ -253,7 +253,7 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream, end: Option<&E
     send(writer, &Answer::Done(done))
 }
 
-/// Makes the lab what the file says, waits for its RDMA devices, and copies files into its VMs.
+/// Makes the lab match the file, waits for its RDMA devices, and copies files into its VMs.
 fn apply(
     lab: &Lab,
     file: &Path,
@@ -263,7 +263,7 @@ fn apply(
 ) -> Result<()> {
     let parsed = Parsed::parse(file, text, &lab.description().numbers(), fabric)?;
     let writer = RefCell::new(writer);
-    // A client that has gone does not stop what it began.
+    // The work continues even if the client has gone.
     let say = |line: &str| {
         let line = format!("{line}\n");
         let _ = send(
@@ -312,7 +312,7 @@ fn exec(
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
     let agent = lab.agent(vm)?;
     let mut program = agent.start(&argv, &[])?;
-    // The client never writes again: an end of file means that it is gone.
+    // The client never writes again, so end of file means that it has gone.
     let (gone, hung_up) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         let _ = reader.read(&mut [0; 1]);
@@ -345,18 +345,19 @@ fn exec(
     }
 }
 
-/// Asks a running lab; program output goes to this process's streams. Returns the exit code, or what was answered.
+/// Sends a request to a running lab. Program output goes to this process's streams. Returns the exit code, or the
+/// answer.
 ///
 /// # Errors
-/// No lab listens there, or it could not do what was asked.
+/// No lab listens there, or the request failed.
 pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
     run(path, request, &mut output::pass_on)
 }
 
-/// Asks a running lab; program output goes to `output`. Returns the exit code, or what was answered.
+/// Sends a request to a running lab. Program output goes to `output`. Returns the exit code, or the answer.
 ///
 /// # Errors
-/// No lab listens there, it could not do what was asked, or `output` failed.
+/// No lab listens there, the request failed, or `output` failed.
 pub fn run(
     path: &Path,
     request: &Ask,

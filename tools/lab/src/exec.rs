@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab exec`: runs a command in one VM, or in several at the same time.
+//! `vrnic-lab exec`: runs a command in one VM, or in several in parallel.
 
 use std::path::Path;
 use std::thread;
@@ -12,19 +12,19 @@ use crate::control::{self, Ask};
 use crate::output::{self, say};
 use crate::status::Status;
 
-/// What to run.
+/// The command to run.
 pub struct Command {
-    /// In which VMs; in all if there is nothing.
+    /// Names of the VMs; none for all.
     pub vms: Option<Vec<String>>,
-    /// Seconds until it is killed.
+    /// Seconds after which it is killed.
     pub timeout: u64,
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Whether the output is JSON.
+    /// Whether to print JSON.
     pub json: bool,
 }
 
-/// How it went in a VM.
+/// Result in a VM.
 struct Outcome {
     vm: String,
     code: i32,
@@ -32,10 +32,10 @@ struct Outcome {
     stderr: Vec<u8>,
 }
 
-/// Runs it in VMs of the lab with that control socket. Returns the first exit code that is not 0.
+/// Runs the command in VMs of the lab with this control socket. Returns the first exit code that is not 0.
 ///
 /// # Errors
-/// The lab is gone, or has no such VM.
+/// The lab has ended, or has no such VM.
 pub fn run(control: &Path, command: &Command) -> Result<i32> {
     let vms = if let Some(vms) = &command.vms {
         vms.clone()
@@ -74,7 +74,7 @@ fn request(vm: &str, command: &Command) -> Ask {
     }
 }
 
-/// Runs it in a VM. Prints whole lines as they come, or keeps them for JSON.
+/// Runs the command in a VM. Prints whole lines as they arrive, or keeps them for JSON.
 fn in_vm(control: &Path, vm: &str, command: &Command) -> Result<Outcome> {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let (code, _) = control::run(control, &request(vm, command), &mut |stream, bytes| {
@@ -102,7 +102,7 @@ fn in_vm(control: &Path, vm: &str, command: &Command) -> Result<Outcome> {
     })
 }
 
-/// Prints lines with the VM's name.
+/// Prints lines, each with the name of the VM.
 fn print(vm: &str, stream: Stream, lines: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(lines);
     let mut named = String::new();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What comes through a wire that loses, repeats and reorders frames: vrnic and rxe on the same line of vrnicd's
-//! switch, by the same seed. perftest gives the figures and looks at no byte, so the stress that checks each follows
-//! it.
+//! Goodput on a wire that loses, repeats and reorders frames: vrnic and rxe on the same line of vrnicd's switch, with
+//! the same seed. perftest measures but does not check any data, so a stress test that checks every byte follows.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,22 +15,22 @@ use crate::report::{Entry, align, bandwidth};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, Family, NAMES};
 
-/// Shares of frames that are lost in each direction.
+/// Fractions of frames that are lost in each direction.
 const LOSSES: [f64; 5] = [0.0, 0.001, 0.01, 0.05, 0.1];
-/// Programs that are run: one per loss and device, and one that checks vrnic's bytes.
+/// Number of programs: one per loss and device, and one that checks vrnic's data.
 pub const RUNS: usize = LOSSES.len() * 3;
-/// What is measured, for people.
+/// Description of the measurement for display.
 pub const PROGRAM: &str = "ib_write_bw, 64 KiB, two VMs";
-/// perftest's arguments: for a number of seconds, of which the first and the last do not count.
+/// perftest's arguments: the duration in seconds, and how many seconds at the start and the end do not count.
 const ARGS: &str = "-s 65536 -D 8 -f 1";
 /// Checks every byte and completion of random traffic in both directions.
 const STRESS: &str = "vrnic-stress";
-/// The stress' arguments at both ends; a connection that makes no progress for so long is a failure.
+/// Arguments of the stress test at both ends. A connection without progress for this long is a failure.
 const STRESS_ARGS: &str = "--seconds 8 --qps 4 --max-size 131072 --patience 60";
-/// How long a program may take. Its own connection (TCP) has the same wire.
+/// How long a program may take. Its own TCP connection uses the same wire.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The line of the configuration that makes a port's wire lose frames. A wire without loss is a good one.
+/// Returns the configuration line that makes a port's wire lose frames. Without loss, the wire is perfect.
 fn impairment(loss: f64) -> Option<String> {
     (loss > 0.0).then(|| {
         format!(
@@ -40,10 +39,10 @@ fn impairment(loss: f64) -> Option<String> {
     })
 }
 
-/// Measures this alone and prints the table; `out` gets the logs.
+/// Measures only this and prints the table. The logs go to `out`.
 ///
 /// # Errors
-/// As [`measure`]; or a program of vrnic failed, or vrnicd did.
+/// The same as for [`measure`], or a program of vrnic failed, or vrnicd did.
 pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let step = Step::of("programs", RUNS);
     let mut clean = true;
@@ -59,11 +58,12 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs both devices on a wire of each loss: vrnic first, then rxe on the virtio-net of the same VMs with the RNIC's
-/// driver gone, so that its frames take the same way. One entry per loss and device, and one for the bytes checked.
+/// Runs both devices on a wire with each loss: first vrnic, then rxe on the virtio-net of the same VMs without the
+/// RNIC's driver, so that its frames take the same path. Returns one entry per loss and device, and one for the bytes
+/// checked.
 ///
 /// # Errors
-/// A lab did not come up. What a program does is in its entry.
+/// A lab did not come up. Failures of programs are in their entries.
 pub fn measure(
     settings: &Settings,
     out: &Path,
@@ -120,10 +120,10 @@ pub fn measure(
     Ok(results)
 }
 
-/// Runs the stress between the two ends and counts what it checked.
+/// Runs the stress test between the two ends and counts what it checked.
 ///
 /// # Errors
-/// A VM is gone. What the stress found is in its entry.
+/// A VM is gone. Failures of the stress test are in its entry.
 fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entry> {
     let start = Instant::now();
     let run = |end: &End, role: &str| {
@@ -168,20 +168,20 @@ fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entr
     Ok(entry)
 }
 
-/// How many bytes the stress says it has checked.
+/// Returns the number of bytes that the stress test reports as checked.
 fn checked_bytes(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("PASS: "))?;
     let (before, _) = line.split_once(" bytes")?;
     before.rsplit(' ').next()?.parse().ok()
 }
 
-/// Whether the entry is a rate on a wire of this module.
+/// Returns whether the entry is a rate that this module measured.
 #[must_use]
 pub fn is_rate(entry: &Entry) -> bool {
     entry.loss.is_some() && entry.program != STRESS
 }
 
-/// The results, vrnic beside rxe.
+/// Returns the table of results, vrnic next to rxe.
 #[must_use]
 pub fn table(results: &[Entry]) -> String {
     let mut rows =
@@ -223,12 +223,12 @@ pub fn table(results: &[Entry]) -> String {
     )
 }
 
-/// Whether an error of perftest is that a work request completed with one.
+/// Returns whether perftest's error is a work request that completed with an error.
 fn connection_died(error: &str) -> bool {
     error.contains("Completion with error")
 }
 
-/// A share as people write it.
+/// Formats a fraction as a percentage.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)

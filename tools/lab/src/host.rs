@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Facts about the host that a report needs to be read rightly.
+//! Facts about the host that are needed to interpret a report.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use crate::accelerator::Accelerator;
 use crate::lab::{Lab, SHORT};
 use crate::report::Host;
 
-/// Load average over the last minute.
+/// Returns the load average over the last minute.
 #[must_use]
 pub fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -21,7 +21,7 @@ pub fn load() -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Everything but memcpy, which only `bench` measures.
+/// Returns everything but memcpy, which only `bench` measures.
 ///
 /// # Errors
 /// The VM does not answer.
@@ -47,21 +47,21 @@ pub fn describe(accelerator: Accelerator, lab: &Lab, load: f64) -> Result<Host> 
     })
 }
 
-/// Single-thread memcpy of the same buffer of each size again and again, as perftest's programs use theirs: the best
-/// of many rounds.
+/// Measures single-threaded memcpy of the same buffer again and again for each size, as perftest uses its buffers.
+/// Returns the best of many rounds.
 #[must_use]
 pub fn memcpy_repeated(sizes: &[usize]) -> BTreeMap<u64, f64> {
     measure(sizes, |size| size, 64)
 }
 
-/// Single-thread memcpy of blocks of each size that are spread over 64 MiB, so that they come from memory rather than
-/// from a cache.
+/// Measures single-threaded memcpy of blocks of each size that are spread over 64 MiB, so that they come from memory
+/// rather than from a cache.
 #[must_use]
 pub fn memcpy_streamed(sizes: &[usize]) -> BTreeMap<u64, f64> {
     measure(sizes, |size| (64 << 20) / size * size, 1)
 }
 
-/// Copies a buffer of `total(size)` bytes in blocks of `size`, `rounds` times between looks at the clock.
+/// Copies a buffer of `total(size)` bytes in blocks of `size`, `rounds` times between readings of the clock.
 fn measure(sizes: &[usize], total: impl Fn(usize) -> usize, rounds: u32) -> BTreeMap<u64, f64> {
     let mut figures = BTreeMap::new();
     for &size in sizes {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Text in pages.
+//! Text in HTML pages.
 
-/// Text as HTML.
+/// Escapes text for HTML.
 #[must_use]
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -12,7 +12,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // What a terminal would have obeyed.
+            // A terminal would interpret these.
             letter if letter.is_control() && letter != '\n' && letter != '\t' => {
                 escaped.push('\u{fffd}');
             }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
-/// Which kernel the guests boot.
+/// A kernel that the guests can boot, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Name {
     /// Debian's own kernel
@@ -25,10 +25,10 @@ pub enum Name {
 }
 
 impl Name {
-    /// The kernel that the environment asks for: `KDIR`, or `VRNIC_KERNEL`.
+    /// Returns the kernel that the environment requests through `KDIR` or `VRNIC_KERNEL`.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// There is no kernel with this name.
     pub fn of_environment() -> Result<Option<Self>> {
         let value = |variable| std::env::var(variable).ok().filter(|text| !text.is_empty());
         if value("KDIR").is_some() {
@@ -40,7 +40,7 @@ impl Name {
             .map_err(|_| anyhow!("VRNIC_KERNEL: set it to stock, lab, debug or races"))
     }
 
-    /// As on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -58,17 +58,17 @@ impl Name {
 pub struct Kernel {
     /// The configured and built tree.
     pub tree: PathBuf,
-    /// What was built here for it: our modules.
+    /// Directory with what was built for it here: vrnic's modules.
     pub built: PathBuf,
     /// Its .config.
     pub config: String,
 }
 
 impl Kernel {
-    /// Finds it, as the setup left it in the source tree `source`.
+    /// Finds a kernel that the setup has prepared in the source tree `source`.
     ///
     /// # Errors
-    /// The setup has not prepared it, or it is not built.
+    /// The setup has not prepared the kernel, or it is not built.
     pub fn load(source: &Path, name: Name) -> Result<Self> {
         let built = source.join("build/kernel").join(name.text());
         let tree = match std::env::var_os("KDIR") {
@@ -99,10 +99,10 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// One that the setup prepared, by its name, or a built tree, by its path.
+    /// Finds a kernel that the setup prepared, by its name, or a built tree, by its path.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// The same as for [`load`](Self::load).
     pub fn named(source: &Path, name: &str) -> Result<Self> {
         match Name::from_str(name, false) {
             Ok(name) => Self::load(source, name),
@@ -110,8 +110,8 @@ impl Kernel {
         }
     }
 
-    /// What QEMU boots: the kernel as it lies in memory, if that is there and can be entered directly
-    /// (`arch/x86/platform/pvh/head.S`), else the packed one, which has to unpack itself.
+    /// Returns the file that QEMU boots: the uncompressed kernel, if it exists and can be entered directly
+    /// (`arch/x86/platform/pvh/head.S`), otherwise the compressed one, which has to decompress itself.
     #[must_use]
     pub fn image(&self) -> PathBuf {
         let unpacked = ["lab/vmlinux", "vmlinux"].map(|path| self.tree.join(path));
@@ -120,26 +120,26 @@ impl Kernel {
         unpacked.find(|path| path.is_file()).unwrap_or_else(packed)
     }
 
-    /// What loads the drivers of the root directory, if they are in modules.
+    /// Returns the initramfs that loads the drivers for the root directory, if they are modules.
     #[must_use]
     pub fn initramfs(&self) -> Option<PathBuf> {
         Some(self.tree.join("lab/initramfs")).filter(|path| path.is_file())
     }
 
-    /// The modules that were built elsewhere with the kernel, if they were: as in /lib/modules/RELEASE.
+    /// Returns the directory of the modules that came with the kernel, if any, as in /lib/modules/RELEASE.
     #[must_use]
     pub fn modules(&self) -> Option<PathBuf> {
         self.tree.join("lab/modules").canonicalize().ok()
     }
 
-    /// The name by which it is chosen; `own` is chosen by KDIR only.
+    /// Returns the name by which it is selected; `own` is only selected by KDIR.
     #[must_use]
     pub fn name(&self) -> String {
         let name = self.built.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// As `uname -r` has it.
+    /// Returns its release as `uname -r` prints it.
     ///
     /// # Errors
     /// The tree is not built.
@@ -150,25 +150,25 @@ impl Kernel {
         Ok(text.trim().to_owned())
     }
 
-    /// Whether it was configured with `option`, a line of .config.
+    /// Returns whether it was configured with `option`, a line of .config.
     #[must_use]
     pub fn has(&self, option: &str) -> bool {
         self.config.lines().any(|line| line == option)
     }
 
-    /// Whether it looks for errors of its own at great cost: what `VRNIC_KERNEL=debug` builds.
+    /// Returns whether it has expensive checks for its own errors, as built by `VRNIC_KERNEL=debug`.
     #[must_use]
     pub fn debug(&self) -> bool {
         self.has("CONFIG_KASAN=y")
     }
 
-    /// Whether it looks for data races: what `VRNIC_KERNEL=races` builds.
+    /// Returns whether it checks for data races, as built by `VRNIC_KERNEL=races`.
     #[must_use]
     pub fn races(&self) -> bool {
         self.has("CONFIG_KCSAN=y")
     }
 
-    /// Whether everything takes many times as long with it.
+    /// Returns whether it makes everything many times slower.
     #[must_use]
     pub fn slow(&self) -> bool {
         self.debug() || self.races()
@@ -205,7 +205,7 @@ mod tests {
         assert!(kernel.initramfs().is_none() && kernel.modules().is_none());
         assert!(error(Name::Stock).contains("`stock` is not prepared"));
 
-        // Whether the unpacked kernel can be started is its configuration's word.
+        // The configuration tells whether the uncompressed kernel can be started.
         fs::write(tree.join("vmlinux"), "").unwrap();
         assert!(kernel.image().ends_with("arch/x86/boot/bzImage"));
         fs::write(tree.join(".config"), "CONFIG_PVH=y\n").unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The lab: VMs, a vrnicd for each network, and what the programs in them need to know.
+//! The lab: VMs, a vrnicd for each network, and what the programs in the VMs need to know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,24 +28,24 @@ use crate::vm::{self, Cable, Device, Family, Net, Spec, Vm};
 
 /// How long a guest may take to boot. TCG on a busy machine is slow.
 const BOOT: Duration = Duration::from_secs(180);
-/// Where the VMs have the directory of [`Extra::tree`].
+/// Where [`Extra::tree`] is mounted in the VMs.
 pub const TREE: &str = "/mnt/tree";
-/// How long it may take to copy files into a guest.
+/// How long copying files to a guest may take.
 const COPY: Duration = Duration::from_secs(600);
 /// How long a short command in a guest may take.
 pub const SHORT: Duration = Duration::from_secs(30);
 
-/// Which build of the kernel module the guests get.
+/// The build of the kernel module for the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Module {
-    /// As users have it.
+    /// The build for users.
     Plain,
-    /// With its KUnit suites, which run when it is loaded.
+    /// The build with KUnit suites, which run when it is loaded.
     Kunit,
 }
 
 impl Module {
-    /// Where the build puts it.
+    /// Returns where the build puts it.
     #[must_use]
     pub fn path(self, settings: &Settings) -> PathBuf {
         settings.kernel.built.join(match self {
@@ -55,65 +55,65 @@ impl Module {
     }
 }
 
-/// What is special about a lab of two VMs: lines of TOML added to vrnicd's configuration, how the VMs' network is made,
-/// and what else the VMs have.
+/// Special properties of a lab with two VMs: lines of TOML for vrnicd's configuration, the VMs' network, and additional
+/// hardware.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
-    /// For the daemon.
+    /// Configuration of the daemon.
     pub daemon: Vec<String>,
-    /// For each device.
+    /// Configuration of each device.
     pub device: Vec<String>,
-    /// For each VM's port of the switch.
+    /// Configuration of each VM's switch port.
     pub port: Vec<String>,
-    /// The VMs' network goes through the switch though the RNICs' does not.
+    /// Whether the VMs' network goes through the switch even if the RNICs' does not.
     pub switch: bool,
-    /// Each VM has a vrnicd of its own, in a network of its own, with a link between them.
+    /// Whether each VM has its own vrnicd on its own network, with a link between them.
     pub two_daemons: bool,
-    /// VMs that have no RNIC but Soft-RoCE on their virtio-net.
+    /// VMs with Soft-RoCE on their virtio-net instead of an RNIC.
     pub rxe: Vec<String>,
-    /// Size of each VM's NVDIMM in MiB, if it has one. What is in it outlives the VM, not the lab.
+    /// Size of each VM's NVDIMM in MiB, if it has one. Its contents outlive the VM, but not the lab.
     pub nvdimm: Option<u32>,
-    /// Processors of each VM, if not as many as usual.
+    /// Number of processors of each VM, if not the usual one.
     pub cpus: Option<u32>,
-    /// A directory of this machine that the VMs have as [`TREE`], and may change.
+    /// A directory of this machine that the VMs have as [`TREE`], with write access.
     pub tree: Option<PathBuf>,
 }
 
 /// How to build a lab.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Which RDMA device the guests load at boot.
+    /// RDMA device that the guests load at boot.
     pub device: Device,
-    /// Directory of the logs.
+    /// Directory for the logs.
     pub logs: PathBuf,
-    /// Lines added to vrnicd's configuration.
+    /// Special properties.
     pub vrnicd: Extra,
-    /// Boot without vrnicd and RNICs: rxe or a module's self-tests.
+    /// Whether to boot without vrnicd and RNICs, for rxe or a module's self-tests.
     pub no_rnic: bool,
-    /// Which build of the driver.
+    /// Build of the driver.
     pub module: Module,
 }
 
-/// A VM that runs, or shall.
+/// A VM that is running or will be.
 type Slot = Arc<Mutex<Option<Vm>>>;
 
-/// Running VMs and the vrnicd of each network. Dropping it ends everything.
+/// Running VMs and the vrnicd of each network. Everything ends when this is dropped.
 pub struct Lab {
-    /// Where things are.
+    /// Locations of files.
     pub settings: Settings,
-    /// KVM or TCG, with the lab's kernel.
+    /// How the lab's kernel is run.
     pub accelerator: Accelerator,
-    /// Why that.
+    /// Reason for this choice of KVM or TCG.
     why: String,
     module: Module,
     logs: PathBuf,
-    /// What it is made of, or is on its way to.
+    /// Current or intended description.
     description: Mutex<Description>,
     /// Held while that changes.
     changing: Mutex<()>,
-    /// Nothing is started any more.
+    /// Whether nothing may be started any more.
     ending: AtomicBool,
-    // Order matters: VMs end before their vrnicd, which end before their namespaces; directories vanish last.
+    // The order matters: VMs end before their vrnicd, which end before their namespaces; directories are removed last.
     vms: Mutex<BTreeMap<String, Slot>>,
     daemons: Mutex<BTreeMap<String, Daemon>>,
     namespaces: Mutex<Option<Namespaces>>,
@@ -133,7 +133,7 @@ impl Lab {
     /// Boots the lab of `make run` and of the tests.
     ///
     /// # Errors
-    /// Any part did not come up; the message says which and shows its log's end.
+    /// A part did not come up. The message names it and has the end of its log.
     pub fn boot(settings: &Settings, options: Options) -> Result<Self> {
         let rnics = !options.no_rnic;
         let pair = Description::pair(settings.fabric, options.device, rnics, &options.vrnicd)?;
@@ -143,10 +143,10 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A lab without VMs. Its sockets are in `sockets`, or in a directory of its own.
+    /// Creates a lab without VMs. Its sockets are in `sockets`, or in a directory of its own.
     ///
     /// # Errors
-    /// A directory cannot be made, or there is no kernel.
+    /// A directory cannot be created, or there is no kernel.
     pub fn empty(
         settings: &Settings,
         module: Module,
@@ -175,11 +175,11 @@ impl Lab {
         })
     }
 
-    /// Makes the lab what `description` says: ends what is no longer in it, and starts what is new, has changed, or has
-    /// ended. What is the same runs on. A VM whose RNIC's or port's vrnicd has to change boots again.
+    /// Makes the lab match `description`: ends what is no longer in it, and starts what is new, has changed, or has
+    /// ended. Unchanged parts keep running. A VM reboots if the vrnicd of its RNIC or port has to change.
     ///
     /// # Errors
-    /// Any part did not come up; the message says which and shows its log's end. The rest runs.
+    /// A part did not come up. The message names it and has the end of its log. The rest is running.
     pub fn apply(&self, description: Description, say: &dyn Fn(&str)) -> Result<()> {
         let _changing = locked(&self.changing);
         let mut specs = BTreeMap::new();
@@ -239,7 +239,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Networks whose vrnicd does not run as it should.
+    /// Returns the networks whose vrnicd does not run as described.
     fn changed_networks(&self, description: &Description) -> Result<BTreeSet<String>> {
         let mut changed = BTreeSet::new();
         let mut daemons = locked(&self.daemons);
@@ -254,7 +254,7 @@ impl Lab {
         Ok(changed)
     }
 
-    /// Ends VMs that are not as in `specs`, or on a changed network.
+    /// Ends VMs that differ from `specs` or are on a changed network.
     fn end_vms(
         &self,
         specs: &BTreeMap<String, Spec>,
@@ -296,7 +296,7 @@ impl Lab {
         }
     }
 
-    /// Makes the namespaces that networks are in.
+    /// Creates the namespaces of networks.
     fn enter_namespaces(&self, description: &Description) -> Result<()> {
         let mut namespaces = locked(&self.namespaces);
         if namespaces.is_none() && description.networks.iter().any(|it| it.host.is_some()) {
@@ -318,7 +318,7 @@ impl Lab {
         )
     }
 
-    /// Whether the machine can have that many VMs more.
+    /// Checks that the machine has enough memory for this number of additional VMs.
     fn enough_memory(description: &Description, missing: &[&str]) -> Result<()> {
         let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let line = info
@@ -342,7 +342,7 @@ impl Lab {
         Ok(())
     }
 
-    /// How to start a machine.
+    /// Returns how to start a machine.
     fn spec(&self, description: &Description, machine: &Machine) -> Result<Spec> {
         let (settings, accelerator) = match &machine.kernel {
             None => (self.settings.clone(), self.accelerator),
@@ -360,7 +360,7 @@ impl Lab {
             cables.push(Cable {
                 rnic: nic.rnic.then(|| daemon::socket(&self.sockets, nic)),
                 net: if network.switch {
-                    // Room for RoCE's largest packets.
+                    // There is room for RoCE's largest packets.
                     let mtu = network.mtu.unwrap_or(9000);
                     Net::Switch(daemon::switch_socket(&self.sockets, nic), mtu)
                 } else {
@@ -371,7 +371,7 @@ impl Lab {
         }
         let mut disk = locked(&self.disk);
         if machine.nvdimm.is_some() && disk.is_none() {
-            // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
+            // vrnicd does not treat a file in memory, such as one in /tmp, as persistent.
             *disk = Some(scratch_in(Path::new("/var/tmp"))?);
         }
         let disk = machine.nvdimm.and(disk.as_ref());
@@ -382,7 +382,7 @@ impl Lab {
             .any(|it| it.device == Device::Vrnic);
         let ssh_key = if machine.ssh {
             let root = machine.image.as_ref().unwrap_or(&settings.guest_root);
-            // Nothing is known of what is on a disk.
+            // The contents of a disk are not known.
             ensure!(
                 machine.disk.is_some() || !root.is_dir() || root.join(SSHD).is_file(),
                 "VM {}: its image has no {SSHD}, which `ssh` needs; `make setup-apps` makes one that has: build/setup/apps",
@@ -405,7 +405,7 @@ impl Lab {
         })
     }
 
-    /// The share for guests with that kernel.
+    /// Returns the share for guests with this kernel.
     fn share(&self, settings: &Settings, driven: bool) -> Result<PathBuf> {
         if settings.bundled {
             return Ok(settings.tree.join("share"));
@@ -441,8 +441,8 @@ impl Lab {
         Ok(())
     }
 
-    /// VMs whose kernel panicked while it set up its interrupts, see [`Vm::panicked_early`], which says nothing about
-    /// what is tested and deserves a second boot. Ends them, and keeps the consoles of such panics.
+    /// Ends VMs whose kernel panicked while it set up its interrupts (see [`Vm::panicked_early`]), and keeps the
+    /// consoles of such panics. Such a panic has nothing to do with what is tested, so the VM gets a second boot.
     fn keep_early_panics<'a>(&self, names: &[&'a str]) -> Result<Vec<&'a str>> {
         let mut again = Vec::new();
         for name in names {
@@ -473,7 +473,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits for a VM that boots beside others.
+    /// Waits for a VM that boots in parallel with others.
     fn wait_vm(&self, name: &str, others: usize) -> Result<()> {
         let waves = u32::try_from(others.div_ceil(2))?;
         let (start, patience) = (Instant::now(), self.patience(name)? * waves.max(1));
@@ -485,20 +485,20 @@ impl Lab {
         }
     }
 
-    /// How long that VM may take to boot.
+    /// Returns how long this VM may take to boot.
     fn patience(&self, name: &str) -> Result<Duration> {
         let description = locked(&self.description);
         let whole_system = description.machine(name)?.disk.is_some();
         Ok(if whole_system { BOOT * 4 } else { BOOT })
     }
 
-    /// Fails when the lab is to end.
+    /// Returns an error if the lab is ending.
     fn may_start(&self) -> Result<()> {
         ensure!(!self.ending.load(Ordering::Relaxed), "the lab ends");
         Ok(())
     }
 
-    /// Which device a guest loaded at boot.
+    /// Returns the device that a guest loaded at boot.
     #[must_use]
     pub fn device(&self, name: &str) -> Device {
         let description = locked(&self.description);
@@ -507,16 +507,16 @@ impl Lab {
             .map_or(Device::Vrnic, |machine| machine.device)
     }
 
-    /// What it is made of.
+    /// Returns the current description.
     #[must_use]
     pub fn description(&self) -> Description {
         locked(&self.description).clone()
     }
 
-    /// The address of a VM's first device.
+    /// Returns the address of a VM's first device.
     ///
     /// # Errors
-    /// There is no such VM, or it has no network device.
+    /// The VM does not exist, or has no network device.
     pub fn address(&self, name: &str, family: Family) -> Result<String> {
         let description = locked(&self.description);
         let nics = &description.machine(name)?.nics;
@@ -528,31 +528,31 @@ impl Lab {
         })
     }
 
-    /// Directory of shares.
+    /// Returns the directory of shares.
     #[must_use]
     pub fn scratch(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// Where the logs are.
+    /// Returns the directory of the logs.
     #[must_use]
     pub fn logs(&self) -> &Path {
         &self.logs
     }
 
-    /// Sockets.
+    /// Returns the directory of sockets.
     #[must_use]
     pub fn sockets(&self) -> &Path {
         &self.sockets
     }
 
-    /// The control socket of the first network's vrnicd.
+    /// Returns the control socket of the first network's vrnicd.
     #[must_use]
     pub fn control(&self) -> PathBuf {
         daemon::control(&self.sockets, &self.first_network())
     }
 
-    /// The configuration of the first network's vrnicd.
+    /// Returns the configuration of the first network's vrnicd.
     #[must_use]
     pub fn config(&self) -> PathBuf {
         daemon::config(&self.sockets, &self.first_network())
@@ -566,18 +566,18 @@ impl Lab {
             .to_owned()
     }
 
-    /// Runs programs in a VM.
+    /// Returns the agent that runs programs in a VM.
     ///
     /// # Errors
-    /// The VM does not exist or does not run.
+    /// The VM does not exist or is not running.
     pub fn agent(&self, name: &str) -> Result<Agent> {
         self.with_vm(name, |vm| Ok(vm.agent.clone()))
     }
 
-    /// Does something with a running VM.
+    /// Calls `action` with a running VM.
     ///
     /// # Errors
-    /// The VM does not run, or `action` fails.
+    /// The VM is not running, or `action` fails.
     pub fn with_vm<T>(&self, name: &str, action: impl FnOnce(&mut Vm) -> Result<T>) -> Result<T> {
         let slot = self.slot(name)?;
         let mut slot = locked(&slot);
@@ -587,7 +587,7 @@ impl Lab {
         )
     }
 
-    /// What a VM does. Waits for nothing.
+    /// Returns what a VM is doing, without waiting.
     #[must_use]
     pub fn vm_state(&self, name: &str) -> vm::State {
         let slot = self.slot(name).ok();
@@ -595,7 +595,7 @@ impl Lab {
             return vm::State::Booting;
         };
         let Some(vm) = slot.as_mut().filter(|vm| vm.waited > 0) else {
-            // Somebody starts the one after the other.
+            // The VMs are being started one after the other.
             let starting = self.changing.try_lock().is_err();
             return if starting {
                 vm::State::Booting
@@ -612,7 +612,7 @@ impl Lab {
         }
     }
 
-    /// Process of a network's vrnicd, if one runs.
+    /// Returns the process ID of a network's vrnicd, if it is running.
     #[must_use]
     pub fn daemon_pid(&self, network: &str) -> Option<i32> {
         let mut daemons = locked(&self.daemons);
@@ -623,7 +623,7 @@ impl Lab {
     /// Waits for all RDMA devices of a VM.
     ///
     /// # Errors
-    /// As [`wait_rdma`](Self::wait_rdma).
+    /// The same as for [`wait_rdma`](Self::wait_rdma).
     pub fn wait_devices(&self, machine: &Machine) -> Result<()> {
         for device in machine.rdma_devices().into_iter().flatten() {
             self.wait_port(&machine.name, &device, Family::V4)?;
@@ -631,10 +631,10 @@ impl Lab {
         Ok(())
     }
 
-    /// Copies a file or a directory of the host into a VM: into the directory `guest`, or to that path.
+    /// Copies a file or a directory of the host to the directory or path `guest` in a VM.
     ///
     /// # Errors
-    /// It cannot be read, or not be written there.
+    /// The source cannot be read, or the destination cannot be written.
     pub fn copy_in(&self, name: &str, host: &Path, guest: &str) -> Result<()> {
         let file = host.file_name().context("a file or a directory to copy")?;
         let share = self.with_vm(name, |vm| Ok(vm.spec.share.clone()))?;
@@ -662,18 +662,18 @@ impl Lab {
         Ok(())
     }
 
-    /// Whether the VM's QEMU runs.
+    /// Returns whether the VM's QEMU is running.
     #[must_use]
     pub fn vm_alive(&self, name: &str) -> bool {
         self.slot(name)
             .is_ok_and(|slot| locked(&slot).as_mut().is_some_and(Vm::alive))
     }
 
-    /// Waits for a boot of the guest that nobody has waited for yet; the boot by [`Lab::boot`] and
-    /// [`Lab::boot_vm`] counts as waited for.
+    /// Waits for a boot of the guest for which nothing has waited yet. Boots by [`Lab::boot`] and
+    /// [`Lab::boot_vm`] count as waited for.
     ///
     /// # Errors
-    /// As [`Vm::wait_ready`].
+    /// The same as for [`Vm::wait_ready`].
     pub fn wait_reboot(&self, name: &str) -> Result<()> {
         let patience = self.patience(name)?;
         self.with_vm(name, |vm| {
@@ -682,19 +682,19 @@ impl Lab {
         })
     }
 
-    /// Boots a VM anew, whether it runs or not.
+    /// Boots a VM again, whether it is running or not.
     ///
     /// # Errors
-    /// As [`Vm::start`] and [`Vm::wait_ready`].
+    /// The same as for [`Vm::start`] and [`Vm::wait_ready`].
     pub fn boot_vm(&self, name: &str) -> Result<()> {
         self.start_vm(name)?;
         self.wait_vm(name, 1)
     }
 
-    /// Ends a VM as a crash of its QEMU would.
+    /// Ends a VM as if its QEMU had crashed.
     ///
     /// # Errors
-    /// No such VM.
+    /// The VM does not exist.
     pub fn kill_vm(&self, name: &str) -> Result<()> {
         if let Some(vm) = locked(&*self.slot(name)?).as_mut() {
             vm.kill();
@@ -702,10 +702,10 @@ impl Lab {
         Ok(())
     }
 
-    /// Does something with the first network's vrnicd.
+    /// Calls `action` with the first network's vrnicd.
     ///
     /// # Errors
-    /// This lab has none, or `action` fails.
+    /// The lab has no vrnicd, or `action` fails.
     pub fn with_daemon<T>(&self, action: impl FnOnce(&mut Daemon) -> Result<T>) -> Result<T> {
         let mut daemons = locked(&self.daemons);
         let daemon = daemons.get_mut(&self.first_network());
@@ -715,7 +715,7 @@ impl Lab {
     /// Starts a new vrnicd in place of each old one.
     ///
     /// # Errors
-    /// As [`Daemon::start`].
+    /// The same as for [`Daemon::start`].
     pub fn restart_daemon(&self) -> Result<()> {
         let description = locked(&self.description).clone();
         for (name, daemon) in locked(&self.daemons).iter_mut() {
@@ -725,27 +725,27 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID, or any on InfiniBand; returns
-    /// that GID's index.
+    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID, or any GID on InfiniBand.
+    /// Returns the index of the GID.
     ///
     /// # Errors
-    /// It does not within half a minute; the message has the end of the guest's console.
+    /// This takes longer than half a minute. The message has the end of the guest's console.
     pub fn wait_rdma(&self, name: &str, device: Device) -> Result<u32> {
         self.wait_gid(name, device, Family::V4)
     }
 
-    /// The same with the GID of that address of the VM.
+    /// Does the same for the GID of an address of this family.
     ///
     /// # Errors
-    /// As [`wait_rdma`](Self::wait_rdma).
+    /// The same as for [`wait_rdma`](Self::wait_rdma).
     pub fn wait_gid(&self, name: &str, device: Device, family: Family) -> Result<u32> {
         self.wait_port(name, device.ibdev(), family)
     }
 
-    /// The same with the RDMA device of that name in the VM.
+    /// Does the same for the RDMA device with this name in the VM.
     ///
     /// # Errors
-    /// As [`wait_rdma`](Self::wait_rdma).
+    /// The same as for [`wait_rdma`](Self::wait_rdma).
     pub fn wait_port(&self, name: &str, ibdev: &str, family: Family) -> Result<u32> {
         let script = format!(
             "port=/sys/class/infiniband/{0}/ports/1 link=
@@ -786,7 +786,7 @@ impl Lab {
         output.stdout.trim().parse().context("a GID index")
     }
 
-    /// Ends everything in order. False when vrnicd did not end cleanly.
+    /// Ends everything in order. Returns false if vrnicd did not end cleanly.
     #[must_use]
     pub fn shut_down(&self) -> bool {
         self.ending.store(true, Ordering::Relaxed);

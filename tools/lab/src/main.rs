@@ -2,7 +2,7 @@
 //! `vrnic-lab`: boots virtual machines with RNICs and runs programs in them.
 
 #![forbid(unsafe_code)]
-// They panic when nobody reads: `say` and `tell` do not.
+// These macros panic if the reader has closed; `say` and `tell` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod accelerator;
@@ -613,7 +613,7 @@ fn exec(
     Ok(exit(exec::run(&socket, &command)?))
 }
 
-/// Runs the command in the VMs of a lab that is up, and gives its exit code. None: there is no such lab.
+/// Runs the command in the VMs of a running lab, and returns its exit code. Returns none if there is no such lab.
 fn exec_in_running(lab: Option<String>, command: &exec::Command) -> Result<Option<i32>> {
     let named = lab.is_some();
     let socket = control_socket(lab);
@@ -634,7 +634,7 @@ fn exec_in_running(lab: Option<String>, command: &exec::Command) -> Result<Optio
     Ok(None)
 }
 
-/// The control socket of a lab: the one named, that of the VM test, that of `shell`, or that of the only lab.
+/// Returns the control socket of a lab: the one named, that of the VM test, that of `shell`, or that of the only lab.
 fn control_socket(lab: Option<String>) -> Result<PathBuf> {
     if lab.is_some() {
         return Ok(Place::chosen(lab)?.control());
@@ -651,7 +651,7 @@ fn control_socket(lab: Option<String>) -> Result<PathBuf> {
     Ok(Place::chosen(None)?.control())
 }
 
-/// Exit codes of guests fit: they are 0 to 255.
+/// Converts an exit code of a guest, which is between 0 and 255.
 fn exit(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

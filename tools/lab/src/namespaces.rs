@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Two hosts for the network's sake: two network namespaces with a cable between them. Root makes them as they are;
-//! others, who may not, make a user namespace around them.
+//! Two network namespaces with a cable between them, which act as two hosts on a network. Root creates them directly;
+//! other users, who may not, create a user namespace around them.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 
 use crate::process::{Process, tail};
 
-/// Makes the second namespace, the cable and its addresses, tells the process that stands for the second one, and
-/// stays to stand for the first. The MTU has room for a frame of 9000 bytes with what a link puts around it.
+/// Creates the second namespace, the cable and its addresses, prints the process that represents the second namespace,
+/// and stays to represent the first. The MTU has room for a frame of 9000 bytes and the headers that a link adds.
 const SCRIPT: &str = r#"
 set -e
 unshare --net sleep infinity &
@@ -26,20 +26,20 @@ mv "$1.new" "$1"
 exec sleep infinity
 "#;
 
-/// The namespaces. Dropping it ends them when nobody is in them any more.
+/// The namespaces. Dropping this ends them after the last process has left.
 pub struct Namespaces {
     first: Process,
     second: i32,
 }
 
 impl Namespaces {
-    /// The addresses of both ends of the cable.
+    /// Addresses of both ends of the cable.
     pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 
-    /// Makes them. `scratch` is for a file.
+    /// Creates the namespaces. `scratch` is a directory for a file.
     ///
     /// # Errors
-    /// This host does not let users make namespaces; the message has the tools' words.
+    /// This host does not let users create namespaces. The message has the output of the tools.
     pub fn start(scratch: &Path, logs: &Path) -> Result<Self> {
         let (told, log) = (scratch.join("namespace"), logs.join("namespaces.log"));
         let _ = fs::remove_file(&told);
@@ -68,7 +68,7 @@ impl Namespaces {
         }
     }
 
-    /// The words before a command that run it in the first (0) or second (1) of them.
+    /// Returns the words to put before a command so that it runs in the first (0) or second (1) namespace.
     #[must_use]
     pub fn enter(&self, which: usize) -> Vec<String> {
         let target = [self.first.pid(), self.second][which].to_string();
@@ -76,13 +76,14 @@ impl Namespaces {
             .into_iter()
             .chain(user())
             .chain(["--net", "--preserve-credentials"])
-            // Entering may make the kernel forget that the process shall die with its parent.
+            // Entering a namespace may reset the parent-death signal.
             .map(str::to_owned)
             .collect()
     }
 }
 
-/// What makes or enters a user namespace, for who is not root. A root in a chroot may not make one.
+/// Returns the option that creates or enters a user namespace if this user is not root. Root in a chroot may not create
+/// one.
 fn user() -> Option<&'static str> {
     (!nix::unistd::geteuid().is_root()).then_some("--user")
 }

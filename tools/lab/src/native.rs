@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The device alone: native guests, in this process, beside what the host can do at best.
+//! The device without VMs: native guests in this process, compared with the best that the host can do.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::output::say;
 use crate::progress::Step;
 use crate::settings::Settings;
 
-/// Time for each figure.
+/// Time to measure each figure.
 const TIME: Duration = Duration::from_millis(400);
 
-/// Measures this alone, prints the table, and writes `native.json` and the chart to `out`.
+/// Measures only this, prints the table, and writes `native.json` and the chart to `out`.
 ///
 /// # Errors
-/// As [`measure`]; or a file cannot be written.
+/// The same as for [`measure`], or a file cannot be written.
 pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let report = measure(settings)?;
     std::fs::create_dir_all(out)?;

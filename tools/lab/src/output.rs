@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Standard output and standard error, whose reader may leave early, as `head` and `grep -q` do.
+//! Standard output and standard error, whose reader may close them early, as `head` and `grep -q` do.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use vrnic_lab::protocol::Stream;
 
-/// Prints a line to standard output. If its reader left, the line is dropped and the work goes on: a test run or a lab
-/// does not end because nobody reads any more.
+/// Prints a line to standard output. If the reader has closed it, the line is dropped and the work continues: a test
+/// run or a lab does not end because its output is no longer read.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -17,7 +17,7 @@ macro_rules! say {
     }};
 }
 
-/// Prints a line to standard error, as [`say`] does to standard output.
+/// Prints a line to standard error, like [`say`] to standard output.
 macro_rules! tell {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -27,10 +27,10 @@ macro_rules! tell {
 
 pub(crate) use {say, tell};
 
-/// Passes on what a program printed, at once.
+/// Passes on the output of a program immediately.
 ///
 /// # Errors
-/// [`ReaderLeft`], or the stream takes no more for another reason.
+/// [`ReaderLeft`] if the reader has closed the stream, or another error if it cannot be written for another reason.
 pub fn pass_on(stream: Stream, bytes: &[u8]) -> Result<()> {
     let mut to: Box<dyn Write> = match stream {
         Stream::Out => Box::new(std::io::stdout().lock()),
@@ -42,12 +42,12 @@ pub fn pass_on(stream: Stream, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// The reader of a program's output has left, and how the program ends will not be known.
+/// Error: the reader of a program's output has closed it, so the program's result is unknown.
 #[derive(Debug)]
 pub struct ReaderLeft;
 
 impl ReaderLeft {
-    /// What a shell says of programs that SIGPIPE ended.
+    /// Exit code by which shells report that SIGPIPE ended a program.
     pub const EXIT_CODE: u8 = 141;
 }
 

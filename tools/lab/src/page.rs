@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A report as one HTML page that needs nothing else: charts to look into, and all results in a table to sort.
+//! A report as a self-contained HTML page: interactive charts, and all results in a sortable table.
 //!
-//! The figures are in the page as JSON. A script makes elements of them, and no string becomes markup.
+//! The page contains the figures as JSON. A script makes elements from them, and never interprets a string as markup.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,7 @@ use crate::report::{Entry, Report};
 const SCRIPT: &str = include_str!("page/report.js");
 const STYLE: &str = include_str!("page/report.css");
 
-/// How figures along an axis are written.
+/// Format of figures on an axis.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Unit {
@@ -37,7 +37,7 @@ struct Axis {
     unit: Unit,
 }
 
-/// A line of a chart.
+/// A line in a chart.
 #[derive(Debug, Serialize)]
 struct Series {
     name: String,
@@ -53,7 +53,7 @@ pub struct Chart {
     series: Vec<Series>,
 }
 
-/// What the script has.
+/// Data for the script.
 #[derive(Serialize)]
 struct Data<'a> {
     report: &'a Report,
@@ -70,9 +70,9 @@ pub fn write(path: &Path, title: &str, report: &Report, charts: &[Chart]) -> Res
 }
 
 fn html(title: &str, data: &Data<'_>) -> Result<String> {
-    // Nothing that stands in a string ends the element.
+    // No string may end the element.
     let data = serde_json::to_string(data)?.replace('<', "\\u003c");
-    // Only the script with this number runs.
+    // Only the script with this nonce runs.
     let mut number = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut number)?;
     let number = number.map(|byte| format!("{byte:02x}")).concat();
@@ -88,7 +88,7 @@ fn html(title: &str, data: &Data<'_>) -> Result<String> {
     ))
 }
 
-/// The charts of a benchmark; `costs` are microseconds of a message by number of QPs.
+/// Returns the charts of a benchmark. `costs` has the microseconds per message by number of QPs.
 #[must_use]
 pub fn charts(report: &Report, costs: &[(u32, f64)]) -> Vec<Chart> {
     let mut charts = Vec::new();
@@ -125,7 +125,7 @@ pub fn charts(report: &Report, costs: &[(u32, f64)]) -> Vec<Chart> {
             points: lossy
                 .iter()
                 .filter(|entry| entry.device == device && entry.exit == 0)
-                // Without any loss there is no place on a logarithmic axis.
+                // A logarithmic axis has no place for zero loss.
                 .filter_map(|entry| {
                     Some((100.0 * entry.loss?.max(1e-5), entry.bandwidth_bytes_per_s?))
                 })
@@ -150,7 +150,7 @@ pub fn charts(report: &Report, costs: &[(u32, f64)]) -> Vec<Chart> {
     charts
 }
 
-/// A line for each fabric and operation of the figures that `value` has a point for.
+/// Returns a line for each fabric and operation, from the figures for which `value` returns a point.
 fn lines(
     figures: &[Figure],
     what: &str,
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    /// The page in a real browser.
+    /// Tests the page in a real browser.
     #[test]
     fn the_page_shows_charts_and_sorts_results() {
         let report = report();
@@ -340,13 +340,13 @@ mod tests {
                 .as_str()
                 .is_some_and(|title| title.contains(HOSTILE))
         );
-        // A line can be left out.
+        // A line can be hidden.
         let lines = "document.querySelectorAll('figure')[0].querySelectorAll('polyline').length";
         assert_eq!(browser.value(lines), json!(2), "write and memcpy");
         browser.value("document.querySelector('figure input').click()");
         assert_eq!(browser.value(lines), json!(1));
         browser.value("document.querySelector('figure input').click()");
-        // A point tells its figure.
+        // A point shows its figure.
         browser.value(
             "document.querySelector('figure .point').dispatchEvent(new FocusEvent('focus'))",
         );
@@ -361,7 +361,7 @@ mod tests {
         browser.value("(() => { const box = document.querySelector('#results input'); box.value = 'rxe'; box.dispatchEvent(new Event('input')) })()");
         browser.until("document.querySelectorAll('#results tbody tr').length === 1");
         browser.value("(() => { const box = document.querySelector('#results input'); box.value = ''; box.dispatchEvent(new Event('input')) })()");
-        // What it costs that somebody looks.
+        // The cost of watching.
         browser.until("document.querySelector('#native').textContent.includes('50.0 %')");
         assert_eq!(browser.errors(), Vec::<String>::new());
         let pictures =
@@ -371,7 +371,7 @@ mod tests {
             .expect("a picture");
     }
 
-    /// `make run` has results only.
+    /// The page of `make run` only has results.
     #[test]
     fn a_page_without_charts_has_the_results() {
         let report = Report {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab pair`: a server of the user's in VM b, and a client in VM a.
+//! `vrnic-lab pair`: runs a user's server in VM b and a client in VM a.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,10 +19,10 @@ use crate::vm::{Device, Family};
 
 /// How long the server may take to end after the client.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// The client starts so long after a server whose port is not known.
+/// If the server's port is not known, the client starts this much later.
 const HEAD_START: Duration = Duration::from_secs(1);
 
-/// What the command line says.
+/// Arguments on the command line.
 #[derive(Args)]
 pub struct Arguments {
     /// RDMA device in the VMs
@@ -31,10 +31,10 @@ pub struct Arguments {
     /// Mount DIR in the VMs as /mnt/tree, read-write, and run the commands there
     #[arg(long, value_name = "DIR")]
     tree: Option<PathBuf>,
-    /// The server's port, TCP or rdma_cm: the client starts when somebody listens there; without it, after a second
+    /// Port of the server (TCP or rdma_cm): the client starts when the server listens; default: after one second
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
-    /// Kill the programs if they have not ended after so many seconds
+    /// Kill the programs if they have not ended after this many seconds
     #[arg(long, default_value_t = 600)]
     timeout: u64,
     /// Directory for the logs
@@ -45,10 +45,10 @@ pub struct Arguments {
     commands: Vec<String>,
 }
 
-/// The directory as VMs can have it.
+/// Checks a directory that VMs are to mount, and returns its path.
 ///
 /// # Errors
-/// It is none.
+/// It is not a directory.
 pub fn tree(dir: &Path) -> Result<PathBuf> {
     let path = dir
         .canonicalize()
@@ -62,10 +62,10 @@ pub fn tree(dir: &Path) -> Result<PathBuf> {
 /// One of the two programs.
 struct End {
     program: Program,
-    /// Begins each line that is printed.
+    /// Mark at the beginning of each printed line.
     mark: &'static str,
     log: File,
-    /// Of a line whose end has not come yet.
+    /// A line whose end has not arrived yet.
     line: Vec<u8>,
     code: Option<i32>,
 }
@@ -87,7 +87,7 @@ impl End {
         })
     }
 
-    /// Passes on what it prints, until it ends, or until then.
+    /// Passes on the output until the program ends, or until `deadline`.
     fn follow(&mut self, deadline: Instant) -> Result<()> {
         while self.code.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -107,7 +107,7 @@ impl End {
         Ok(())
     }
 
-    /// Prints whole lines only, as those of the other end may come between.
+    /// Prints whole lines only, because lines of the other end may come between.
     fn print(&mut self, bytes: &[u8]) -> Result<()> {
         self.log.write_all(bytes)?;
         self.line.extend_from_slice(bytes);
@@ -127,7 +127,7 @@ impl End {
         output::pass_on(Stream::Out, &marked)
     }
 
-    /// Its exit code; it is killed if it has none.
+    /// Returns its exit code. Kills it if it has not ended.
     fn end(mut self) -> Result<i32> {
         if self.code.is_none() {
             self.print(b"vrnic-lab: it ran too long and was killed\n")?;
@@ -137,10 +137,10 @@ impl End {
     }
 }
 
-/// Boots a lab for the two programs and runs them; gives the exit code.
+/// Boots a lab for the two programs, runs them, and returns the exit code.
 ///
 /// # Errors
-/// There are not two commands, the lab does not come up, or a VM is lost.
+/// There are not two commands, the lab did not come up, or a VM was lost.
 pub fn run(settings: &Settings, arguments: Arguments) -> Result<i32> {
     let words = plan::own(&arguments.commands, arguments.listen, arguments.timeout)?;
     let shared = arguments.tree.as_deref().map(tree).transpose()?;

@@ -10,7 +10,7 @@ use crate::lab::{Lab, SHORT};
 use crate::report::Entry;
 use crate::vm::{Device, Family};
 
-/// Where one of two programs runs, and on what.
+/// One end of a pair of programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
     /// The VM.
@@ -22,7 +22,7 @@ pub struct End {
 }
 
 impl End {
-    /// An end in that VM.
+    /// Creates an end in this VM.
     #[must_use]
     pub fn new(vm: &str, device: Device, gid: u32) -> Self {
         Self {
@@ -38,16 +38,16 @@ impl End {
 pub struct Pair {
     /// Such as `ib_write_bw`.
     pub program: String,
-    /// Its arguments, without those that name device, port and peer; the GID if it is not the usual one.
+    /// Its arguments, without those for device, port and peer. The GID is only included if it is not the usual one.
     pub args: String,
-    /// Where the client runs.
+    /// End of the client.
     pub client: End,
-    /// Where the server runs.
+    /// End of the server.
     pub server: End,
 }
 
 impl Pair {
-    /// A pair between two VMs, or on one when `server == client`.
+    /// Creates a pair between two VMs, or in one if `server == client`.
     #[must_use]
     pub fn new(program: &str, args: &str, client: End, server: End) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Pair {
         }
     }
 
-    /// Whether it is one of libibverbs' own programs, in whichever release.
+    /// Returns whether it is one of libibverbs' own programs, of any release.
     fn is_pingpong(&self) -> bool {
         self.program.contains("_pingpong")
     }
@@ -72,34 +72,34 @@ impl Pair {
     }
 }
 
-/// Each pair has a TCP port of its own: a port of the pair before may linger in TIME_WAIT. Tests choose theirs below.
+/// Returns a TCP port for a pair: that of a previous pair may linger in TIME_WAIT. Tests use ports below these.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     21_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 9000
 }
 
-/// How often a program is run that did not get as far as to use the device as it should.
+/// Number of attempts to run a program that did not get as far as using the device properly.
 const TRIES: usize = 3;
-/// perftest could not tell the rate of its clock, since something disturbed it: every figure is 0.
+/// perftest could not measure the rate of its clock because of a disturbance: every figure is 0.
 const NO_CLOCK: &str = "Correlation coefficient";
-/// perftest has no connection (TCP) of its own; it tries once only.
+/// perftest could not establish its own TCP connection, which it tries only once.
 const NO_CONNECTION: &str = "Couldn't connect to";
 
-/// Runs the pair and reads its figures. What went wrong stands in the entry. perftest runs again when it could not tell
-/// the rate of its clock.
+/// Runs the pair and reads its figures. Errors are in the entry. perftest runs again if it could not measure the rate
+/// of its clock.
 #[must_use]
 pub fn run(lab: &Lab, pair: &Pair, patience: Duration) -> Entry {
     run_unless(lab, pair, patience, &[NO_CLOCK])
 }
 
-/// As [`run`], on a wire that loses frames: also again when the two ends, which talk over TCP before they use the
-/// device, did not reach each other.
+/// Does the same as [`run`] on a wire that loses frames. It also runs again if the two ends could not connect over TCP,
+/// which they use before they use the device.
 #[must_use]
 pub fn run_on_bad_wire(lab: &Lab, pair: &Pair, patience: Duration) -> Entry {
     run_unless(lab, pair, patience, &[NO_CLOCK, NO_CONNECTION])
 }
 
-/// Runs the pair, again when its error is one of those that say nothing about the device.
+/// Runs the pair, and repeats that if its error says nothing about the device.
 fn run_unless(lab: &Lab, pair: &Pair, patience: Duration, excuses: &[&str]) -> Entry {
     let excused = |entry: &Entry| {
         let error = entry.error.as_deref().unwrap_or_default();
@@ -162,7 +162,7 @@ fn run_once(lab: &Lab, pair: &Pair, patience: Duration) -> Entry {
     entry
 }
 
-/// Runs the pair for a VM test and returns what the client printed.
+/// Runs the pair for a VM test and returns the client's output.
 ///
 /// # Errors
 /// Either end failed or took longer than two minutes.
@@ -180,19 +180,19 @@ pub fn output(lab: &Lab, pair: &Pair) -> Result<String> {
     Ok(client.stdout)
 }
 
-/// The whole command line of one end.
+/// Returns the command line of one end.
 fn command(pair: &Pair, end: &End, port: u16, peer: Option<&str>) -> Vec<String> {
     let pingpong = pair.is_pingpong();
     let device = end.device.ibdev().into();
     let mut argv = vec![pair.program.clone(), "-d".into(), device];
     let choice = if pingpong { "-g" } else { "-x" };
-    // perftest takes no option twice.
+    // perftest accepts no option twice.
     if !pair.args.split_whitespace().any(|word| word == choice) {
         argv.extend([choice.into(), end.gid.to_string()]);
     }
     argv.extend(["-p".into(), port.to_string()]);
     if !pingpong {
-        // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
+        // Under TCG, the clock's rate differs from that in /proc/cpuinfo. This must not stop the program.
         argv.push("-F".into());
     }
     argv.extend(pair.args.split_whitespace().map(str::to_owned));
@@ -214,7 +214,7 @@ fn ends(
         &server_argv.iter().map(String::as_str).collect::<Vec<_>>(),
         &[],
     )?;
-    // The client does not try twice: start it when the server listens.
+    // The client tries only once, so it starts when the server listens.
     if !server_agent.await_listener(port, &server, SHORT)? {
         let server = server.wait(Duration::from_secs(2));
         match server {
@@ -231,7 +231,8 @@ fn ends(
         &[],
     )?;
     let client = client.wait(patience)?;
-    // Once the client is done the server has at most its summary to print; when the client failed it may wait for ever.
+    // When the client has ended, the server has at most its summary to print. If the client failed, the server may wait
+    // forever.
     let server = match server.wait(if client.code == 0 {
         Duration::from_secs(20)
     } else {
@@ -281,7 +282,7 @@ fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
     if head.contains("MsgRate[Mpps]") {
         let (bandwidth, rate) = (cell(3)? * f64::from(1 << 20), cell(4)? * 1e6);
         entry.messages_per_s = Some(rate);
-        // Two decimals of MiB/s say little about small messages; the rate has six.
+        // Two decimals of MiB/s are too few for small messages; the rate has six.
         #[allow(clippy::cast_precision_loss)]
         let from_rate = rate * bytes as f64;
         entry.bandwidth_bytes_per_s = Some(if bandwidth < f64::from(1 << 20) {
@@ -302,7 +303,8 @@ fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
     Ok(())
 }
 
-/// `8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec` and `1000 iters in 0.05 seconds = 50.00 usec/iter`.
+/// Parses lines such as `8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec` and `1000 iters in 0.05 seconds = 50.00
+/// usec/iter`.
 fn pingpong(text: &str, entry: &mut Entry) -> Result<()> {
     let number = |line: &str| -> Result<f64> {
         let value = line
@@ -322,12 +324,12 @@ fn pingpong(text: &str, entry: &mut Entry) -> Result<()> {
         .context("no latency line")?;
     entry.bytes = Some(option(&entry.args, "-s").unwrap_or(4096));
     entry.bandwidth_bytes_per_s = Some(number(mbit)? * 1e6 / 8.0);
-    // An iteration is there and back.
+    // An iteration is a round trip.
     entry.latency_typical_us = Some(number(iteration)? / 2.0);
     Ok(())
 }
 
-/// The value behind an option in an argument string.
+/// Returns the value of an option in a string of arguments.
 fn option<T: std::str::FromStr>(args: &str, name: &str) -> Option<T> {
     let mut words = args.split_whitespace();
     words.by_ref().find(|&word| word == name)?;

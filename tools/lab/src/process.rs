@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Child processes that never outlive the lab.
 //!
-//! Each child gets a process group of its own, so that Ctrl-C reaches the lab alone and the lab stops things in order,
-//! and a parent-death signal, so that even `kill -9` of the lab leaves nothing behind. The parent-death signal is tied
-//! to the thread that forked: one thread that lives as long as the lab starts all of them.
+//! Each child gets its own process group, so that Ctrl-C reaches only the lab, which then stops everything in order. It
+//! also gets a parent-death signal, so that even `kill -9` of the lab leaves nothing behind. That signal depends on the
+//! thread that forked, so one thread that lives as long as the lab starts all children.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,7 +25,7 @@ use crate::output::tell;
 /// The subcommand with which this program calls itself to [`become_child`].
 pub const CHILD: &str = "child";
 
-/// Everything to undo when the lab is interrupted.
+/// Everything to clean up when the lab is interrupted.
 static CLEANUP: Mutex<Cleanup> = Mutex::new(Cleanup {
     groups: Vec::new(),
     directories: Vec::new(),
@@ -36,7 +36,7 @@ struct Cleanup {
     directories: Vec<std::path::PathBuf>,
 }
 
-/// A running child; dropping it kills its process group.
+/// A running child. Dropping it kills its process group.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -45,7 +45,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program` with `args`, its output appended to `log`.
+    /// Starts `program` with `args`, and appends its output to `log`.
     ///
     /// # Errors
     /// The program or the log cannot be opened.
@@ -82,28 +82,29 @@ impl Process {
         })
     }
 
-    /// Host process id.
+    /// Returns the process ID on the host.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid.as_raw()
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Returns how it ended, or `None` while it is running.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Waits until it ends and tells how.
+    /// Waits until it ends, and returns how.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not tell.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         self.child
             .wait()
             .with_context(|| format!("waiting for {}", self.name))
     }
 
-    /// Sends SIGTERM, waits up to `patience`, then SIGKILL to the group. Tells whether it ended by itself with success.
+    /// Sends SIGTERM, waits up to `patience`, then sends SIGKILL to the group. Returns whether the child ended on its
+    /// own and successfully.
     pub fn stop(&mut self, patience: Duration) -> bool {
         if self.ended().is_none() {
             let _ = kill(self.pid, Signal::SIGTERM);
@@ -111,7 +112,8 @@ impl Process {
         self.reap(patience)
     }
 
-    /// Waits up to `patience`, then SIGKILL. Tells whether it ended by itself with success.
+    /// Waits up to `patience`, then sends SIGKILL to the group. Returns whether the child ended on its own and
+    /// successfully.
     pub fn reap(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
@@ -124,7 +126,7 @@ impl Process {
         false
     }
 
-    /// SIGKILL to the whole group, and waits for the child.
+    /// Sends SIGKILL to the whole group, and waits for the child.
     pub fn kill(&mut self) {
         let _ = killpg(self.pid, Signal::SIGKILL);
         let _ = self.child.wait();
@@ -144,9 +146,8 @@ impl Drop for Process {
     }
 }
 
-/// Forks in the one thread that never ends.
-/// Makes this process the program `words`, which is killed when its parent ends. Without privileges, it has no
-/// capability and gets none. Comes back only if that fails.
+/// Replaces this process with the program `words`, which is killed when its parent ends. With `without_privileges`, the
+/// program has no capabilities and cannot gain any. Returns only if this fails.
 pub fn become_child(words: &[OsString], without_privileges: bool) -> anyhow::Error {
     let run = || -> Result<std::io::Error> {
         if without_privileges {
@@ -168,6 +169,7 @@ pub fn become_child(words: &[OsString], without_privileges: bool) -> anyhow::Err
     }
 }
 
+/// Forks in the one thread that never ends.
 fn spawn(command: Command) -> Result<Child> {
     type Order = (Command, Sender<std::io::Result<Child>>);
     static SPAWNER: OnceLock<Sender<Order>> = OnceLock::new();
@@ -187,7 +189,7 @@ fn spawn(command: Command) -> Result<Child> {
     Ok(child.recv()??)
 }
 
-/// A scratch directory that is removed at the end, also on Ctrl-C.
+/// Creates a scratch directory that is removed at the end, also on Ctrl-C.
 ///
 /// # Errors
 /// The temporary directory is not writable.
@@ -195,7 +197,7 @@ pub fn scratch() -> Result<tempfile::TempDir> {
     scratch_in(&std::env::temp_dir())
 }
 
-/// As [`scratch`], in the directory `parent`.
+/// Does the same as [`scratch`] in the directory `parent`.
 ///
 /// # Errors
 /// `parent` is not writable.
@@ -212,7 +214,7 @@ pub fn scratch_in(parent: &Path) -> Result<tempfile::TempDir> {
     Ok(dir)
 }
 
-/// Removes a directory, or a file, if the lab is interrupted.
+/// Registers a directory or a file to be removed if the lab is interrupted.
 pub fn remove_at_end(path: std::path::PathBuf) {
     CLEANUP.lock().expect("cleanup list").directories.push(path);
 }
@@ -241,13 +243,13 @@ pub fn stop_children_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// A path as an argument or in an environment.
+/// Converts a path to a string for arguments and environments.
 #[must_use]
 pub fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The last `lines` lines of a text file, for error messages.
+/// Returns the last `lines` lines of a text file, for error messages.
 #[must_use]
 pub fn tail(path: &Path, lines: usize) -> String {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();

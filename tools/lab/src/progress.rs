@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::tell;
 
-/// A step under way. Dropped without [`Step::done`], it says that it did not finish.
+/// A step in progress. If it is dropped without [`Step::done`], it prints that it did not finish.
 pub struct Step {
     bar: ProgressBar,
     what: String,
@@ -18,7 +18,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// A step of unknown length.
+    /// Starts a step of unknown length.
     #[must_use]
     pub fn start(what: &str) -> Self {
         Self::new(
@@ -28,7 +28,7 @@ impl Step {
         )
     }
 
-    /// A step of `length` parts.
+    /// Starts a step with `length` parts.
     #[must_use]
     pub fn of(what: &str, length: usize) -> Self {
         Self::new(
@@ -57,7 +57,7 @@ impl Step {
         }
     }
 
-    /// Names the part that runs now.
+    /// Sets the name of the current part.
     pub fn at(&self, part: &str) {
         self.bar.set_message(part.to_owned());
         if !self.live {
@@ -65,7 +65,7 @@ impl Step {
         }
     }
 
-    /// One part more is finished.
+    /// Reports that another part is finished.
     pub fn advance(&self) {
         self.bar.inc(1);
     }
@@ -79,7 +79,7 @@ impl Step {
         }
     }
 
-    /// The step is finished.
+    /// Reports that the step is finished.
     pub fn done(mut self) {
         self.open = false;
         self.bar.finish_and_clear();

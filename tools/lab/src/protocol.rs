@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Frames on the virtio-serial port between the lab and the agent in a guest.
 //!
-//! One frame is one line of JSON. Many commands run at once; each has an `id` that the lab chooses and that stands in
-//! every frame about it. Output is base64 because programs may print any bytes.
+//! Each frame is one line of JSON. Many commands run at the same time. Each has an `id` that the lab chooses, which is
+//! in every frame about it. Output is base64, because programs may print any bytes.
 
 use std::collections::BTreeMap;
 
@@ -17,29 +17,30 @@ pub const PORT_NAME: &str = "vrnic.agent";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Answered by [`Reply::Pong`]; tells that the agent is up.
+    /// Answered by [`Reply::Pong`], which shows that the agent is running.
     Ping,
     /// Starts a program in its own process group.
     Start {
-        /// Names the program from now on.
+        /// Identifies the program from now on.
         id: u64,
         /// Program and arguments; no shell is involved.
         argv: Vec<String>,
         /// Added to the agent's environment.
         env: BTreeMap<String, String>,
     },
-    /// Waits until somebody listens on a TCP port: `Exit` with 0, or with 1 if `program` ended before.
+    /// Waits until something listens on a TCP port. Answered by `Exit` with 0, or with 1 if `program` ended before
+    /// that.
     AwaitListener {
-        /// Names the waiting.
+        /// Identifies this request.
         id: u64,
-        /// Which port.
+        /// The port.
         port: u16,
-        /// Who is to listen.
+        /// ID of the program that should listen.
         program: u64,
     },
     /// Kills the program's whole process group with SIGKILL. Unknown and finished ids are ignored.
     Kill {
-        /// Which program.
+        /// ID of the program.
         id: u64,
     },
     /// Powers the guest off.
@@ -52,28 +53,28 @@ pub enum Request {
 pub enum Reply {
     /// Sent once when the agent starts: programs of an earlier boot are gone.
     Hello,
-    /// The agent still runs.
+    /// The agent is still running.
     Pong,
-    /// Bytes a program printed.
+    /// Output of a program.
     Output {
-        /// Which program.
+        /// ID of the program.
         id: u64,
-        /// On which of its streams.
+        /// The stream on which it was printed.
         stream: Stream,
         /// The bytes, base64.
         data: String,
     },
-    /// The program ended and all its output was sent. Exactly one `Exit` or `Failed` is sent for each `Start`, and one
-    /// `Exit` for each `AwaitListener`.
+    /// The program ended, and all its output has been sent. Exactly one `Exit` or `Failed` is sent for each `Start`,
+    /// and one `Exit` for each `AwaitListener`.
     Exit {
-        /// Which program.
+        /// ID of the program.
         id: u64,
-        /// Exit code, or 128 + signal number as a shell reports it.
+        /// Exit code, or 128 + signal number as in a shell.
         code: i32,
     },
     /// The program could not be started.
     Failed {
-        /// Which program.
+        /// ID of the program.
         id: u64,
         /// Why.
         error: String,

@@ -11,12 +11,12 @@ use serde::Serialize;
 use crate::accelerator::Accelerator;
 use crate::scale::Scale;
 
-/// One program's run. Figures that the program does not give are left out.
+/// Results of one program. Figures that the program does not report are left out.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Entry {
-    /// Such as `ib_write_bw`.
+    /// Name, such as `ib_write_bw`.
     pub program: String,
-    /// Its arguments, without those that only name device, port and peer.
+    /// Its arguments, without those that only specify device, port and peer.
     pub args: String,
     /// `vrnic` or `rxe`.
     pub device: String,
@@ -24,10 +24,10 @@ pub struct Entry {
     pub path: String,
     /// `local` or `roce`.
     pub fabric: String,
-    /// Share of frames that the wire lost on purpose, where it had such faults.
+    /// Fraction of frames that the wire lost on purpose, if it had such faults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Exit code; the first non-zero one of server and client.
+    /// Exit code; of server and client, the first one that is not 0.
     pub exit: i32,
     /// Message size.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,35 +50,35 @@ pub struct Entry {
     /// 99th percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_p99_us: Option<f64>,
-    /// Bytes whose content was checked, by the programs that do so.
+    /// Number of bytes whose contents were checked, for programs that do so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checked_bytes: Option<u64>,
-    /// Wall-clock time of the pair of programs.
+    /// Wall-clock time of the pair of programs in seconds.
     pub seconds: f64,
-    /// What went wrong, when something did.
+    /// The error, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The machine it ran on.
+/// The machine of the measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Host {
     /// KVM or TCG.
     pub accelerator: Accelerator,
-    /// Processors the host has.
+    /// Number of processors of the host.
     pub cpus: usize,
-    /// The VMs' kernel, as `uname -r` has it.
+    /// The VMs' kernel, as printed by `uname -r`.
     pub vm_kernel: String,
-    /// Processors each VM has.
+    /// Number of processors of each VM.
     pub vm_cpus: usize,
     /// The processor's name.
     pub cpu: String,
-    /// Load average over one minute when the run began.
+    /// Load average over the last minute before the start.
     pub load: f64,
-    /// Single-thread memcpy between the same two buffers again and again, by size: what perftest does, too.
+    /// Single-threaded memcpy between the same two buffers again and again, by size, as in perftest.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub memcpy_bytes_per_s: BTreeMap<u64, f64>,
-    /// The same through buffers larger than the caches.
+    /// The same with buffers larger than the caches.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub memcpy_streamed_bytes_per_s: BTreeMap<u64, f64>,
 }
@@ -88,21 +88,21 @@ pub struct Host {
 pub struct Report {
     /// One entry per program run.
     pub results: Vec<Entry>,
-    /// Where.
+    /// The machine.
     pub host: Host,
-    /// What one of many objects costs.
+    /// Cost of one of many objects.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scale: Vec<Scale>,
-    /// What a full packet costs on a wire, part by part, in nanoseconds.
+    /// Cost of a full packet on a wire, by part, in nanoseconds.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub wire_packet: BTreeMap<String, f64>,
-    /// The device alone, with native guests.
+    /// The device without VMs, with native guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub native: Option<vrnic_native::bench::Report>,
 }
 
 impl Report {
-    /// Writes it as JSON.
+    /// Writes the report as JSON.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -115,7 +115,7 @@ impl Report {
         std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Number of programs that failed. What rxe does on a bad wire is a result, no failure.
+    /// Returns the number of programs that failed. Failures of rxe on a bad wire are results and do not count.
     #[must_use]
     pub fn failed(&self) -> usize {
         let counts = |entry: &&Entry| entry.loss.is_none() || entry.device != "rxe";
@@ -126,7 +126,7 @@ impl Report {
             .count()
     }
 
-    /// The results table.
+    /// Returns the table of results.
     #[must_use]
     pub fn table(&self) -> String {
         let mut rows = vec![
@@ -171,13 +171,13 @@ impl Report {
     }
 }
 
-/// Bandwidth for people.
+/// Formats a bandwidth.
 #[must_use]
 pub fn bandwidth(bytes_per_s: f64) -> String {
     format!("{}B/s", scaled(bytes_per_s))
 }
 
-/// A number with a decimal prefix.
+/// Formats a number with a decimal prefix.
 #[must_use]
 pub fn scaled(value: f64) -> String {
     match value {
@@ -188,7 +188,7 @@ pub fn scaled(value: f64) -> String {
     }
 }
 
-/// Lays rows out in columns; the first row is the heading.
+/// Aligns rows in columns; the first row is the heading.
 #[must_use]
 pub fn align<R: AsRef<[String]>>(rows: &[R]) -> String {
     let columns = rows.first().map_or(0, |row| row.as_ref().len());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab run`: unmodified distribution programs between two VMs and on one, one table, one report.
+//! `vrnic-lab run`: runs unmodified distribution programs between two VMs and in loopback on one, and makes one table
+//! and one report.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,12 +18,13 @@ use crate::settings::Settings;
 use crate::vm::{Device, NAMES};
 use crate::web;
 
-/// How long one pair of programs may take.
+/// How long a pair of programs may take.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The programs of `make run`: few iterations, because this asks whether everything works; `make bench` measures.
+/// Returns the programs of `make run`. They make few iterations, because the question is whether everything works;
+/// `make bench` measures.
 fn programs(device: Device) -> Vec<(&'static str, String)> {
-    // rxe moves a few MB/s under TCG.
+    // rxe transfers only a few MB/s under TCG.
     let (large, small) = match device {
         Device::Vrnic => (1000, 300),
         Device::Rxe => (150, 300),
@@ -138,7 +140,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     Ok(())
 }
 
-/// `ibv_devinfo -v`: one line for people and the report's entry; the whole text goes to the logs.
+/// Runs `ibv_devinfo -v`. Returns one line for the terminal and the report's entry; the whole text goes to the logs.
 fn devinfo(lab: &Lab, name: &str, device: Device) -> (String, Entry) {
     let start = Instant::now();
     let output = lab

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What one of many objects costs, in time, in the guest's memory and in vrnicd's: the same for the first thousand as
+//! The cost of one of many objects, in time, guest memory and vrnicd's memory. It is the same for the first thousand as
 //! for the last if nothing grows faster than their number.
 
 use std::time::Duration;
@@ -14,38 +14,38 @@ use crate::progress::Step;
 use crate::report::align;
 use crate::vm::Device;
 
-/// Kinds of objects, and how many of them: each kind is measured at each number.
+/// Kinds of objects, and the numbers of objects at which each kind is measured.
 const SCALES: [(&str, [u32; 3]); 3] = [
     ("qp", [100, 1000, 10_000]),
     ("mr", [1000, 10_000, 100_000]),
     ("process", [20, 100, 500]),
 ];
-/// Programs that are run.
+/// Number of programs to run.
 pub const RUNS: usize = SCALES.len() * 3;
-/// How long making or ending them may take.
+/// How long creating or destroying them may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What one object of a kind costs when there are that many.
+/// Cost of one object of a kind when there are this many.
 #[derive(Debug, Clone, Serialize)]
 pub struct Scale {
     /// `qp`, `mr`, or `process` with a context, a queue pair and two regions.
     pub kind: String,
-    /// How many there were at the same time.
+    /// Number of objects that existed at the same time.
     pub count: u32,
-    /// Time to make one, in the program.
+    /// Time to create one, as measured by the program.
     pub make_us: f64,
-    /// Time to end one.
+    /// Time to destroy one.
     pub end_us: f64,
-    /// Memory of the guest, its kernel's and the program's.
+    /// Memory of the guest's kernel and of the program.
     pub guest_bytes: f64,
     /// Memory of vrnicd.
     pub device_bytes: f64,
 }
 
-/// Makes and ends objects of each kind in VM a, more each time, and adds what they cost to `scales`.
+/// Creates and destroys objects of each kind in VM a, more each time, and adds their costs to `scales`.
 ///
 /// # Errors
-/// A program failed, or its output is not understood.
+/// A program failed, or its output was not understood.
 pub fn measure(lab: &Lab, end: &End, step: &Step, scales: &mut Vec<Scale>) -> Result<()> {
     for (kind, counts) in SCALES {
         for count in counts {
@@ -81,7 +81,7 @@ fn one(lab: &Lab, end: &End, kind: &str, count: u32) -> Result<Scale> {
     agent.check(&["touch", &hold], SHORT)?;
     let output = program.wait(PATIENCE)?;
     text.push_str(&output.text());
-    // It has ended, so its last line is whole, whether or not the end of the line was kept.
+    // The program has ended, so its last line is complete, even if the newline was not kept.
     text.push('\n');
     if output.code != 0 {
         bail!("vrnic-scale exited with {}: {text}", output.code);
@@ -97,7 +97,7 @@ fn one(lab: &Lab, end: &End, kind: &str, count: u32) -> Result<Scale> {
     })
 }
 
-/// The number that follows a word, in a line that is whole.
+/// Returns the number that follows a word in a complete line.
 fn field(text: &str, name: &str) -> Option<f64> {
     let whole = &text[..=text.rfind('\n')?];
     let mut words = whole.split_whitespace();
@@ -105,7 +105,7 @@ fn field(text: &str, name: &str) -> Option<f64> {
     words.next()?.parse().ok()
 }
 
-/// Memory that vrnicd has for itself, not what it shares with guests, in bytes.
+/// Returns the size of vrnicd's own memory in bytes, without what it shares with guests.
 fn device_memory(lab: &Lab) -> Result<f64> {
     let pid = lab.with_daemon(|daemon| Ok(daemon.pid()))?;
     let path = format!("/proc/{pid}/status");
@@ -118,7 +118,7 @@ fn device_memory(lab: &Lab) -> Result<f64> {
     Ok(kib * 1024.0)
 }
 
-/// The results for people.
+/// Returns the table of results.
 #[must_use]
 pub fn table(scales: &[Scale]) -> String {
     let mut rows = vec![

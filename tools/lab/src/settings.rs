@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Where things are: in the source tree, with what `tools/setup` prepared, or in a bundle. A bundle is laid out as a
-//! source tree in which everything is built, as far as the lab needs it, with the programs in `bin` and what the guests
-//! see as /vrnic in `share`. The Debian package makes a bundle of what is installed, in the cache.
+//! Locations of files: in the source tree, with what `tools/setup` prepared, or in a bundle. A bundle has the layout of
+//! a source tree in which everything that the lab needs is built, with the programs in `bin` and what the guests see as
+//! /vrnic in `share`. The Debian package makes a bundle from the installed files in the cache.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::kernel::{self, Kernel};
 use crate::vm::Fabric;
 
-/// What every subcommand that boots VMs needs.
+/// Settings for all subcommands that boot VMs.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Root of the source tree, or of the bundle.
@@ -20,23 +20,23 @@ pub struct Settings {
     pub bundled: bool,
     /// The guests' kernel.
     pub kernel: Kernel,
-    /// QEMU: `QEMU=`, or what the setup found or unpacked.
+    /// QEMU: from `QEMU=`, or as found or unpacked by the setup.
     pub qemu: PathBuf,
-    /// Root directory of the guests, or an image of it.
+    /// Root directory of the guests, or its image.
     pub guest_root: PathBuf,
     /// How messages travel between the VMs.
     pub fabric: Fabric,
-    /// Labs that share this machine.
+    /// Number of labs that share this machine.
     pub labs: u32,
     /// RDMA programs of a newer release than the guests', if the setup fetched them.
     pub userland: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Finds what the setup left in build/; `KDIR`, `QEMU` and `VRNIC_GUEST` in the environment go first.
+    /// Finds what the setup left in build/. `KDIR`, `QEMU` and `VRNIC_GUEST` in the environment take precedence.
     ///
     /// # Errors
-    /// Not inside the source tree, or the setup has not run; a bundle has no such kernel.
+    /// This is not in the source tree, the setup has not run, or a bundle does not have the kernel.
     pub fn load(kernel: kernel::Name) -> Result<Self> {
         let bundled = is_bundled();
         if bundled && kernel != kernel::Name::Stock {
@@ -69,7 +69,7 @@ impl Settings {
         })
     }
 
-    /// The same with another fabric.
+    /// Returns the same settings with another fabric.
     #[must_use]
     pub fn with_fabric(&self, fabric: Fabric) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Settings {
         }
     }
 
-    /// The same with another kernel.
+    /// Returns the same settings with another kernel.
     #[must_use]
     pub fn with_kernel(&self, kernel: &Kernel) -> Self {
         Self {
@@ -87,13 +87,13 @@ impl Settings {
         }
     }
 
-    /// How much longer than usual to wait for guests with this kernel, beside other labs.
+    /// Returns how many times longer than usual to wait for guests with this kernel, in parallel with other labs.
     #[must_use]
     pub fn slowness(&self) -> u32 {
         self.labs * if self.kernel.slow() { 10 } else { 1 }
     }
 
-    /// Where vrnicd and its like are: where cargo puts release programs.
+    /// Returns the directory of vrnicd and the other programs: where cargo puts release builds.
     #[must_use]
     pub fn programs(&self) -> PathBuf {
         if self.bundled {
@@ -105,7 +105,7 @@ impl Settings {
             .join("release")
     }
 
-    /// Where things are kept that outlive a build: the cache of the setup.
+    /// Returns the directory for files that outlive a build: the setup's cache.
     #[must_use]
     pub fn cache() -> PathBuf {
         if let Some(dir) = std::env::var_os("VRNIC_CACHE").filter(|dir| !dir.is_empty()) {
@@ -118,33 +118,34 @@ impl Settings {
     }
 }
 
-/// Where this program is installed: above `bin`.
+/// Returns where this program is installed: the directory above `bin`.
 fn prefix() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     Some(program.parent()?.parent()?.to_path_buf())
 }
 
-/// The bundle that this program is part of: it has a file that says so.
+/// Returns the bundle that this program is part of. It has a file that identifies it.
 fn bundle() -> Option<PathBuf> {
     prefix().filter(|root| root.join("bundle.txt").is_file())
 }
 
-/// What makes a bundle of what is installed, if this program comes from the Debian package.
+/// Returns the program that makes a bundle from the installed files, if this program comes from the Debian package.
 fn installed() -> Option<PathBuf> {
     let prepare = prefix()?.join("lib/vrnic-lab/prepare");
     prepare.is_file().then_some(prepare)
 }
 
-/// Whether there is no source tree: this program is part of a bundle, or installed.
+/// Returns whether there is no source tree, because this program is part of a bundle or installed.
 #[must_use]
 pub fn is_bundled() -> bool {
     bundle().is_some() || installed().is_some()
 }
 
-/// The bundle that this program is part of or makes, else the source tree around the current directory.
+/// Returns the bundle that this program is part of or makes, otherwise the source tree that contains the current
+/// directory.
 ///
 /// # Errors
-/// There is none, or something that is to be in it is not installed.
+/// There is none, or a file that the bundle needs is not installed.
 pub fn tree() -> Result<PathBuf> {
     if let Some(bundle) = bundle() {
         return Ok(bundle);
@@ -159,7 +160,7 @@ pub fn tree() -> Result<PathBuf> {
         .context("not inside the vrnic source tree")
 }
 
-/// The bundle that `prepare` makes in the cache, or made before.
+/// Returns the bundle in the cache, which `prepare` makes if necessary.
 fn prepared(prepare: &Path) -> Result<PathBuf> {
     let output = Command::new(prepare)
         .arg(Settings::cache().join("lab"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The directory the guests see as /vrnic: a private copy of what was built, so that a build during a run changes
-//! nothing for the VMs that are up.
+//! The directory that the guests see as /vrnic: a private copy of the build, so that a build during a run does not
+//! affect running VMs.
 //!
 //! ```text
 //! init, disk        second half of the guest's start
@@ -22,10 +22,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::settings::Settings;
 
-/// Fills `share`.
+/// Fills the directory `share`.
 ///
 /// # Errors
-/// Something that must be there was not built, or copying fails.
+/// Something required was not built, or copying failed.
 pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
     fs::create_dir_all(share.join("bin"))?;
     fs::create_dir_all(share.join("tests"))?;
@@ -51,7 +51,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The provider for each private ABI of libibverbs, when it is built: rxe alone needs none.
+/// Copies the provider for each private ABI of libibverbs if it is built: rxe alone needs none.
 fn providers(built: &Path, share: &Path) -> Result<()> {
     fs::create_dir_all(share.join("lib"))?;
     for entry in fs::read_dir(built).into_iter().flatten() {
@@ -68,7 +68,7 @@ fn providers(built: &Path, share: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Executables of the workspace.
+/// Copies executables of the workspace.
 fn programs(built: &Path, share: &Path) -> Result<()> {
     for entry in fs::read_dir(built)
         .with_context(|| format!("{}: build the workspace first", built.display()))?
@@ -110,14 +110,14 @@ fn tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's modules and ours, laid out for modprobe.
+/// Copies the kernel's modules and vrnic's, laid out for modprobe.
 fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
     let kernel = &settings.kernel;
     let release = kernel.release()?;
     let dir = share.join("lib/modules").join(&release);
     fs::create_dir_all(&dir)?;
     let elsewhere = kernel.modules();
-    // Those that came with the kernel do not change: guests have them as a directory of their own, mounted here.
+    // Modules that came with the kernel do not change: guests have them in a directory of their own, mounted here.
     let mount = dir.join("kernel");
     if let Some(modules) = &elsewhere {
         symlink(modules.join("kernel"), &mount)?;
@@ -130,7 +130,7 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
         }
         copy(driver, &dir.join("vrnic.ko"))?;
     }
-    // Those of tests are built for tests only.
+    // Modules for tests are only built for tests.
     let tests = kernel.built.join("test-modules");
     for entry in fs::read_dir(tests).into_iter().flatten() {
         let entry = entry?;
@@ -170,7 +170,7 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
     Ok(())
 }
 
-/// Modules that were built in the kernel's tree.
+/// Copies modules that were built in the kernel's tree.
 fn built_modules(tree: &Path, dir: &Path) -> Result<()> {
     let order = fs::read_to_string(tree.join("modules.order"))
         .with_context(|| format!("{}: build its modules (make modules)", tree.display()))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab shell`: the same two VMs with a prompt in each; `vrnic-lab attach` is one prompt.
+//! `vrnic-lab shell`: two VMs with a prompt in each. `vrnic-lab attach` opens one prompt.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
@@ -23,19 +23,19 @@ use crate::web;
 /// Ctrl-], as in telnet and virsh.
 const DETACH: u8 = 0x1d;
 
-/// Where a running shell lab can be reached; a link into its scratch directory.
+/// Returns where a running shell lab can be reached: a link into its scratch directory.
 #[must_use]
 pub fn running(tree: &Path) -> PathBuf {
     tree.join("build/shell/sockets")
 }
 
-/// The control socket of the lab that `shell` started.
+/// Returns the control socket of the lab that `shell` started.
 #[must_use]
 pub fn control_socket(tree: &Path) -> PathBuf {
     running(tree).join("control")
 }
 
-/// Boots the lab and gives prompts until the user is done.
+/// Boots the lab and provides prompts until the user is done.
 ///
 /// # Errors
 /// The lab did not come up.
@@ -91,7 +91,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
     Ok(())
 }
 
-/// Two panes; the session ends with the panes.
+/// Opens a tmux session with two panes. It ends with them.
 fn in_tmux(me: &Path, tree: &Path) -> Result<()> {
     let session = format!("vrnic-{}", std::process::id());
     let pane = |vm: &str| {
@@ -132,7 +132,7 @@ fn in_tmux(me: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Restores the terminal's mode.
+/// Restores the mode of the terminal when dropped.
 struct Raw(Termios);
 
 impl Raw {
@@ -151,14 +151,14 @@ impl Drop for Raw {
     }
 }
 
-/// Joins this terminal to a VM's shell until Ctrl-], the end of the input, or the end of the VM.
+/// Connects this terminal to a VM's shell until Ctrl-], the end of the input, or the end of the VM.
 ///
 /// # Errors
 /// No lab is running, its console cannot be reached, or another terminal has it.
 pub fn attach(sockets: &Path, vm: &str) -> Result<()> {
     let stream = UnixStream::connect(sockets.join(format!("shell-{vm}")))
         .context("no lab with this VM is running; start one with `make shell` or `vrnic-lab up`")?;
-    // QEMU serves one terminal and lets the next one wait without a word.
+    // QEMU serves one terminal and silently makes the next one wait.
     let lock = File::create(sockets.join(format!("shell-{vm}.lock")))?;
     let Ok(_lock) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) else {
         bail!(
@@ -172,7 +172,7 @@ pub fn attach(sockets: &Path, vm: &str) -> Result<()> {
         .transpose()?;
     let mut to_guest = stream.try_clone()?;
     if let Some((rows, columns)) = terminal_size() {
-        // The guest's console does not learn the size by itself.
+        // The guest's console does not learn the size on its own.
         write!(to_guest, " stty rows {rows} cols {columns}; clear\r")?;
     } else {
         write!(to_guest, "\r")?;
@@ -199,7 +199,7 @@ pub fn attach(sockets: &Path, vm: &str) -> Result<()> {
                 return;
             }
         }
-        // A script's input is over: let the guest finish what it was told.
+        // The input of a script has ended: let the guest finish its commands.
         std::thread::sleep(Duration::from_secs(2));
     });
     while !printer.is_finished() && !typist.is_finished() {
@@ -209,7 +209,7 @@ pub fn attach(sockets: &Path, vm: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rows and columns of this terminal, from stty: no ioctl of our own.
+/// Returns the rows and columns of this terminal. `stty` reads them, so that no ioctl is needed here.
 fn terminal_size() -> Option<(u16, u16)> {
     if !std::io::stdin().is_terminal() {
         return None;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab ssh`: logs in to a VM. QEMU forwards a port of this machine's loopback; each lab has a key of its own,
-//! which ends with it.
+//! `vrnic-lab ssh`: logs in to a VM. QEMU forwards a port of this machine's loopback address. Each lab has its own key,
+//! which is removed with the lab.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ fn key_file(sockets: &Path) -> PathBuf {
     sockets.join("ssh-key")
 }
 
-/// The public part of the lab's key, which is made if there is none.
+/// Returns the public part of the lab's key. Creates the key if there is none.
 ///
 /// # Errors
-/// ssh-keygen is missing, or fails.
+/// ssh-keygen is missing or fails.
 pub fn key(sockets: &Path) -> Result<String> {
     let file = key_file(sockets);
     let public = file.with_extension("pub");
@@ -38,10 +38,10 @@ pub fn key(sockets: &Path) -> Result<String> {
     Ok(key.context("a public key has two words")?.to_owned())
 }
 
-/// Becomes ssh to `[USER@]VM` of the lab at `control`, to run `argv` or a shell.
+/// Replaces this process with ssh to `[USER@]VM` of the lab at `control`, which runs `argv` or a shell.
 ///
 /// # Errors
-/// The VM does not run or has no ssh, or ssh is missing.
+/// The VM is not running or has no ssh, or ssh is missing.
 pub fn ssh(control: &Path, target: &str, argv: &[String]) -> Result<()> {
     let (user, vm) = target.split_once('@').unwrap_or(("root", target));
     let fact = |words: &[&str]| {
@@ -53,7 +53,7 @@ pub fn ssh(control: &Path, target: &str, argv: &[String]) -> Result<()> {
     let error = Command::new("ssh")
         .args(["-F", "none", "-p", &port, "-i"])
         .arg(key)
-        // The VM and its key are as old as the lab.
+        // The VM's key was created with the lab, so it is not known from before.
         .args(["-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no"])
         .args(["-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"])
         .arg(format!("{user}@127.0.0.1"))

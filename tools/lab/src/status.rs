@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a lab says about itself, for people and for programs.
+//! Status of a lab, for display and for programs.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::web;
 pub struct Status {
     /// Its name.
     pub name: String,
-    /// Process that has the lab.
+    /// Process ID of the supervisor.
     pub pid: u32,
     /// Directory of sockets and configurations.
     pub directory: PathBuf,
@@ -38,11 +38,11 @@ pub struct Network {
     pub fabric: String,
     /// Its addresses.
     pub subnet: String,
-    /// Process of its vrnicd, if it has one.
+    /// Process ID of its vrnicd, if it has one.
     pub pid: Option<i32>,
     /// Control socket of its vrnicd, for vrnicctl.
     pub control: PathBuf,
-    /// Address of its view in a browser, if it has a vrnicd.
+    /// Address of the browser view, if it has a vrnicd.
     #[serde(default)]
     pub web: Option<String>,
 }
@@ -54,13 +54,13 @@ pub struct Machine {
     pub name: String,
     /// `up`, `booting` or `ended`.
     pub state: String,
-    /// Process of its QEMU.
+    /// Process ID of its QEMU.
     pub pid: Option<i32>,
-    /// Its kernel: the lab's, if none is named.
+    /// Its kernel; none for the lab's kernel.
     pub kernel: Option<String>,
     /// Memory in MiB.
     pub memory: u32,
-    /// Processors.
+    /// Number of processors.
     pub cpus: Option<u32>,
     /// Its network devices.
     pub devices: Vec<Device>,
@@ -75,16 +75,16 @@ pub struct Device {
     pub network: String,
     /// RDMA device in the guest, if it has one.
     pub rdma: Option<String>,
-    /// Its address.
+    /// MAC address.
     pub mac: String,
-    /// Address of the guest.
+    /// IPv4 address of the guest.
     pub ipv4: String,
-    /// Address of the guest.
+    /// IPv6 address of the guest.
     pub ipv6: String,
 }
 
 impl Status {
-    /// That of a lab.
+    /// Returns the status of a lab.
     #[must_use]
     pub fn of(lab: &Lab) -> Self {
         let description = lab.description();
@@ -136,7 +136,7 @@ impl Status {
         }
     }
 
-    /// For people.
+    /// Formats the status as a table.
     #[must_use]
     pub fn table(&self) -> String {
         let mut rows =

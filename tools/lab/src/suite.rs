@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab test`: host tests, KUnit in a VM, and the VM tests of tests/vm, with one count at the end.
+//! `vrnic-lab test`: runs host tests, KUnit in a VM, and the VM tests of tests/vm, and prints one total at the end.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -26,21 +26,22 @@ use crate::process::{Process, scratch, tail, text};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, Family, NAMES};
 
-/// What to test.
+/// Which tests to run.
 #[derive(Debug, Clone)]
 pub struct Choice {
-    /// Only tests whose name contains one of these, `cargo`, `series` and `kunit` too; all if there are none.
+    /// Only tests whose name contains one of these, which may also be `cargo`, `series` and `kunit`; all tests if
+    /// empty.
     pub only: Vec<String>,
-    /// Only what runs in guests: no host tests.
+    /// Only tests in guests, no host tests.
     pub guests: bool,
-    /// Long tests run too, and each test on all its fabrics. So do those that [`Choice::only`] names.
+    /// Also long tests, and each test on all its fabrics. This always applies to tests that [`Choice::only`] names.
     pub all: bool,
-    /// The device of the VM tests.
+    /// RDMA device of the VM tests.
     pub device: Device,
-    /// The kernel for KUnit, for tests that need more than the usual one has, and for tests that have run on the usual
-    /// one with another fabric; if it is prepared.
+    /// If it is prepared, the kernel for KUnit, for tests that need more than the usual kernel has, and for tests that
+    /// have already run on the usual kernel with another fabric.
     pub special: Option<Kernel>,
-    /// Directory of logs and the report.
+    /// Directory for logs and the report.
     pub out: PathBuf,
 }
 
@@ -50,7 +51,7 @@ impl Choice {
     }
 }
 
-/// Why nothing runs that the kernel of [`Choice::special`] is for.
+/// Message if the kernel of [`Choice::special`] is missing.
 const NO_SPECIAL: &str = "this needs the lab's kernel: run `make test`, which builds it";
 
 /// How a test ended.
@@ -71,14 +72,14 @@ struct Case {
     why: String,
 }
 
-/// What all tests gave. They run side by side.
+/// Results of all tests, which run in parallel.
 #[derive(Debug, Default, Serialize)]
 struct Tally {
     cases: Mutex<Vec<Case>>,
 }
 
 impl Tally {
-    /// Counts a test that passed, and prints nothing.
+    /// Counts a test that passed, without printing anything.
     fn pass(&self, name: String) {
         lock(&self.cases).push(Case {
             name,
@@ -88,7 +89,7 @@ impl Tally {
         });
     }
 
-    /// Counts a test, and prints how it ended.
+    /// Counts a test, and prints its result.
     fn add(
         &self,
         name: impl Into<String>,
@@ -107,7 +108,7 @@ impl Tally {
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
         };
-        // Nobody else prints in between.
+        // The lock keeps other tests from printing in between.
         let mut cases = lock(&self.cases);
         say!("{word:8}{} ({:.1} s)", case.name, case.seconds);
         if verdict != Verdict::Passed && !case.why.is_empty() {
@@ -127,14 +128,14 @@ impl Tally {
     }
 }
 
-/// This program. Its path is asked for once, at the start: cargo may put another in its place.
+/// Path of this program. It is looked up once, at the start, because cargo may replace the file.
 static PROGRAM: LazyLock<String> =
     LazyLock::new(|| text(&std::env::current_exe().unwrap_or_default()));
 
-/// Runs everything chosen.
+/// Runs the chosen tests.
 ///
 /// # Errors
-/// A test failed, or nothing was run at all.
+/// A test failed, or no test was run.
 pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     let start = Instant::now();
     LazyLock::force(&PROGRAM);
@@ -181,7 +182,7 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     Ok(())
 }
 
-/// The tests that need none of the labs of the VM tests: `cargo test`, the patch series, and KUnit in a VM of its own.
+/// Runs the tests that do not use the VM tests' labs: `cargo test`, the patch series, and KUnit in a VM of its own.
 fn host_tests(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
     if choice.wants("cargo") && !choice.guests {
         say!("== host tests");
@@ -205,7 +206,7 @@ fn host_tests(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()>
     Ok(())
 }
 
-/// `cargo test` of the workspace. Each Rust test is one case.
+/// Runs `cargo test` of the workspace. Each Rust test is one case.
 fn cargo(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
     let start = Instant::now();
     let log_path = choice.out.join("cargo.log");
@@ -213,10 +214,10 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
     let mut child = Command::new("cargo")
         .args(["test", "--release", "--workspace", "--no-fail-fast"])
         .current_dir(settings.tree.join("tools"))
-        // The jobs of the make that called this are not for cargo.
+        // Cargo must not use the job server of the calling make.
         .env_remove("MAKEFLAGS")
         .env_remove("MFLAGS")
-        // What is wrong would be lost behind it.
+        // A backtrace would hide the actual error.
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -258,7 +259,7 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
             }
         }
     }
-    // Of a program that died before it could say more.
+    // Reports the failures of a program that died before it printed a summary.
     failures.report(&log_path, tally);
     let status = child.wait()?;
     say!(
@@ -279,7 +280,7 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-/// The failed tests of one test program, and what they printed: libtest shows it when all have run.
+/// The failed tests of one test program and their output, which libtest prints after all tests have run.
 #[derive(Default)]
 struct Failures {
     outputs: Vec<(String, Vec<String>)>,
@@ -287,14 +288,14 @@ struct Failures {
 }
 
 impl Failures {
-    /// Lines kept of each: a property test prints every step of its shrinking, and its verdict last.
+    /// Number of lines that are kept of each: a property test prints every step of its shrinking, and its result last.
     const LINES: usize = 50;
 
     fn add(&mut self, name: &str) {
         self.outputs.push((name.to_owned(), Vec::new()));
     }
 
-    /// Takes a line of the program's output. Whether it is the last.
+    /// Handles a line of the program's output. Returns whether it is the last.
     fn read(&mut self, line: &str) -> bool {
         let heading = line
             .strip_prefix("---- ")
@@ -310,7 +311,7 @@ impl Failures {
         line.starts_with("test result: ")
     }
 
-    /// Counts the failed tests, and shows the end of what each of them printed.
+    /// Counts the failed tests, and prints the end of the output of each.
     fn report(&mut self, log: &Path, tally: &Tally) {
         for (name, lines) in std::mem::take(self).outputs {
             let from = lines.len().saturating_sub(Self::LINES);
@@ -321,7 +322,7 @@ impl Failures {
     }
 }
 
-/// `make series`: the patches apply to the kernel, and it builds with them.
+/// Runs `make series`: the patches apply to the kernel, and it builds with them.
 fn series(settings: &Settings, choice: &Choice, tally: &Tally) {
     let start = Instant::now();
     let output = Command::new("bash")
@@ -345,7 +346,7 @@ fn series(settings: &Settings, choice: &Choice, tally: &Tally) {
     tally.add("series: applies and builds", verdict, start, why);
 }
 
-/// Boots a VM with the test build of the module: its suites run at load. Each KUnit case is one case here.
+/// Boots a VM with the test build of the module, whose suites run when it is loaded. Each KUnit case is one case here.
 fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
     let start = Instant::now();
     let logs = choice.out.join("kunit");
@@ -406,7 +407,7 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
     );
 }
 
-/// Reads KTAP: suites are indented by four, their cases by eight (as debugfs shows them).
+/// Parses KTAP in the form that debugfs shows: suites are indented by four spaces, their cases by eight.
 fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
     let mut cases = Vec::new();
     let mut suite = String::new();
@@ -434,7 +435,7 @@ fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
             .map_or(rest, |(_, name)| name)
             .trim_start_matches("- ");
         let (name, directive) = name.split_once(" # ").unwrap_or((name, ""));
-        // The line that closes a suite repeats its name; its cases were counted.
+        // The line that ends a suite repeats its name; its cases have already been counted.
         if name != suite {
             let verdict = if directive.starts_with("SKIP") {
                 Verdict::Skipped
@@ -453,7 +454,8 @@ fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
     cases
 }
 
-/// What kmemleak found, one object after the other, but for those that match `allowed` and have no function of ours.
+/// Returns what kmemleak found, one object after the other, except for objects that match `allowed` and have no vrnic
+/// function in their backtrace.
 fn lost(found: &str, allowed: Option<&Regex>) -> String {
     let mut objects: Vec<String> = Vec::new();
     for line in found.lines() {
@@ -480,23 +482,23 @@ struct Script {
     fresh: bool,
     debug_kernel: bool,
     allow_leaks: bool,
-    /// Lines of .config that the guests' kernel must have.
+    /// Lines that the .config of the guests' kernel must have.
     needs: Vec<String>,
-    /// Reports of the kernel that are Linux's own, and known.
+    /// Kernel reports that are known to be caused by Linux itself.
     allowed: Option<Regex>,
-    /// The function of Linux that calls another which complains, and is known for it.
+    /// Function of Linux that calls another which reports an error, and is known for it.
     allowed_caller: Option<String>,
-    /// What kmemleak finds and is Linux's own, and known. It is looked for in labs of the script's own alone.
+    /// Leaks that kmemleak finds and that are known to be caused by Linux itself. Only labs of the script's own are
+    /// checked for leaks.
     allowed_leak: Option<Regex>,
     vrnicd: Extra,
-    /// Fabrics that it runs on, one after the other; if none, the one that was asked for.
+    /// Fabrics on which it runs, one after the other; if empty, the selected fabric.
     fabrics: Vec<Fabric>,
-    /// The first of the fabrics is enough, unless everything is asked for.
+    /// Only the first of the fabrics is used, unless everything is requested.
     one_fabric: bool,
-    /// It runs only if everything, or it, is asked for.
+    /// Runs only if everything, or this test, is requested.
     long: bool,
-    /// It boots many VMs of its own. With those of another such test, all would be too slow for the timeouts of
-    /// programs.
+    /// Boots many VMs of its own. Two such tests at the same time would be too slow for the timeouts of programs.
     crowd: bool,
 }
 
@@ -601,13 +603,13 @@ impl Script {
         Ok(script)
     }
 
-    /// The option that it needs and that `kernel` has not.
+    /// Returns an option that the script needs and `kernel` does not have.
     fn lacks(&self, kernel: &Kernel) -> Option<&str> {
         let mut needs = self.needs.iter().map(String::as_str);
         needs.find(|option| !kernel.has(option))
     }
 
-    /// Name of the test on that fabric.
+    /// Returns the name of the test on this fabric.
     fn run_name(&self, fabric: Fabric) -> String {
         match fabric {
             Fabric::Local => self.name.clone(),
@@ -650,7 +652,7 @@ impl TestLab {
         })
     }
 
-    /// Whether both VMs still answer and have their device.
+    /// Checks that both VMs still answer and have their device.
     fn usable(&self) -> Result<()> {
         for name in NAMES {
             if !self.lab.vm_alive(name) {
@@ -661,12 +663,12 @@ impl TestLab {
         Ok(())
     }
 
-    /// Judges what the VMs' kernels have said since this was last asked, at first since they were started. Returns the
-    /// VMs that made a report that matches that of `known`.
+    /// Checks the messages of the VMs' kernels since the last call, or since they were started. Returns the VMs with a
+    /// report that matches `known`.
     ///
     /// # Errors
     ///
-    /// One made another.
+    /// A VM made another report.
     fn complaints(&self, known: Known<'_>) -> Result<Vec<&'static str>> {
         let mut matching = Vec::new();
         for (name, read) in NAMES.iter().zip(lock(&self.read).iter_mut()) {
@@ -678,7 +680,7 @@ impl TestLab {
         Ok(matching)
     }
 
-    /// What `command` prints in each VM that is alive and none of `others`.
+    /// Returns the output of `command` in each VM that is alive, except in `others`.
     fn answers(&self, command: &str, others: &[&str]) -> Result<Vec<(&'static str, String)>> {
         let asked = |name: &&str| self.lab.vm_alive(name) && !others.contains(name);
         let mut answers = Vec::new();
@@ -689,7 +691,7 @@ impl TestLab {
         Ok(answers)
     }
 
-    /// What kernels of the VMs have lost, but for what matches `allowed`, as an error.
+    /// Returns an error if kernels of the VMs have leaked memory, except for what matches `allowed`.
     fn lost_nothing(&self, allowed: Option<&Regex>) -> Result<()> {
         for (name, found) in self.answers(KMEMLEAK, &[])? {
             let lost = lost(&found, allowed);
@@ -700,8 +702,8 @@ impl TestLab {
         Ok(())
     }
 
-    /// `rdma resource show` of a VM that is alive, without the devices' numbers, which change whenever a driver is
-    /// bound.
+    /// Returns the output of `rdma resource show` in a VM that is alive, without the numbers of devices, which change
+    /// whenever a driver is bound.
     fn resources(&self, name: &str) -> Option<String> {
         let output = self
             .lab
@@ -720,8 +722,8 @@ impl TestLab {
     }
 }
 
-/// Runs the VM tests in several lanes side by side. One lane runs `first` before its VM tests. The others need not wait
-/// for that, because linkers and tests with a single thread leave a processor idle.
+/// Runs the VM tests in several parallel lanes. One lane runs `first` before its VM tests. The others need not wait for
+/// that, because linkers and single-threaded tests leave processors idle.
 fn vm_tests(
     settings: &Settings,
     choice: &Choice,
@@ -753,12 +755,13 @@ fn vm_tests(
     for script in &scripts {
         let fabrics = match &script.fabrics[..] {
             [] => vec![settings.fabric],
-            // Guests' kernels do not see the fabric, and everything takes ten times as long.
+            // The fabric makes no difference to guests' kernels, and with a slow kernel, everything takes ten times as
+            // long.
             [first, ..] if settings.kernel.slow() => vec![*first],
             [first, ..] if script.one_fabric && !everything => vec![*first],
             fabrics => fabrics.to_vec(),
         };
-        // A test must pass on either kernel, and on either fabric: one run on each is enough.
+        // A test must pass on either kernel and on either fabric: one run on each is enough.
         let usual = script.lacks(&settings.kernel).is_none();
         let only_usual = usual && script.lacks(&special.kernel).is_some();
         runs.extend(fabrics.iter().enumerate().map(|(number, &fabric)| {
@@ -771,8 +774,8 @@ fn vm_tests(
         }));
     }
     runs.retain(|(settings, script)| choice.wants(&script.run_name(settings.fabric)));
-    // One boot serves all that share a lab: on a fabric, with a kernel. Those that may take long go first, so that the
-    // lanes end together.
+    // One boot serves all tests that share a lab, which has one fabric and one kernel. Tests that may take long go
+    // first, so that the lanes end at about the same time.
     runs.sort_by_key(|(settings, script)| {
         let lab = (settings.fabric, settings.kernel.built.clone());
         (!script.fresh, lab, Reverse(script.timeout))
@@ -823,13 +826,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs VM tests one after the other, beside other lanes. It has one lab at a time.
+/// Runs VM tests one after the other, in parallel with other lanes. A lane has one lab at a time.
 struct Lane<'a> {
     choice: &'a Choice,
     tally: &'a Tally,
-    /// Shared labs that the lanes have booted.
+    /// Number of shared labs that the lanes have booted.
     boots: &'a AtomicUsize,
-    /// The lab for tests that need none of their own.
+    /// The lab for tests that do not need their own.
     shared: Option<TestLab>,
 }
 
@@ -858,7 +861,8 @@ impl Lane<'_> {
             return;
         }
         if verdict == Verdict::Failed || (settings.kernel.debug() && script.allowed.is_some()) {
-            // Whatever it left behind is not the next one's fault, be it a kernel that has given up looking.
+            // What the test left behind, including a kernel that no longer checks for errors, must not affect the next
+            // test.
             self.leave_shared();
         } else if let Err(error) = lab.usable() {
             let what = format!("vm: lab after {name}");
@@ -867,7 +871,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Ends the shared lab. The debug kernel looks for lost memory only now, as that takes a minute.
+    /// Ends the shared lab. The debug kernel searches for leaks only now, because that takes a minute.
     fn leave_shared(&mut self) {
         let Some(shared) = self.shared.take() else {
             return;
@@ -889,7 +893,7 @@ impl Lane<'_> {
         }
     }
 
-    /// A lab for a script.
+    /// Returns a lab for a script.
     fn lab(&mut self, settings: &Settings, script: &Script, name: &str) -> Result<TestLab> {
         let suits = |shared: &TestLab| {
             let its = &shared.lab.settings;
@@ -912,7 +916,7 @@ impl Lane<'_> {
     }
 }
 
-/// Runs one script in a lab and judges it.
+/// Runs one script in a lab and judges the result.
 fn one(
     settings: &Settings,
     choice: &Choice,
@@ -948,7 +952,7 @@ fn one(
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))
     .collect::<Vec<_>>();
-    // For labs that a test starts itself.
+    // For labs that the test starts itself.
     let kernel = settings.kernel.built.file_name().unwrap_or_default();
     if kernel != "own" {
         let kernel = kernel.to_string_lossy().into_owned();
@@ -959,9 +963,9 @@ fn one(
         env.push((format!("IP6_{name}"), lab.address(name, Family::V6)?));
         env.push((format!("DEV_{name}"), lab.device(name).ibdev().to_owned()));
     }
-    // Labs that the test boots itself have the same kernel; what KDIR names goes first.
+    // Labs that the test boots itself use the same kernel. KDIR takes precedence.
     env.push(("VRNIC_KERNEL".to_owned(), settings.kernel.name()));
-    // timeout ends the whole process group, of which it is the first.
+    // `timeout` is the leader of the process group, and kills all of it.
     let words = [
         format!("--chdir={}", settings.tree.display()),
         "timeout".to_owned(),
@@ -974,14 +978,14 @@ fn one(
     ];
     let mut test = Process::start("the test", Path::new("env"), &words, &env, &log_path)?;
     let code = test.wait()?.code().unwrap_or(1);
-    // What it has left running ends with it.
+    // Programs that the test left running are killed.
     test.kill();
 
     if code == 77 {
         return Ok((Verdict::Skipped, tail(&log_path, 1)));
     }
     if code != 0 {
-        // The script itself may end with 124, of a program in a VM.
+        // The script itself may end with 124, the exit code of a program in a VM.
         let reason = if start.elapsed() >= patience {
             format!("not done after {} s", patience.as_secs())
         } else {
@@ -997,7 +1001,7 @@ fn one(
         ));
     }
     let known = Known {
-        // The debug kernel alone makes such reports.
+        // Only the debug kernel makes such reports.
         report: script.allowed.as_ref().filter(|_| settings.kernel.debug()),
         caller: script.allowed_caller.as_deref(),
     };
@@ -1022,18 +1026,19 @@ fn one(
     Ok((Verdict::Passed, String::new()))
 }
 
-/// Says so if lockdep has given up, as it does after any report of the kernel, and sees nothing any more.
+/// Prints a word if lockdep has been disabled, which happens after any kernel report and makes it miss errors.
 const BLIND: &str = r"grep -qE 'debug_locks: +1$' /proc/lockdep_stats || echo blind";
 
-/// Prints the memory of the guest's kernel that nothing points to any more, as kmemleak sees it in its last scan. What
-/// was allocated less than five seconds ago does not count, so the first scan comes after that; and as a pointer that
-/// moves meanwhile is missed, what was found is looked for again.
+/// Prints memory of the guest's kernel to which kmemleak's last scan found no pointer. Allocations of the last five
+/// seconds do not count, so the first scan comes after that. A scan may miss a pointer that moves meanwhile, so
+/// findings are checked again.
 const KMEMLEAK: &str = "f=/sys/kernel/debug/kmemleak; [ -e $f ] || { echo 'no kmemleak'; exit 1; }
     sleep 6; echo scan >$f; echo scan >$f
     [ -z \"$(cat $f)\" ] || { sleep 6; echo scan >$f; }
     cat $f";
 
-/// Objects that are still there some seconds after the test, if any. A VM that died or was rebooted has none to show.
+/// Returns objects that still exist some seconds after the test, if any. Nothing is known of a VM that died or was
+/// rebooted.
 fn leaked(test_lab: &TestLab, name: &str, before: Option<String>) -> Option<String> {
     let before = before?;
     let deadline = Instant::now() + Duration::from_secs(30) * test_lab.lab.settings.slowness();
@@ -1120,7 +1125,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
                 .contains("minimal failing input: 3")
         );
         assert!(!lock(&tally.cases)[0].why.contains("failures:"));
-        // What was reported is not reported again.
+        // What has been reported is not reported again.
         failures.report(Path::new("cargo.log"), &tally);
         assert_eq!(lock(&tally.cases).len(), 1);
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Labs that run in the background: `vrnic-lab up`, `down`, `status`, `logs` and `copy`.
 //!
-//! A process of its own, the supervisor, has the lab and serves its control socket. It holds a lock as long as it
-//! lives, and everything that it starts ends with it, so whoever gets the lock may clear what a killed one left.
+//! A separate process, the supervisor, owns the lab and serves its control socket. It holds a lock as long as it lives,
+//! and everything that it starts ends with it. So a process that gets the lock may clean up after a supervisor that was
+//! killed.
 //!
 //! ```text
 //! $XDG_RUNTIME_DIR/vrnic-lab/     or /tmp/vrnic-lab-UID/
@@ -37,7 +38,7 @@ use crate::settings::Settings;
 use crate::status::Status;
 use crate::vm::Fabric;
 
-/// How long the supervisor may take to listen: it tries KVM first.
+/// How long the supervisor may take to start listening: it tries KVM first.
 const START: Duration = Duration::from_secs(60);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(60);
@@ -46,17 +47,17 @@ const SOCKET_NAME: usize = "/vrnicd-123456789012345-control".len();
 /// Longest path of a UNIX socket.
 const SOCKET_PATH: usize = 107;
 
-/// Where a lab of some name is, up or not.
+/// Location of the files of a lab, whether it is up or not.
 pub struct Place {
     name: String,
     base: PathBuf,
 }
 
 impl Place {
-    /// That of the lab `name`.
+    /// Returns the place of the lab `name`.
     ///
     /// # Errors
-    /// No lab can have this name, or the directory of all labs cannot be made, or is somebody else's.
+    /// The name is not valid, the directory of all labs cannot be created, or it belongs to another user.
     pub fn of(name: &str) -> Result<Self> {
         ensure!(
             is_name(name),
@@ -69,10 +70,10 @@ impl Place {
         })
     }
 
-    /// All labs that are up.
+    /// Returns the places of all labs that are up.
     ///
     /// # Errors
-    /// As [`of`](Self::of).
+    /// The same as for [`of`](Self::of).
     pub fn all() -> Result<Vec<Self>> {
         let mut places = Vec::new();
         let base = base()?;
@@ -93,10 +94,10 @@ impl Place {
         Ok(places)
     }
 
-    /// The lab that a command is about: the one named, or the only one.
+    /// Returns the lab that a command refers to: the one named, or the only one.
     ///
     /// # Errors
-    /// It is not up, or it is not clear which one.
+    /// The lab is not up, or there are several.
     pub fn chosen(name: Option<String>) -> Result<Self> {
         if let Some(name) = name {
             let place = Self::of(&name)?;
@@ -117,13 +118,13 @@ impl Place {
         }
     }
 
-    /// Sockets and configurations.
+    /// Returns the directory of sockets and configurations.
     #[must_use]
     pub fn directory(&self) -> PathBuf {
         self.base.join(&self.name)
     }
 
-    /// The lab's control socket.
+    /// Returns the lab's control socket.
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.directory().join("control")
@@ -141,7 +142,7 @@ impl Place {
         self.base.join(format!("{}.lock", self.name))
     }
 
-    /// The lock, if nobody has it.
+    /// Takes the lock if it is free.
     fn lock(&self) -> Result<Option<Flock<File>>> {
         let path = self.lock_file();
         let open = File::options().create(true).append(true).open(&path);
@@ -149,7 +150,7 @@ impl Place {
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
         };
-        // Whoever had it may have removed the file since this opened it.
+        // Its last holder may have removed the file after this opened it.
         let same = fs::metadata(&path).is_ok_and(|there| {
             lock.metadata()
                 .is_ok_and(|here| (here.dev(), here.ino()) == (there.dev(), there.ino()))
@@ -164,14 +165,14 @@ impl Place {
         Ok(match self.lock()? {
             None => true,
             Some(lock) => {
-                // What is here was left by one that was killed.
+                // The files were left by a supervisor that was killed.
                 self.clear(lock);
                 false
             }
         })
     }
 
-    /// Removes all files of the lab, which has ended.
+    /// Removes all files of a lab that has ended.
     fn clear(&self, lock: Flock<File>) {
         if let Ok(scratch) = fs::read_to_string(self.directory().join("scratch")) {
             let _ = fs::remove_dir_all(scratch);
@@ -194,17 +195,17 @@ impl Place {
         Ok(true)
     }
 
-    /// What the lab says about itself.
+    /// Returns the lab's own status.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The lab does not answer.
     pub fn status(&self) -> Result<Status> {
         let (_, text) = control::ask(&self.control(), &Ask::Status)?;
         Ok(serde_json::from_str(&text)?)
     }
 }
 
-/// The directory of all labs of this user. Nobody else may have made it.
+/// Returns the directory of all labs of this user. It must belong to this user.
 fn base() -> Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -220,7 +221,7 @@ fn base() -> Result<PathBuf> {
         "{} is not a directory that only you may write to: remove it, or set XDG_RUNTIME_DIR",
         base.display()
     );
-    // "/" and the name of a lab.
+    // A "/" and the name of a lab.
     let longest = base.as_os_str().len() + 16 + SOCKET_NAME;
     ensure!(
         longest <= SOCKET_PATH,
@@ -230,10 +231,10 @@ fn base() -> Result<PathBuf> {
     Ok(base)
 }
 
-/// Makes the lab what `file` says, and starts it if it is not up.
+/// Makes the lab match `file`, and starts it if it is not up.
 ///
 /// # Errors
-/// The file is wrong, or the lab did not come up.
+/// The file is not valid, or the lab did not come up.
 pub fn up(file: &Path, kernel: Option<kernel::Name>, fabric: Fabric, as_json: bool) -> Result<()> {
     let parsed = Parsed::load(file, &Numbers::default(), fabric)?;
     let settings = Settings::load(default_kernel(&parsed, kernel))?;
@@ -251,7 +252,7 @@ pub fn up(file: &Path, kernel: Option<kernel::Name>, fabric: Fabric, as_json: bo
     };
     if let Err(error) = control::ask(&place.control(), &request) {
         if started {
-            // It ends by itself, and leaves nothing.
+            // The supervisor ends on its own and leaves nothing.
             place.wait_end(END)?;
         }
         return Err(error);
@@ -265,7 +266,7 @@ pub fn up(file: &Path, kernel: Option<kernel::Name>, fabric: Fabric, as_json: bo
     Ok(())
 }
 
-/// The kernel of VMs for which the file names none.
+/// Returns the kernel of VMs for which the file does not name one.
 fn default_kernel(parsed: &Parsed, asked: Option<kernel::Name>) -> kernel::Name {
     use clap::ValueEnum as _;
     let named = parsed.kernel.as_deref();
@@ -273,7 +274,7 @@ fn default_kernel(parsed: &Parsed, asked: Option<kernel::Name>) -> kernel::Name 
     named.or(asked).unwrap_or(kernel::Name::Stock)
 }
 
-/// Starts the process that has the lab, unless there is one. Whether it did.
+/// Starts the supervisor unless there is one. Returns whether it did.
 fn start_supervisor(place: &Place, settings: &Settings, kernel: kernel::Name) -> Result<bool> {
     let listens = || UnixStream::connect(place.control()).is_ok();
     if place.is_up()? && listens() {
@@ -310,15 +311,15 @@ fn start_supervisor(place: &Place, settings: &Settings, kernel: kernel::Name) ->
     Ok(true)
 }
 
-/// Has the lab `name` until it is told to end: what `up` starts in the background.
+/// Runs the lab `name` until it is told to end. `up` starts this in the background.
 ///
 /// # Errors
-/// It is up already, or it cannot start.
+/// The lab is already up, or it cannot start.
 pub fn supervise(name: &str, kernel: kernel::Name) -> Result<()> {
-    // A session of its own: what ends a terminal's programs does not end the lab.
+    // A session of its own: what ends a terminal's programs must not end the lab.
     nix::unistd::setsid()?;
     let place = Place::of(name)?;
-    // Somebody may have it for the moment that a look takes.
+    // Another process may hold the lock for a moment to check it.
     let deadline = Instant::now() + Duration::from_secs(2);
     let lock = loop {
         match place.lock()? {
@@ -341,7 +342,7 @@ pub fn supervise(name: &str, kernel: kernel::Name) -> Result<()> {
     match result {
         Ok(()) => place.clear(lock),
         Err(error) => {
-            // The log stays: `up` shows it.
+            // The log is kept, because `up` shows it.
             let _ = fs::remove_dir_all(&directory);
             let _ = fs::remove_file(place.lock_file());
             return Err(error);
@@ -373,7 +374,7 @@ fn serve(place: &Place, kernel: kernel::Name) -> Result<()> {
 /// Ends a lab, and removes all its files.
 ///
 /// # Errors
-/// It does not end.
+/// The lab does not end.
 pub fn down(name: Option<String>, as_json: bool) -> Result<()> {
     let place = match name {
         Some(name) => Place::of(&name)?,
@@ -381,7 +382,7 @@ pub fn down(name: Option<String>, as_json: bool) -> Result<()> {
     };
     let was_up = place.is_up()?;
     if was_up {
-        // It may be on its way up, or down.
+        // The lab may be starting or ending.
         let asked = control::ask(&place.control(), &Ask::Down);
         if !place.wait_end(END)? {
             asked?;
@@ -401,7 +402,7 @@ pub fn down(name: Option<String>, as_json: bool) -> Result<()> {
 /// Shows one lab, or all.
 ///
 /// # Errors
-/// It is not up, or does not answer.
+/// A lab is not up, or does not answer.
 pub fn status(name: Option<String>, as_json: bool) -> Result<()> {
     let places = match name {
         Some(name) => vec![Place::chosen(Some(name))?],
@@ -422,10 +423,11 @@ pub fn status(name: Option<String>, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Prints logs: of VMs' consoles, of `vrnicd`, of `qemu-VM`, of the `supervisor`; the ends of all if none is named.
+/// Prints logs of VMs' consoles, of `vrnicd`, of `qemu-VM`, or of the `supervisor`; the ends of all logs if none is
+/// named.
 ///
 /// # Errors
-/// There is none of that name.
+/// There is no log with this name.
 pub fn logs(
     lab: Option<String>,
     names: &[String],
@@ -473,7 +475,7 @@ pub fn logs(
     Ok(())
 }
 
-/// An end of a copy: a path, of a VM if there is one.
+/// Splits one end of a copy into the VM, if any, and the path.
 fn end(text: &str) -> (Option<&str>, &str) {
     match text.split_once(':') {
         Some((vm, path)) if !vm.is_empty() && !vm.contains('/') => (Some(vm), path),
@@ -484,7 +486,7 @@ fn end(text: &str) -> (Option<&str>, &str) {
 /// Copies a file or a directory into a VM, or out of it.
 ///
 /// # Errors
-/// It cannot be read, or written.
+/// The source cannot be read, or the destination cannot be written.
 pub fn copy(control: &Path, from: &str, to: &str, as_json: bool) -> Result<()> {
     match (end(from), end(to)) {
         ((None, host), (Some(vm), guest)) => {
@@ -506,7 +508,7 @@ pub fn copy(control: &Path, from: &str, to: &str, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Copies from a VM. What comes is unpacked in a directory of its own first.
+/// Copies from a VM. The data are first unpacked in a separate directory.
 fn copy_out(control: &Path, vm: &str, guest: &str, host: &Path) -> Result<()> {
     let name = Path::new(guest)
         .file_name()

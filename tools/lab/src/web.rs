@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The view of a lab's RNICs in a browser, as `vrnicctl web` has it: for those who have the printed address, and only
-//! to look. It asks vrnicd nothing while no page is open.
+//! Shows a lab's RNICs in a browser, like `vrnicctl web`: read-only, for users who know the printed address. It queries
+//! vrnicd only while a page is open.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,14 +10,14 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 use vrnic_web::{Options, Server};
 
-/// Addresses by control socket. A vrnicd that is started again has the same socket, and so the same address.
+/// Addresses by control socket. A vrnicd that is restarted has the same socket, and so the same address.
 static SERVED: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
 
-/// The address of the view of the vrnicd with that control socket, which is served from now on, as long as this process
-/// lives.
+/// Returns the address of the view of the vrnicd with this control socket. The view is served from now on, until this
+/// process ends.
 ///
 /// # Errors
-/// There is no vrnicd, or no port.
+/// There is no vrnicd, or no free port.
 pub fn address(control: &Path) -> Result<String> {
     let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(address) = served.get(control) {
@@ -43,7 +43,7 @@ mod tests {
     use std::net::TcpStream;
     use vrnic_native::daemon::{Daemon, Fabric};
 
-    /// What the server of an address answers.
+    /// Returns the answer of the server at an address.
     fn ask(address: &str, method: &str, target: &str, token: &str) -> String {
         let host = address.trim_start_matches("http://").split('/').next();
         let host = host.expect("a host");

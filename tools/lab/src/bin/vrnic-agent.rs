@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Runs programs in a guest on behalf of the lab. Started by the guest's init; talks over a virtio-serial port.
+//! Runs programs in a guest on behalf of the lab. The guest's init starts it. It communicates over a virtio-serial
+//! port.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +19,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use vrnic_lab::protocol::{PORT_NAME, Reply, Request, Stream, encode};
 
-/// The port's writing end; frames of concurrent programs must not mix.
+/// The writing end of the port. Frames of concurrent programs must not be mixed.
 #[derive(Clone)]
 struct Port(Arc<Mutex<File>>);
 
@@ -27,12 +28,12 @@ impl Port {
         let mut line = serde_json::to_vec(reply).expect("frames are plain data");
         line.push(b'\n');
         let mut file = self.0.lock().expect("no holder of the port panics");
-        // The lab is gone when this fails; there is nobody to tell.
+        // If this fails, the lab has ended, and there is nothing to report the error to.
         let _ = file.write_all(&line);
     }
 }
 
-/// Process groups of the running programs by id; of those that are about to start or have just ended, none.
+/// Process groups of the running programs by ID; none for programs that are about to start or have just ended.
 type Running = Arc<Mutex<HashMap<u64, Option<Pid>>>>;
 
 fn main() -> Result<()> {
@@ -47,7 +48,7 @@ fn main() -> Result<()> {
     loop {
         let mut line = String::new();
         match lines.read_line(&mut line) {
-            // The lab closed its end. It may come back.
+            // The lab has closed its end, but may open it again.
             Ok(0) => thread::sleep(Duration::from_millis(50)),
             Ok(_) => match serde_json::from_str(&line) {
                 Ok(request) => handle(request, &port, &running),
@@ -109,10 +110,10 @@ fn handle(request: Request, port: &Port, running: &Running) {
     }
 }
 
-/// 0 as soon as somebody listens on the port, 1 if the program ended before.
+/// Returns 0 as soon as something listens on the port, or 1 if the program ended before that.
 fn await_listener(port: u16, program: u64, running: &Running) -> i32 {
     loop {
-        // It may have listened in its last moment.
+        // It may have listened just before it ended.
         let ended = !(running.lock().expect("no holder panics")).contains_key(&program);
         let mut tables = ["/proc/net/tcp", "/proc/net/tcp6"].iter();
         if tables.any(|table| std::fs::read_to_string(table).is_ok_and(|it| listens(&it, port))) {
@@ -125,8 +126,8 @@ fn await_listener(port: u16, program: u64, running: &Running) -> i32 {
     }
 }
 
-/// Whether a socket of such a table listens on the port. Its columns: number, local and remote address, state
-/// (proc(5)).
+/// Returns whether a socket in this table listens on the port. The columns are number, local address, remote address
+/// and state (proc(5)).
 fn listens(table: &str, port: u16) -> bool {
     table.lines().any(|line| {
         let mut columns = line.split_whitespace().skip(1);
@@ -135,7 +136,7 @@ fn listens(table: &str, port: u16) -> bool {
     })
 }
 
-/// Runs a program to its end, and says how it ended.
+/// Runs a program to its end, and sends how it ended.
 fn run(
     id: u64,
     argv: &[String],
@@ -175,9 +176,9 @@ fn run(
             .map(|pipe| pump(id, Stream::Err, pipe, port.clone())),
     ];
     let status = child.wait();
-    // The number may be another's now.
+    // The number may belong to another process now.
     running.lock().expect("no holder panics").insert(id, None);
-    // A grandchild that keeps the pipes open must not hold the exit status back for ever.
+    // A grandchild that keeps the pipes open must not delay the exit status forever.
     for pump in pumps.into_iter().flatten() {
         for _ in 0..1000 {
             if pump.is_finished() {
@@ -228,7 +229,7 @@ mod tests {
                      \x20  0: 00000000:48A8 00000000:0000 0A 00000000:00000000 00:00000000 00000000\n\
                      \x20  1: 0100007F:48A9 0100007F:48AA 01 00000000:00000000 00:00000000 00000000\n";
         assert!(listens(table, 0x48a8));
-        // A connection, its far end, and nobody.
+        // A connection, its other end, and an unused port.
         assert!(!listens(table, 0x48a9));
         assert!(!listens(table, 0x48aa));
         assert!(!listens(table, 0xa8));

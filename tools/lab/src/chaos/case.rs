@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! One run of a workload under one fault, and the evidence that it leaves.
+//! A run of a workload under a fault, with its evidence.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -23,12 +23,12 @@ use crate::vm::{Device, Family, NAMES};
 
 /// How long a program may take to end after its peer has.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How long the RNICs and their drivers may take to be as before.
+/// How long the RNICs and their drivers may take to recover.
 const RETURN: Duration = Duration::from_secs(20);
-/// Most bytes that a capture may have while it runs.
+/// Largest size of a running capture in bytes.
 const MAX_CAPTURE: u64 = 64 << 20;
 
-/// What is known of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Case {
     /// The RDMA device.
@@ -37,37 +37,37 @@ pub struct Case {
     pub profile: String,
     /// The fault; `None` for the run without one.
     pub fault: Option<Fault>,
-    /// How the workload took it.
+    /// How the workload handled it.
     pub verdict: Verdict,
-    /// What was seen.
+    /// Observations.
     #[serde(flatten)]
     pub seen: Seen,
     /// Each time the fault fired.
     pub firings: Vec<String>,
-    /// What the RNICs say about failures.
+    /// The RNICs' explanations of failures.
     pub explain: Vec<String>,
-    /// What the programs printed.
+    /// Output of the programs.
     pub output: [String; 2],
-    /// The packets around the fault: pcapng, base64.
+    /// Packets around the fault: pcapng, base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capture: Option<String>,
 }
 
 impl Case {
-    /// Whether it is the run of that workload with that device under that fault.
+    /// Returns whether this is the run of this workload with this device under this fault.
     #[must_use]
     pub fn is_of(&self, device: Device, profile: &Profile, fault: Option<&Fault>) -> bool {
         self.device == device && self.profile == profile.name && self.fault.as_ref() == fault
     }
 
-    /// Whether the lab is as it was, so that another run can follow.
+    /// Returns whether the lab is unchanged, so that another run can follow.
     #[must_use]
     pub fn left_clean(&self) -> bool {
         let seen = &self.seen;
         seen.kernel.is_none() && seen.leak.is_none() && seen.lost_device.is_none()
     }
 
-    /// One line for people: what the programs and the RNICs said.
+    /// Returns one line with what the programs and the RNICs reported.
     #[must_use]
     pub fn summary(&self) -> String {
         let seen = &self.seen;
@@ -102,21 +102,21 @@ impl Case {
     }
 }
 
-/// A lab in which one run follows another.
+/// A lab in which runs are made one after the other.
 pub struct Bench<'a> {
     lab: &'a Lab,
     device: Device,
-    /// Where faults are, for each VM: its RNIC or its port of the switch.
+    /// Where faults are injected for each VM: its RNIC or its switch port.
     places: [String; NAMES.len()],
     control: Client,
-    /// How much of each VM's console was read.
+    /// How much of each VM's console has been read.
     consoles: [usize; NAMES.len()],
     /// Environment of the programs of each VM.
     environment: [Vec<(&'static str, String)>; NAMES.len()],
 }
 
 impl<'a> Bench<'a> {
-    /// In a lab that has just been booted.
+    /// Prepares a lab that has just been booted.
     ///
     /// # Errors
     /// vrnicd does not answer, or a VM has no RNIC.
@@ -140,15 +140,15 @@ impl<'a> Bench<'a> {
             consoles: [0; NAMES.len()],
             environment,
         };
-        // What the boot said is nobody's fault here.
+        // Kernel reports during the boot do not count here.
         bench.complaints()?;
         Ok(bench)
     }
 
-    /// Runs the workload under the fault. Whether the lab can be used again is [`Case::left_clean`].
+    /// Runs the workload under the fault. [`Case::left_clean`] tells whether the lab can be used again.
     ///
     /// # Errors
-    /// The run could not be made: the fault is refused, a VM or vrnicd is gone before it began.
+    /// The run could not be made: the fault was refused, or a VM or vrnicd was gone before the start.
     pub fn run(&mut self, profile: &Profile, fault: Option<&Fault>) -> Result<Case> {
         let before = self.counters()?;
         let objects = self.objects()?;
@@ -160,7 +160,7 @@ impl<'a> Bench<'a> {
 
         let mut seen = Seen::default();
         let output = self.play(profile, &mut seen)?;
-        // vrnicd hangs up on a client that says nothing for a minute, which programs can take to hang.
+        // vrnicd disconnects a client that sends nothing for a minute, which a program that hangs can take.
         self.control = Client::connect(&self.lab.control())?;
 
         let _ = self.control.stop_capture(capture);
@@ -200,12 +200,12 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Arms a fault; gives its number.
+    /// Arms a fault and returns its number.
     fn arm(&mut self, fault: &Fault) -> Result<u64> {
         let place = &self.places[index(fault.on)];
         let mut words = fault.fault.clone();
         if fault.traffic {
-            // A PSN that is too high by nothing harms nobody, and says that there is traffic.
+            // A PSN that is increased by 0 does no harm, and shows that there is traffic.
             let sign = self
                 .control
                 .add_fault(place, "wrong-psn type=rc nth=10 value=0")?;
@@ -216,7 +216,7 @@ impl<'a> Bench<'a> {
             .with_context(|| format!("arming `{words}`"))
     }
 
-    /// Runs both programs to their ends; gives what client and server printed.
+    /// Runs both programs to their ends. Returns the output of client and server.
     fn play(&self, profile: &Profile, seen: &mut Seen) -> Result<[String; 2]> {
         let patience = Duration::from_secs(profile.seconds);
         let server_agent = self.lab.agent(Side::Server.vm())?;
@@ -271,7 +271,7 @@ impl<'a> Bench<'a> {
             .id)
     }
 
-    /// Values of the counters of trouble.
+    /// Returns the counters of retries and errors.
     fn counters(&mut self) -> Result<Vec<(String, u64)>> {
         let mut all = Vec::new();
         for name in NAMES.iter().filter(|_| self.device == Device::Rxe) {
@@ -291,7 +291,7 @@ impl<'a> Bench<'a> {
         Ok(all)
     }
 
-    /// How many explanations each RNIC has given.
+    /// Returns the number of explanations that each RNIC has given.
     fn explained(&mut self) -> Result<[u64; NAMES.len()]> {
         let mut next = [0; NAMES.len()];
         for (name, next) in self.rnics().zip(&mut next) {
@@ -301,13 +301,13 @@ impl<'a> Bench<'a> {
         Ok(next)
     }
 
-    /// The RNICs of vrnicd.
+    /// Returns the names of vrnicd's RNICs, if the device is one.
     fn rnics(&self) -> impl Iterator<Item = &'static str> + use<> {
         let any = self.device == Device::Vrnic;
         NAMES.into_iter().filter(move |_| any)
     }
 
-    /// What the RNICs have explained since then.
+    /// Returns the RNICs' explanations since then.
     fn explain_since(&mut self, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         for (name, from) in self.rnics().zip(from) {
@@ -322,7 +322,7 @@ impl<'a> Bench<'a> {
         Ok(lines.into_iter().map(|(_, line)| line).collect())
     }
 
-    /// How many firings each log has seen.
+    /// Returns the number of firings in each log.
     fn fired(&mut self) -> Result<[u64; NAMES.len()]> {
         let mut next = [0; NAMES.len()];
         for (place, next) in self.places.iter().zip(&mut next) {
@@ -332,7 +332,7 @@ impl<'a> Bench<'a> {
         Ok(next)
     }
 
-    /// When the fault fired since then, and on what.
+    /// Returns when the fault has fired since then, and on what.
     fn firings(&mut self, fault: &Fault, id: u64, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
         let index = index(fault.on);
         let from = from[index];
@@ -353,7 +353,7 @@ impl<'a> Bench<'a> {
             .collect())
     }
 
-    /// RDMA objects of both VMs.
+    /// Returns the RDMA objects of both VMs.
     fn objects(&self) -> Result<[String; NAMES.len()]> {
         let mut objects = [const { String::new() }; NAMES.len()];
         for (name, objects) in NAMES.into_iter().zip(&mut objects) {
@@ -361,7 +361,7 @@ impl<'a> Bench<'a> {
                 .lab
                 .agent(name)?
                 .check(&["rdma", "resource", "show"], SHORT)?;
-            // A driver that was bound again has a device of another number.
+            // When a driver is bound again, its device gets another number.
             let devices = text
                 .lines()
                 .map(|line| line.split_once(": ").map_or(line, |(_, device)| device));
@@ -370,7 +370,7 @@ impl<'a> Bench<'a> {
         Ok(objects)
     }
 
-    /// What is left of the programs' objects, if it does not go within some seconds.
+    /// Returns the programs' remaining objects if they do not disappear within some seconds.
     fn leak(&self, before: &[String; NAMES.len()], in_kernel: bool) -> Option<String> {
         let before = &before.each_ref().map(|text| counted(text, in_kernel));
         let deadline = Instant::now() + RETURN * self.lab.settings.slowness();
@@ -392,7 +392,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What keeps an RNIC from being used again, if anything does.
+    /// Returns why an RNIC cannot be used again, if that is so.
     fn is_lost(&mut self) -> Option<String> {
         for name in NAMES {
             if !self.lab.vm_alive(name) {
@@ -425,7 +425,7 @@ impl<'a> Bench<'a> {
         None
     }
 
-    /// Judges what the kernels have said since this was last asked.
+    /// Checks the kernels' messages since the last call.
     fn complaints(&mut self) -> Result<()> {
         for (name, read) in NAMES.into_iter().zip(&mut self.consoles) {
             let new = unread(&self.lab.logs().join(format!("console-{name}.log")), read);
@@ -435,7 +435,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// A program, and what it has printed so far.
+/// A program with its output so far.
 struct Running {
     program: Program,
     output: String,
@@ -451,7 +451,7 @@ impl Running {
         }
     }
 
-    /// Reads what it prints until it ends, or until then.
+    /// Reads the output until the program ends, or until `deadline`.
     fn follow(&mut self, deadline: Instant) {
         use crate::agent::Event;
         while self.ending.is_none() {
@@ -467,18 +467,18 @@ impl Running {
         }
     }
 
-    /// How it ended. One that has not is killed.
+    /// Returns how the program ended. Kills it if it has not.
     fn end(&mut self) -> Ending {
         self.ending.clone().unwrap_or_else(|| {
             self.program.kill();
-            // Its last words, and its objects, go with it.
+            // Its last output still arrives, and its objects are destroyed.
             self.follow(Instant::now() + FAREWELL);
             Ending::Hung
         })
     }
 }
 
-/// Waits until the server listens, or has ended, or it takes too long; the client finds out.
+/// Waits until the server listens, has ended, or takes too long; the client will find out.
 fn await_server(profile: &Profile, agent: &Agent, server: &mut Running) -> Result<()> {
     let Some(port) = profile.listen else {
         server.follow(Instant::now() + Duration::from_secs(1));
@@ -494,12 +494,12 @@ fn await_server(profile: &Profile, agent: &Agent, server: &mut Running) -> Resul
     Ok(())
 }
 
-/// Which VM an end is in.
+/// Returns the index of the VM of an end.
 fn index(side: Side) -> usize {
     usize::from(NAMES[0] != side.vm())
 }
 
-/// The counters of trouble in what `rdma statistic` prints of Soft-RoCE in a VM.
+/// Returns the counters of retries and errors from the output of `rdma statistic` for Soft-RoCE in a VM.
 fn trouble_in(vm: &str, text: &str) -> Result<Vec<(String, u64)>> {
     let ports: Vec<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(text).context("rdma statistic")?;
@@ -510,7 +510,7 @@ fn trouble_in(vm: &str, text: &str) -> Result<Vec<(String, u64)>> {
     Ok(known.collect())
 }
 
-/// What of a list of objects counts as left behind: not the completion queues that the kernel shares.
+/// Returns the objects in a list that count as leaked, which excludes completion queues that the kernel shares.
 fn counted(objects: &str, in_kernel: bool) -> String {
     let words: Vec<&str> = objects.split(' ').collect();
     let mut counted = Vec::new();
@@ -523,7 +523,7 @@ fn counted(objects: &str, in_kernel: bool) -> String {
     counted.join(" ")
 }
 
-/// What has grown.
+/// Returns the counters that have increased, and by how much.
 fn grown(before: &[(String, u64)], after: &[(String, u64)]) -> Vec<(String, u64)> {
     let old = |name: &str| {
         before
@@ -533,13 +533,13 @@ fn grown(before: &[(String, u64)], after: &[(String, u64)]) -> Vec<(String, u64)
     };
     after
         .iter()
-        // After a reset of the RNIC they count from 0.
+        // After a reset of the RNIC, they start from 0.
         .map(|(name, value)| (name.clone(), value.checked_sub(old(name)).unwrap_or(*value)))
         .filter(|(_, grown)| *grown > 0)
         .collect()
 }
 
-/// A time of the RNICs' clock in seconds.
+/// Formats a time of the RNICs' clock in seconds.
 fn time(nanoseconds: u64) -> String {
     format!(
         "{}.{:06}",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The result as one HTML page that needs nothing else.
+//! The result as a self-contained HTML page.
 
 use std::fmt::Write as _;
 
@@ -39,7 +39,7 @@ fn describe(fault: Option<&Fault>) -> String {
     }
 }
 
-/// The command that repeats a run.
+/// Returns the command that repeats a run.
 fn command(plan: &Plan, case: &Case) -> String {
     let fault = case.fault.as_ref().map_or_else(String::new, |fault| {
         let traffic = if fault.traffic { " --traffic" } else { "" };
@@ -75,7 +75,7 @@ fn block(page: &mut String, heading: &str, text: &str) {
     }
 }
 
-/// Everything that is known of a run.
+/// Appends all that is known about a run.
 fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
     let on = case
         .fault
@@ -139,7 +139,7 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
     page.push_str("</details>\n");
 }
 
-/// The page.
+/// Returns the page.
 #[must_use]
 pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> String {
     let mut page = format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a chaos run is made of: workloads and faults. tools/lab/chaos has those that come with the lab.
+//! Parts of a chaos run: workloads and faults. Those that come with the lab are in tools/lab/chaos.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,7 +10,7 @@ use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 use vrnic_engine::fault::Spec;
 
-/// Which end of a workload.
+/// An end of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
@@ -21,7 +21,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Its VM, which is also the name of its RNIC.
+    /// Returns its VM, which is also the name of its RNIC.
     #[must_use]
     pub fn vm(self) -> &'static str {
         match self {
@@ -30,7 +30,7 @@ impl Side {
         }
     }
 
-    /// For people.
+    /// Returns its name for display.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,20 +54,20 @@ pub struct Profile {
     pub client: String,
     /// Port on which the server listens, over TCP or rdma_cm. Without it, the client starts a second later.
     pub listen: Option<u16>,
-    /// A program that has not ended by then hangs.
+    /// Seconds after which a program counts as hung.
     pub seconds: u64,
-    /// Output that says that data arrived damaged.
+    /// Output that reports damaged data.
     #[serde(default, deserialize_with = "regex")]
     pub wrong_data: Option<Regex>,
-    /// Whether it uses the kernel's shared completion queues, which stay until the device goes.
+    /// Whether it uses the kernel's shared completion queues, which stay until the device is removed.
     #[serde(default)]
     pub in_kernel: bool,
-    /// A program that not every guest image has.
+    /// A program that some guest images lack.
     pub needs: Option<String>,
 }
 
 impl Profile {
-    /// Whether guests with that root directory have what it needs. What is in an image of a disk is not known.
+    /// Returns whether guests with this root directory have what it needs. The contents of a disk image are not known.
     #[must_use]
     pub fn fits(&self, guest_root: &Path) -> bool {
         let needs = self.needs.as_ref().filter(|_| guest_root.is_dir());
@@ -81,15 +81,15 @@ impl Profile {
     }
 }
 
-/// A fault, and the end whose RNIC has it, or whose port of the switch.
+/// A fault, and the end at whose RNIC or switch port it is injected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
     /// Its description, as for `vrnicctl fault add`.
     pub fault: String,
-    /// Whose RNIC.
+    /// End with the fault.
     pub on: Side,
-    /// Not before the RNIC has sent some packets of a reliable connection.
+    /// Whether to wait until the RNIC has sent some packets of a reliable connection.
     #[serde(default)]
     pub traffic: bool,
 }
@@ -101,10 +101,10 @@ fn regex<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Regex>, D::
         .map_err(serde::de::Error::custom)
 }
 
-/// The workloads that come with the lab.
+/// Returns the workloads that come with the lab.
 ///
 /// # Errors
-/// The file is wrong.
+/// The file is not valid.
 pub fn profiles() -> Result<Vec<Profile>> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -116,10 +116,10 @@ pub fn profiles() -> Result<Vec<Profile>> {
     Ok(file.profile)
 }
 
-/// The faults that come with the lab.
+/// Returns the faults that come with the lab.
 ///
 /// # Errors
-/// The file is wrong.
+/// The file is not valid.
 pub fn faults() -> Result<Vec<Fault>> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -131,10 +131,10 @@ pub fn faults() -> Result<Vec<Fault>> {
     Ok(file.fault)
 }
 
-/// The workload of somebody else: a server's words, `---`, a client's words.
+/// Creates a custom workload from the words of the server, `---`, and the words of the client.
 ///
 /// # Errors
-/// There are no two commands.
+/// There are not two commands.
 pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profile> {
     let mut ends = words.split(|word| word == "---");
     let (Some(server), Some(client), None) = (ends.next(), ends.next(), ends.next()) else {
@@ -157,10 +157,10 @@ pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profil
 }
 
 impl Fault {
-    /// Refuses a fault that no RNIC would take, or no port of the switch.
+    /// Checks that an RNIC, or a switch port, accepts the fault.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The fault is not valid; the message says why.
     pub fn check(&self, at_ports: bool) -> Result<()> {
         let spec = self.fault.parse::<Spec>();
         spec.and_then(|spec| {
@@ -174,7 +174,7 @@ impl Fault {
     }
 }
 
-/// Somebody's own workload as a command line has it, options first.
+/// Returns the arguments of a custom workload on the command line, options first.
 #[must_use]
 pub fn words(words: &[String], profile: &Profile, wrong_data: Option<&Regex>) -> String {
     let quote = |word: &String| {

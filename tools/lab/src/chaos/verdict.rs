@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! How a workload took a fault.
+//! How a workload handled a fault.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -8,18 +8,18 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// With that exit code.
+    /// With this exit code.
     Exited(i32),
-    /// By that signal.
+    /// By this signal.
     Killed(i32),
-    /// Not within its time; then the lab ended it.
+    /// It did not end in time, and the lab killed it.
     Hung,
     /// It could not be run at all.
     Lost(String),
 }
 
 impl Ending {
-    /// From an exit code as a shell reports it.
+    /// Converts an exit code as reported by a shell.
     #[must_use]
     pub fn of_code(code: i32) -> Self {
         match code {
@@ -28,7 +28,7 @@ impl Ending {
         }
     }
 
-    /// For people.
+    /// Describes it for display.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -41,7 +41,7 @@ impl Ending {
     }
 }
 
-/// What was seen in one run.
+/// Observations in a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Seen {
     /// How the client ended.
@@ -52,23 +52,23 @@ pub struct Seen {
     pub client_says: Option<String>,
     /// What the server reported, in its own words.
     pub server_says: Option<String>,
-    /// How often the fault fired.
+    /// Number of firings of the fault.
     pub fired: u64,
-    /// Counters of retries and errors that grew.
+    /// Counters of retries and errors that increased.
     pub counters: Vec<(String, u64)>,
-    /// A program found damaged data.
+    /// How a program reported damaged data.
     pub wrong_data: Option<String>,
-    /// What a guest's kernel complained of.
+    /// What a guest's kernel reported.
     pub kernel: Option<String>,
-    /// RDMA objects that were still there when the programs were gone.
+    /// RDMA objects that still existed after the programs had ended.
     pub leak: Option<String>,
-    /// The RNIC or its driver did not come back when the fault was over.
+    /// Why the RNIC or its driver did not recover after the fault, if so.
     pub lost_device: Option<String>,
     /// Seconds from the start of the client to its end.
     pub seconds: f64,
 }
 
-/// How a workload took a fault, from good to bad.
+/// How a workload handled a fault, from good to bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -93,7 +93,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// All of them, from good to bad.
+    /// All verdicts, from good to bad.
     pub const ALL: [Self; 9] = [
         Self::NotReached,
         Self::Unaffected,
@@ -132,7 +132,7 @@ impl Verdict {
         }
     }
 
-    /// For people, and the class of a cell of the page.
+    /// Returns its name for display, which is also the class of a table cell.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -148,7 +148,7 @@ impl Verdict {
         }
     }
 
-    /// What it means.
+    /// Returns its meaning.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -169,7 +169,7 @@ impl Verdict {
     }
 }
 
-/// Counters that grow when an RNIC repairs or refuses something.
+/// Counters that increase when an RNIC repairs or refuses something.
 pub const TROUBLE: &[&str] = &[
     "completion_errors",
     "local_ack_timeout_err",
@@ -190,7 +190,7 @@ pub const TROUBLE: &[&str] = &[
     "rx_malformed",
     "np_ecn_marked_roce_packets",
     "rp_cnp_handled",
-    // What Soft-RoCE calls them.
+    // Names of such counters in Soft-RoCE.
     "out_of_seq_request",
     "rcvd_rnr_err",
     "send_rnr_err",
@@ -200,8 +200,8 @@ pub const TROUBLE: &[&str] = &[
     "send_err",
 ];
 
-/// The line in which a program says what went wrong: the first that names a status, else the first that names an
-/// error, else its last one.
+/// Returns the line in which a program reports a failure: the first that names a status, otherwise the first that names
+/// an error, otherwise the last.
 #[must_use]
 pub fn complaint(output: &str) -> Option<String> {
     const WORDS: [&str; 12] = [

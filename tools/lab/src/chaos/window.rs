@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The part of a capture that is worth keeping: the packets around those that a fault touched.
+//! Selects the part of a capture that is worth keeping: the packets around those that a fault touched.
 
-/// Packets kept on each side of one that a fault touched.
+/// Number of packets kept before and after one that a fault touched.
 const AROUND: usize = 40;
-/// Packets kept of a capture in which no packet was touched.
+/// Number of packets kept of a capture in which no packet was touched.
 const FIRST: usize = 80;
-/// Most bytes kept.
+/// Largest number of bytes kept.
 const MOST: usize = 512 << 10;
-/// Most bytes kept of a packet.
+/// Largest number of bytes kept of a packet.
 const SNAP: usize = 256;
 
 /// Block types of pcapng (draft-ietf-opsawg-pcapng, section 4).
 const ENHANCED_PACKET: u32 = 6;
 /// Option code of a comment.
 const COMMENT: u16 = 1;
-/// Bytes of an enhanced packet block before the packet.
+/// Number of bytes of an enhanced packet block before the packet.
 const PACKET_HEADER: usize = 28;
 
 /// A block of a pcapng file.
@@ -35,7 +35,7 @@ fn padded(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
-/// The blocks of a file, up to the first that is not whole.
+/// Returns the blocks of a file, up to the first that is incomplete.
 fn blocks(file: &[u8]) -> Vec<Block<'_>> {
     let mut blocks = Vec::new();
     let mut rest = file;
@@ -52,7 +52,7 @@ fn blocks(file: &[u8]) -> Vec<Block<'_>> {
 }
 
 impl Block<'_> {
-    /// Whether its comment says that a fault touched the packet.
+    /// Returns whether its comment says that a fault touched the packet.
     fn is_touched(&self) -> Option<bool> {
         let mut at = PACKET_HEADER + padded(word(self.bytes, 20)? as usize);
         loop {
@@ -69,7 +69,7 @@ impl Block<'_> {
         }
     }
 
-    /// The block with no more than the first bytes of its packet.
+    /// Returns the block with only the first bytes of its packet.
     fn cut(&self) -> Option<Vec<u8>> {
         let captured = word(self.bytes, 20)? as usize;
         let kept = captured.min(SNAP);
@@ -89,7 +89,8 @@ impl Block<'_> {
     }
 }
 
-/// The packets around those that a fault touched, or the first ones, as a pcapng file. `None` if there are none.
+/// Returns the packets around those that a fault touched, or the first ones, as a pcapng file. Returns `None` if there
+/// are no packets.
 #[must_use]
 pub fn around_faults(file: &[u8]) -> Option<Vec<u8>> {
     let blocks = blocks(file);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Makes the page of a report of the figures in it. Text is text: nothing here makes markup of a string.
+// Builds the page of a report from the figures in it. Nothing here interprets a string as markup.
 
 const { report, charts } = JSON.parse(document.getElementById("data").textContent);
 
@@ -114,7 +114,7 @@ function makeTable(id, title, columns, rows) {
     if (order) {
       const value = (row) => columns[order.column][1](row);
       const compare = (one, other) => (typeof one === "number" ? one - other : `${one}`.localeCompare(`${other}`));
-      // Rows without a value come last, whatever the direction.
+      // Rows without a value come last in either direction.
       sorted.sort((one, other) => {
         const [a, b] = [value(one), value(other)];
         const missing = (a === undefined || a === null) - (b === undefined || b === null);
@@ -157,7 +157,7 @@ if (native) {
   const isTime = (row) => row.p50_ns !== undefined;
   const isBandwidth = (row) => row.what === "bandwidth";
   const perSecond = (value, row) => (isBandwidth(row) ? rate(value * row.bytes) : SHOW.per_second(value));
-  // Of several turns, in the one in the middle.
+  // Of several turns, the middle one.
   const ratio = (row) => (row.turns ? row.turns[row.turns.length >> 1] : (row.p50_ns ?? row.per_s) / row.limit);
   main.append(makeTable("native", "The device alone, with native guests", [
     ["fabric", (row) => row.fabric], ["what", (row) => row.what], ["operation", (row) => row.operation], ["message", (row) => row.bytes, size], ["QPs", (row) => row.qps, SHOW.count],
