@@ -475,6 +475,13 @@ impl Port {
         self.busy.saturating_sub(now)
     }
 
+    /// Of a frame that [`check`](Frame::check) takes: whether a node with the port's partition table may send it. The
+    /// table of a switch's port is that of the node behind it, so a limited member sends as one.
+    pub(crate) fn is_of_member(&self, frame: &Frame, lrh: &Lrh) -> bool {
+        let is_own = |key: u16| key & !FULL_MEMBER != 0 && self.pkeys.contains(&key);
+        lrh.is_management() || frame.transport().is_none_or(|bth| is_own(bth.pkey))
+    }
+
     /// Of a frame that [`check`](Frame::check) takes: whether the port's partition table admits it. Raw packets and
     /// those of subnet management have no partition key.
     pub(crate) fn admits(&self, frame: &Frame, lrh: &Lrh) -> bool {

@@ -186,7 +186,7 @@ impl Switch {
         };
         let info = &port.info;
         let raw = info.filter_raw_inbound && is_raw(lrh);
-        let foreign = info.enforce_inbound && !port.admits(frame, lrh);
+        let foreign = info.enforce_inbound && !port.is_of_member(frame, lrh);
         if raw || foreign {
             count!(port.statistics.counters.receive_constraint_errors);
             if foreign {

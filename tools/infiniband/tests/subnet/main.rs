@@ -950,6 +950,11 @@ fn partitions_separate() {
             (Ok(()), true),
             "a limited member hears a full one"
         );
+        assert_eq!(
+            try_it(3, 0, 0x0001),
+            (Ok(()), true),
+            "a full member hears a limited one"
+        );
         if at_switch {
             assert_eq!(try_it(1, 2, 0x8002), (Ok(()), false), "not let in");
             assert_eq!(try_it(0, 2, 0x8001), (Ok(()), false), "not let out");
@@ -982,6 +987,14 @@ fn partitions_separate() {
             _ => false,
         });
         assert!(told, "{:?}", manager.traps);
+        if at_switch {
+            let forged = datagram(one, 0x8001, b"I am a full member");
+            subnet.send(hcas[3], forged).unwrap();
+            subnet.run_until(subnet.now() + MILLISECOND);
+            let switch = subnet.agent(subnet.find("switch1").unwrap());
+            let counters = switch.port(4).unwrap().statistics().counters;
+            assert_eq!(counters.receive_constraint_errors, 1);
+        }
     }
 }
 
