@@ -12,7 +12,7 @@ use crate::{
     performance::{Statistics, count},
     queue::{self, Queues, Room},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Entries of the partition table of a port.
@@ -26,7 +26,7 @@ pub const FULL_MEMBER: u16 = 0x8000;
 pub const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// How fast a lane is.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Speed {
     /// 2.5 Gb/s, 2 of data.
@@ -80,7 +80,7 @@ impl Speed {
 }
 
 /// How many lanes a link has.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Width {
     /// One.
     #[serde(rename = "1x")]

@@ -373,6 +373,12 @@ impl Subnet {
         &self.cables[link.0].link
     }
 
+    /// The nodes that a link joins, and their ports.
+    pub fn ends(&self, link: LinkId) -> [(NodeId, u8); 2] {
+        let ends = self.cables[link.0].link.ends;
+        ends.map(|end| (NodeId(end.node), end.port))
+    }
+
     /// Whether the ports of a link have agreed.
     pub fn is_up(&self, link: LinkId) -> bool {
         self.cables[link.0]

@@ -38,7 +38,7 @@ use crate::{
 };
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     error::Error,
@@ -135,9 +135,10 @@ impl fmt::Display for TopologyError {
 
 impl Error for TopologyError {}
 
-#[derive(Debug, Deserialize)]
+/// A description as it was written. It may be a part of a larger text, such as the configuration of a program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileSection {
+pub struct Description {
     seed: Option<u64>,
     guid: Option<Spanned<u64>>,
     mtu: Option<Spanned<usize>>,
@@ -161,13 +162,13 @@ struct FileSection {
     link: Vec<Spanned<LinkSection>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Single {
     hosts: Spanned<usize>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FatTree {
     spines: Spanned<usize>,
@@ -175,21 +176,21 @@ struct FatTree {
     hosts: Spanned<usize>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ring {
     switches: Spanned<usize>,
     hosts: Spanned<usize>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Torus {
     size: Spanned<Vec<usize>>,
     hosts: Spanned<usize>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Random {
     switches: Spanned<usize>,
@@ -198,7 +199,7 @@ struct Random {
     extra_links: usize,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SwitchSection {
     name: Spanned<String>,
@@ -206,14 +207,14 @@ struct SwitchSection {
     guid: Option<u64>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HcaSection {
     name: Spanned<String>,
     guid: Option<u64>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinkSection {
     ends: Spanned<[Spanned<String>; 2]>,
@@ -275,6 +276,20 @@ struct Builder<'a> {
     next_port: BTreeMap<usize, u8>,
 }
 
+impl Description {
+    /// Reads a description that is a text of its own.
+    ///
+    /// # Errors
+    ///
+    /// A key or a value that cannot be.
+    pub fn parse(text: &str) -> Result<Self, TopologyError> {
+        toml::from_str(text).map_err(|error| {
+            let message = error.message().replace('\n', ", ");
+            Source(text).error(&error.span().unwrap_or_default(), message)
+        })
+    }
+}
+
 impl Topology {
     /// Reads a description.
     ///
@@ -282,12 +297,17 @@ impl Topology {
     ///
     /// The first thing in it that makes no sense.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
+        Self::new(&Description::parse(text)?, text)
+    }
+
+    /// What a description says. `text` is the whole text that it is a part of.
+    ///
+    /// # Errors
+    ///
+    /// The first thing in it that makes no sense, with its line in `text`.
+    pub fn new(file: &Description, text: &str) -> Result<Self, TopologyError> {
         let source = Source(text);
-        let file: FileSection = toml::from_str(text).map_err(|error| {
-            let message = error.message().replace('\n', ", ");
-            source.error(&error.span().unwrap_or_default(), message)
-        })?;
-        let ports = port_config(&source, &file)?;
+        let ports = port_config(&source, file)?;
         let rate = file.bit_error_rate.as_ref();
         let mut builder = Builder {
             topology: Self {
@@ -307,8 +327,8 @@ impl Topology {
             names: BTreeMap::new(),
             next_port: BTreeMap::new(),
         };
-        builder.shape(&file)?;
-        builder.by_hand(&file)?;
+        builder.shape(file)?;
+        builder.by_hand(file)?;
         if builder.topology.nodes.is_empty() {
             return Err(builder
                 .source
@@ -324,7 +344,7 @@ impl Topology {
     }
 }
 
-fn port_config(source: &Source<'_>, file: &FileSection) -> Result<PortConfig, TopologyError> {
+fn port_config(source: &Source<'_>, file: &Description) -> Result<PortConfig, TopologyError> {
     let mut ports = PortConfig::default();
     ports.width = file.width.unwrap_or(ports.width);
     ports.speed = file.speed.unwrap_or(ports.speed);
@@ -397,7 +417,7 @@ impl Builder<'_> {
     }
 
     /// Makes what a shape consists of.
-    fn shape(&mut self, file: &FileSection) -> Result<(), TopologyError> {
+    fn shape(&mut self, file: &Description) -> Result<(), TopologyError> {
         let shapes = [
             file.single.as_ref().map(Spanned::span),
             file.fat_tree.as_ref().map(Spanned::span),
@@ -552,7 +572,7 @@ impl Builder<'_> {
     }
 
     /// Adds what is named in the description.
-    fn by_hand(&mut self, file: &FileSection) -> Result<(), TopologyError> {
+    fn by_hand(&mut self, file: &Description) -> Result<(), TopologyError> {
         for section in &file.switch {
             let section = section.get_ref();
             let ports = self
@@ -771,6 +791,30 @@ mod tests {
             [0x1000, 5]
         );
         assert_eq!(topology.links_of(1).count(), 1);
+    }
+
+    #[test]
+    fn a_description_is_written_as_it_was_read() {
+        let text = "seed = 7\nguid = 0x1000\nmtu = 1024\nbit_error_rate = 0.5\n[ring]\nswitches = 3\nhosts = 1\n\
+                    [[switch]]\nname = 's'\nports = 4\n[[hca]]\nname = 'a'\nguid = 5\n\
+                    [[link]]\nends = ['a', 's/2']\nwidth = '12x'\nspeed = 'hdr'\nup = false\n";
+        let written = toml::to_string(&Description::parse(text).unwrap()).unwrap();
+        assert_eq!(
+            Topology::parse(&written).unwrap(),
+            Topology::parse(text).unwrap()
+        );
+    }
+
+    #[test]
+    fn a_description_in_a_larger_text_has_its_lines() {
+        #[derive(Deserialize)]
+        struct Larger {
+            inner: Description,
+        }
+        let text = "\n[inner]\n[inner.ring]\nswitches = 2\nhosts = 1\n";
+        let larger: Larger = toml::from_str(text).unwrap();
+        let error = Topology::new(&larger.inner, text).unwrap_err();
+        assert_eq!((error.line, error.text.as_str()), (4, "switches = 2"));
     }
 
     #[test]
