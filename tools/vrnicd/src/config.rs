@@ -13,16 +13,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use vrnic_engine::{Limits, RateLimit};
+use vrnic_infiniband::topology::Topology;
 
 use crate::capture;
 use crate::control::protocol;
 use crate::device::hostile;
 
 pub mod feature;
+pub mod subnet;
 pub mod switch;
 
 use feature::Feature;
 
+pub use subnet::Subnet;
 pub use switch::Switch;
 
 /// Largest number of completion vectors of a device: together with the other queues they must fit the MSI-X table.
@@ -89,14 +92,6 @@ pub struct Config {
     pub subnet: Option<Subnet>,
 }
 
-/// The subnet of the devices with `fabric = "infiniband"`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Subnet {
-    /// File that describes the subnet's switches, links and HCAs. Each device is the HCA with the same name.
-    pub topology: PathBuf,
-}
-
 /// One RNIC.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,6 +111,9 @@ pub struct Device {
     /// Network that the device is on.
     #[serde(default)]
     pub fabric: FabricKind,
+    /// HCA of the subnet's topology that the device is; the one with its name if absent.
+    #[serde(default)]
+    pub hca: Option<String>,
     /// How reliable connections recover lost packets.
     #[serde(default)]
     pub recovery: RecoveryKind,
@@ -351,6 +349,13 @@ impl Config {
     /// Parses and checks the text of a configuration.
     pub fn parse(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text)?;
+        if let Some(Subnet {
+            topology: subnet::Source::Here(here),
+        }) = &config.subnet
+        {
+            // Now, because the lines of its mistakes are those of this text.
+            Topology::new(here, text).context("in the topology")?;
+        }
         config.check()?;
         Ok(config)
     }
@@ -464,6 +469,7 @@ impl Device {
             node_guid: None,
             completion_vectors: default_completion_vectors(),
             fabric: FabricKind::default(),
+            hca: None,
             recovery: RecoveryKind::default(),
             doorbells: default_doorbells(),
             without: Vec::new(),
@@ -477,6 +483,11 @@ impl Device {
     /// Returns the configured GUID, or else the one derived from the MAC address.
     pub fn guid(&self) -> Guid {
         self.node_guid.unwrap_or_else(|| self.mac.guid())
+    }
+
+    /// Returns the name of its HCA in the topology of the subnet.
+    pub fn hca(&self) -> &str {
+        self.hca.as_ref().unwrap_or(&self.name)
     }
 
     /// Returns the rate limit of the device.

@@ -38,6 +38,7 @@ use vrnic_infiniband::trap::{KeyViolation, Trap};
 use vrnic_roce::{FrameError, encode_transport, parse_transport};
 use vrnic_wire::port::{Mtu, NO_VLAN, PortState, SubnetPort, capability};
 
+use crate::config::subnet::Source;
 use crate::config::{Config, Device, FabricKind};
 
 /// Ports of the switch that joins the RNICs if there is no topology, beside one for each of them.
@@ -117,19 +118,21 @@ impl Known {
     }
 }
 
-/// The topology of a configuration: that of its file, or a switch with all RNICs. An HCA has the name of its RNIC, and
-/// its GUID.
+/// The topology of a configuration: the one that it describes or names, or a switch with all RNICs. The HCA of an RNIC
+/// has its GUID.
 ///
 /// # Errors
 /// The file cannot be read or makes no sense, or lacks an HCA.
 pub fn topology(config: &Config) -> Result<Topology> {
     let is_on = |device: &&Device| device.fabric == FabricKind::Infiniband;
     let devices: Vec<&Device> = config.devices.iter().filter(is_on).collect();
-    let file = config.subnet.as_ref().map(|subnet| &subnet.topology);
-    let mut topology = if let Some(path) = file {
+    let source = config.subnet.as_ref().map(|subnet| &subnet.topology);
+    let mut topology = if let Some(Source::File(path)) = source {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the topology {}", path.display()))?;
         Topology::parse(&text).with_context(|| format!("in the topology {}", path.display()))?
+    } else if let Some(Source::Here(here)) = source {
+        Topology::new(here, "").context("in the topology")?
     } else {
         let ports = devices.len() + SPARE_PORTS;
         let mut text = format!("[[switch]]\nname = \"switch\"\nports = {ports}\n");
@@ -144,11 +147,12 @@ pub fn topology(config: &Config) -> Result<Topology> {
     };
     for device in devices {
         let hca = |node: &&mut vrnic_infiniband::topology::Node| {
-            node.name == device.name && node.kind == Kind::Hca
+            node.name == device.hca() && node.kind == Kind::Hca
         };
         let node = topology.nodes.iter_mut().find(hca).with_context(|| {
             format!(
-                "the topology has no HCA named `{0}`, for the device `{0}`",
+                "the topology has no HCA named {:?}, which the device `{}` shall be: name another with hca",
+                device.hca(),
                 device.name
             )
         })?;
@@ -172,7 +176,7 @@ impl SubnetFabric {
         let subnet = Subnet::new(&topology);
         let (mut ends, mut devices) = (Vec::new(), BTreeMap::new());
         for (index, device) in config.devices.iter().enumerate() {
-            let node = subnet.find(&device.name).filter(|_| is_on(device));
+            let node = subnet.find(device.hca()).filter(|_| is_on(device));
             ends.push(node.map(|node| {
                 devices.insert(node, index);
                 End {
@@ -615,8 +619,23 @@ pub fn check(config: &Config) -> Result<()> {
             "[subnet], but no device has fabric = \"infiniband\""
         );
     }
-    let mut guids = BTreeMap::new();
+    for device in config.devices.iter().filter(|device| device.hca.is_some()) {
+        ensure!(
+            is_on(&device) && config.subnet.is_some(),
+            "the device `{}` has hca, and is on no subnet with a topology",
+            device.name
+        );
+    }
+    let (mut guids, mut hcas) = (BTreeMap::new(), BTreeMap::new());
     for device in config.devices.iter().filter(is_on) {
+        let other = hcas.insert(device.hca(), &device.name);
+        ensure!(
+            other.is_none(),
+            "the devices `{}` and `{}` are one HCA, {:?}",
+            other.map_or("", |name| name.as_str()),
+            device.name,
+            device.hca()
+        );
         let other = guids.insert(device.guid().0, &device.name);
         ensure!(
             other.is_none(),
@@ -624,6 +643,10 @@ pub fn check(config: &Config) -> Result<()> {
             other.map_or("", |name| name.as_str()),
             device.name
         );
+    }
+    // A file is read when the daemon starts.
+    if let Some(Source::Here(_)) = config.subnet.as_ref().map(|subnet| &subnet.topology) {
+        topology(config)?;
     }
     Ok(())
 }
@@ -1004,7 +1027,7 @@ mod tests {
         let more = "[fat-tree]\nspines = 2\nleaves = 2\nhosts = 2\n[[hca]]\nname = \"hca0\"\n[[hca]]\n\
                     name = \"hca1\"\n[[link]]\nends = [\"hca0\", \"spine1/3\"]\n[[link]]\nends = [\"hca1\", \"spine2/3\"]\n";
         let error = |topology: &str| format!("{:#}", written(topology).unwrap_err());
-        assert!(error("[single]\nhosts = 2\n").contains("no HCA named `hca0`"));
+        assert!(error("[single]\nhosts = 2\n").contains("no HCA named \"hca0\""));
         assert!(error("[single]\nhosts = \n").contains("topology.toml"));
         let tree = written(more).unwrap();
         assert_eq!(tree.nodes.len(), 2 + 2 + 4 + 2);
@@ -1013,6 +1036,50 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let missing = format!("{:#}", self::topology(&config(&text)).unwrap_err());
         assert!(missing.contains("cannot read the topology"), "{missing}");
+    }
+
+    #[test]
+    fn a_device_takes_the_place_of_an_hca_of_the_topology() {
+        let device = |number: u8, hca: &str| {
+            format!(
+                "[[device]]\nname = \"d{number}\"\nsocket = \"{number}.sock\"\nmac = \"02:00:00:00:00:0{number}\"\n\
+                 fabric = \"infiniband\"\nhca = \"{hca}\"\n"
+            )
+        };
+        let here = "[subnet.topology.ring]\nswitches = 3\nhosts = 1\n";
+        let text = |hca: &str| format!("{}{}{here}", device(1, "switch2-h1"), device(2, hca));
+        let config = Config::parse(&text("switch3-h1")).unwrap();
+        let ring = topology(&config).unwrap();
+        let guid = |name: &str| {
+            ring.nodes
+                .iter()
+                .find(|node| node.name == name)
+                .unwrap()
+                .guid
+        };
+        assert_eq!(guid("switch2-h1"), 0x0000_00ff_fe00_0001);
+        assert_eq!(guid("switch3-h1"), 0x0000_00ff_fe00_0002);
+        let fabric = SubnetFabric::new(&config).unwrap().unwrap();
+        assert!(fabric.has(0) && fabric.has(1));
+
+        let refused = |text: &str| format!("{:#}", Config::parse(text).unwrap_err());
+        let missing = refused(&text("switch2"));
+        assert!(
+            missing.contains("no HCA named \"switch2\", which the device `d2`"),
+            "{missing}"
+        );
+        assert!(refused(&text("switch2-h1")).contains("`d1` and `d2` are one HCA, \"switch2-h1\""));
+        let nowhere = device(1, "x");
+        assert!(refused(&nowhere).contains("`d1` has hca"));
+        let mistake = refused(&text("switch3-h1").replace("switches = 3", "switches = 2"));
+        assert!(mistake.contains("line 14: `switches = 2`"), "{mistake}");
+        let other = refused(&format!("{}[subnet]\ntopology = 7\n", device(1, "x")));
+        assert!(
+            other.contains("the path of a topology file, or a table"),
+            "{other}"
+        );
+        let unknown = refused(&text("switch3-h1").replace("hosts", "guests"));
+        assert!(unknown.contains("guests"), "{unknown}");
     }
 
     #[test]
