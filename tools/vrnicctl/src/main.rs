@@ -9,6 +9,7 @@ mod judge;
 mod lessons;
 mod record;
 mod scenario;
+mod subnet;
 mod table;
 mod watch;
 mod web;
@@ -110,6 +111,9 @@ enum Command {
     Switch,
     /// List the addresses that the switch knows: first those of ports, then learned ones, up to 65536.
     Addresses,
+    /// List the links of the InfiniBand subnet, or make them fail.
+    #[command(subcommand)]
+    Subnet(subnet::Command),
     /// Explain why requests, packets and commands failed. Covers the last 4096 failures of each device.
     Explain {
         #[command(flatten)]
@@ -291,6 +295,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Switch => print(&client.switch()?, json),
         Command::Addresses => print(&client.addresses()?, json),
+        Command::Subnet(command) => subnet::run(client, command, json),
         Command::Explain { choice, qpn, last } => list_with(client, choice, |client, device| {
             let mut all = client.explanations(device, 0)?;
             all.retain(|one| qpn.is_none_or(|qpn| one.object == qpn && one.object_kind() == "QP"));

@@ -9,7 +9,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
     Address, BoundMw, Capture, Cq, Device, Explanation, Gid, Group, Mr, Mw, Port, Qp, RateLimit,
-    Recording, Srq, SwitchPort,
+    Recording, Srq, SubnetLink, SwitchPort,
 };
 
 use crate::Of;
@@ -349,6 +349,20 @@ impl Row for Mw {
             bound(|bound| bound.length.to_string()),
             bound(|bound| bound.qpn.to_string()),
             bound(|bound| bound.access.join(", ")),
+        ]
+    }
+}
+
+impl Row for SubnetLink {
+    const HEADS: &'static [&'static str] = &["END", "OTHER END", "STATE", "BIT ERROR RATE"];
+
+    fn cells(&self) -> Vec<String> {
+        let [one, other] = self.ends.clone();
+        vec![
+            one,
+            other,
+            self.state.clone(),
+            self.bit_error_rate.to_string(),
         ]
     }
 }

@@ -159,7 +159,8 @@ impl Worker {
         self.crowded = busy > 2;
         if let Some(mut question) = self.inspector.next() {
             let (devices, shared) = (&mut self.devices, &mut self.shared);
-            let reply = answer(&mut question.topic, devices, &mut self.network, shared, now);
+            let (network, subnet) = (&mut self.network, self.subnet.as_mut());
+            let reply = answer(&mut question.topic, devices, network, subnet, shared, now);
             question.answer(reply);
             worked = true;
         }

@@ -21,9 +21,11 @@ use super::protocol::{
 };
 use crate::config::Mac;
 use crate::device::{self, Shared};
+use crate::fabric::SubnetFabric;
 use crate::network::Network;
 
 mod fault;
+mod subnet;
 mod switch;
 pub mod trace;
 
@@ -36,15 +38,21 @@ const MAX_REGIONS: usize = 1 << 16;
 /// Largest number of the switch's learned addresses that can be listed, for the same reason.
 const MAX_ADDRESSES: usize = 1 << 16;
 
-/// Answers a question about `devices` or the `network`.
+/// Answers a question about `devices`, the `network` or the `subnet`.
 pub fn answer(
     topic: &mut Topic,
     devices: &mut [device::Device],
     network: &mut Network,
+    subnet: Option<&mut SubnetFabric>,
     shared: &mut Shared,
     now: Instant,
 ) -> Reply {
     match topic {
+        Topic::Request(
+            request @ (Request::SubnetLinks { .. }
+            | Request::SetSubnetLink { .. }
+            | Request::SetSubnetSwitch { .. }),
+        ) => subnet::answer(request, subnet, now),
         Topic::Request(request) => about_all(request, devices, network, shared, now),
         Topic::Capture(capture) => {
             if let Some(capture) = capture.take() {
@@ -104,7 +112,12 @@ fn about_all(
         | Request::CaptureStart { .. }
         | Request::CaptureStop { .. }
         | Request::RecordStart { .. }
-        | Request::Captures => return Reply::Error("the worker knows nothing of that".into()),
+        | Request::Captures
+        | Request::SubnetLinks { .. }
+        | Request::SetSubnetLink { .. }
+        | Request::SetSubnetSwitch { .. } => {
+            return Reply::Error("the worker knows nothing of that".into());
+        }
         Request::Gids { device }
         | Request::Qps { device, .. }
         | Request::Cqs { device, .. }

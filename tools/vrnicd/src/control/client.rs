@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::protocol::{
     Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Mw, Page,
-    Qp, RateLimit, Recording, Reply, Request, Srq, SwitchPort, Trace,
+    Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLink, SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -171,6 +171,34 @@ impl Client {
         self.pages("", |client, _, from| {
             ask!(client, Request::Addresses { from }, Reply::Addresses)
         })
+    }
+
+    /// Returns the links of the InfiniBand subnet.
+    pub fn subnet_links(&mut self) -> Result<Vec<SubnetLink>> {
+        self.pages("", |client, _, from| {
+            ask!(client, Request::SubnetLinks { from }, Reply::SubnetLinks)
+        })
+    }
+
+    /// Changes the link of the InfiniBand subnet at `end` ([`Request::SetSubnetLink`]).
+    pub fn set_subnet_link(
+        &mut self,
+        end: &str,
+        up: Option<bool>,
+        bit_error_rate: Option<f64>,
+    ) -> Result<()> {
+        let end = end.to_owned();
+        self.tell(&Request::SetSubnetLink {
+            end,
+            up,
+            bit_error_rate,
+        })
+    }
+
+    /// Cuts or restores all links of a switch of the InfiniBand subnet.
+    pub fn set_subnet_switch(&mut self, switch: &str, up: bool) -> Result<()> {
+        let switch = switch.to_owned();
+        self.tell(&Request::SetSubnetSwitch { switch, up })
     }
 
     /// Returns what went wrong on a device, starting at number `from`.

@@ -17,7 +17,7 @@ pub const MAX_REPLY: usize = 8 << 20;
 pub const PORT: &str = "port:";
 
 /// A client's request.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
     /// All devices: [`Reply::Devices`].
@@ -96,6 +96,30 @@ pub enum Request {
         /// Start of the page.
         #[serde(default)]
         from: usize,
+    },
+    /// Part of the list of links of the InfiniBand subnet, in the order of its topology: [`Reply::SubnetLinks`].
+    SubnetLinks {
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
+    /// Changes a link of the InfiniBand subnet: [`Reply::Done`].
+    SetSubnetLink {
+        /// One of its ends, as a topology names it: an HCA, or a switch and its port after a slash.
+        end: String,
+        /// Whether the cable is plugged in; unchanged if absent.
+        #[serde(default)]
+        up: Option<bool>,
+        /// Probability that a bit arrives wrong, 0 to 1; unchanged if absent.
+        #[serde(default)]
+        bit_error_rate: Option<f64>,
+    },
+    /// Cuts or restores all links of a switch of the InfiniBand subnet: [`Reply::Done`].
+    SetSubnetSwitch {
+        /// Name of the switch.
+        switch: String,
+        /// Whether the cables are plugged in.
+        up: bool,
     },
     /// Part of the list of what went wrong lately: [`Reply::Explanations`].
     Explain {
@@ -193,7 +217,7 @@ pub enum Request {
 }
 
 /// A reply of the daemon.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     /// Why the request cannot be answered.
@@ -220,6 +244,8 @@ pub enum Reply {
     Switch(Vec<SwitchPort>),
     /// A page of addresses.
     Addresses(Page<Address>),
+    /// A page of links.
+    SubnetLinks(Page<SubnetLink>),
     /// What went wrong, oldest first.
     Explanations(Vec<Explanation>),
     /// The number of the fault that was armed.
@@ -556,6 +582,17 @@ impl SwitchPort {
             .filter(move |(name, value)| *value > 0 && !traffic(name))
             .map(|(name, value)| (name.as_str(), *value))
     }
+}
+
+/// A link of the InfiniBand subnet.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct SubnetLink {
+    /// Its ends, as a topology names them: an HCA, or a switch and its port behind a slash.
+    pub ends: [String; 2],
+    /// `up`; `down` if its ports do not agree, or not yet; or `cut`.
+    pub state: String,
+    /// Probability that a bit arrives wrong.
+    pub bit_error_rate: f64,
 }
 
 /// An address that the switch knows.

@@ -248,6 +248,17 @@ impl SubnetFabric {
         }
     }
 
+    /// The subnet itself.
+    pub fn subnet(&self) -> &Subnet {
+        &self.subnet
+    }
+
+    /// Changes something of the subnet now.
+    pub fn change(&mut self, now: Instant, change: impl FnOnce(&mut Subnet)) {
+        self.turn(now);
+        change(&mut self.subnet);
+    }
+
     /// Whether a device is on the subnet.
     pub fn has(&self, device: usize) -> bool {
         self.ends.get(device).is_some_and(Option::is_some)

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What there is to say about the InfiniBand subnet, and what can be done to its links.
+
+use vrnic_engine::time::Instant;
+use vrnic_infiniband::subnet::{LinkId, NodeId, Subnet};
+
+use super::{PAGE, page};
+use crate::control::protocol::{Reply, Request, SubnetLink};
+use crate::fabric::SubnetFabric;
+
+/// Answers a request about the subnet.
+pub fn answer(request: &Request, fabric: Option<&mut SubnetFabric>, now: Instant) -> Reply {
+    let Some(fabric) = fabric else {
+        return Reply::Error("no device is on an InfiniBand subnet".into());
+    };
+    let done = match request {
+        Request::SubnetLinks { from } => {
+            let subnet = fabric.subnet();
+            let found: Vec<_> = subnet.links().skip(*from).take(PAGE).collect();
+            let found = (!found.is_empty()).then_some(found);
+            return Reply::SubnetLinks(page(found, *from, |link| view(subnet, link)));
+        }
+        Request::SetSubnetLink {
+            end,
+            up,
+            bit_error_rate,
+        } => link(fabric.subnet(), end).and_then(|link| {
+            if let Some(rate) = bit_error_rate.filter(|rate| !(0.0..=1.0).contains(rate)) {
+                return Err(format!("a bit error rate of {rate}: it is 0 to 1"));
+            }
+            fabric.change(now, |subnet| {
+                if let Some(rate) = *bit_error_rate {
+                    subnet.set_bit_error_rate(link, rate);
+                }
+                if let Some(up) = *up {
+                    subnet.set_link(link, up);
+                }
+            });
+            Ok(())
+        }),
+        Request::SetSubnetSwitch { switch, up } => {
+            self::switch(fabric.subnet(), switch).map(|node| {
+                fabric.change(now, |subnet| {
+                    let ports = 1..=u8::MAX;
+                    let links: Vec<_> = ports.filter_map(|port| subnet.peer(node, port)).collect();
+                    for (link, ..) in links {
+                        subnet.set_link(link, *up);
+                    }
+                });
+            })
+        }
+        _ => Err("not about a subnet".into()),
+    };
+    done.map_or_else(Reply::Error, |()| Reply::Done)
+}
+
+/// The node of that name.
+fn node(subnet: &Subnet, name: &str) -> Result<NodeId, String> {
+    let found = subnet.find(name);
+    found.ok_or_else(|| format!("the subnet has no node named {name:?}"))
+}
+
+/// The switch of that name.
+fn switch(subnet: &Subnet, name: &str) -> Result<NodeId, String> {
+    let node = node(subnet, name)?;
+    match subnet.hca(node) {
+        Some(_) => Err(format!("{name:?} is an HCA, not a switch")),
+        None => Ok(node),
+    }
+}
+
+/// The link at an end.
+fn link(subnet: &Subnet, end: &str) -> Result<LinkId, String> {
+    let (name, port) = match end.split_once('/') {
+        Some((name, port)) => (name, Some(port)),
+        None => (end, None),
+    };
+    let node = node(subnet, name)?;
+    let port = match port {
+        Some(port) => port.parse().map_err(|_| format!("{port:?} is no port"))?,
+        None if subnet.hca(node).is_some() => 1,
+        None => return Err(format!("say which port of {name:?}, as in {name}/1")),
+    };
+    let peer = subnet.peer(node, port);
+    let found = peer.map(|(link, ..)| link);
+    found.ok_or_else(|| format!("port {port} of {name:?} has no link"))
+}
+
+fn view(subnet: &Subnet, id: LinkId) -> SubnetLink {
+    let link = subnet.link(id);
+    let name = |(node, port)| match (subnet.name(node), subnet.hca(node)) {
+        (name, Some(_)) => name.to_owned(),
+        (name, None) => format!("{name}/{port}"),
+    };
+    SubnetLink {
+        ends: subnet.ends(id).map(name),
+        state: match (link.up, subnet.is_up(id)) {
+            (false, _) => "cut",
+            (true, false) => "down",
+            (true, true) => "up",
+        }
+        .into(),
+        bit_error_rate: link.bit_error_rate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use std::time::Duration;
+
+    const RING: &str = "[[device]]\nname = \"a\"\nsocket = \"a.sock\"\nmac = \"02:00:00:00:00:01\"\n\
+                        fabric = \"infiniband\"\nhca = \"switch1-h1\"\n\
+                        [subnet.topology.ring]\nswitches = 3\nhosts = 1\n";
+
+    fn error(reply: &Reply) -> &str {
+        match reply {
+            Reply::Error(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn links_are_cut_and_plugged_in() {
+        let config = Config::parse(RING).unwrap();
+        let mut fabric = SubnetFabric::new(&config).unwrap();
+        let mut now = Instant::default();
+        let mut ask = |request: &Request, seconds: u64| {
+            now = now + Duration::from_secs(seconds);
+            if let Some(fabric) = &mut fabric {
+                fabric.turn(now);
+            }
+            answer(request, fabric.as_mut(), now)
+        };
+        let states = |ask: &mut dyn FnMut(&Request, u64) -> Reply| {
+            let Reply::SubnetLinks(page) = ask(&Request::SubnetLinks { from: 0 }, 1) else {
+                panic!("no links");
+            };
+            let states = page
+                .items
+                .into_iter()
+                .map(|link| (link.ends.join(" "), link.state, link.bit_error_rate));
+            states.collect::<Vec<_>>()
+        };
+        let set =
+            |end: &str, up: Option<bool>, bit_error_rate: Option<f64>| Request::SetSubnetLink {
+                end: end.into(),
+                up,
+                bit_error_rate,
+            };
+        let links = states(&mut ask);
+        assert_eq!(links.len(), 6);
+        assert!(
+            links
+                .iter()
+                .all(|(_, state, rate)| state == "up" && *rate == 0.0),
+            "{links:?}"
+        );
+        let (first, ..) = &links[0];
+        assert_eq!(first, "switch1/1 switch1-h1");
+        assert_eq!(
+            ask(&set("switch1-h1", Some(false), Some(0.25)), 0),
+            Reply::Done
+        );
+        assert_eq!(states(&mut ask)[0], (first.clone(), "cut".to_owned(), 0.25));
+        assert_eq!(ask(&set("switch1/1", Some(true), None), 0), Reply::Done);
+        let training = ask(&Request::SubnetLinks { from: 0 }, 0);
+        assert!(format!("{training:?}").contains("\"down\""), "{training:?}");
+        assert_eq!(states(&mut ask)[0], (first.clone(), "up".to_owned(), 0.25));
+
+        let whole = |up| Request::SetSubnetSwitch {
+            switch: "switch2".into(),
+            up,
+        };
+        assert_eq!(ask(&whole(false), 0), Reply::Done);
+        let cut = states(&mut ask);
+        for (ends, state, _) in &cut {
+            assert_eq!(state == "cut", ends.contains("switch2/"), "{cut:?}");
+        }
+        assert_eq!(ask(&whole(true), 0), Reply::Done);
+        assert!(states(&mut ask).iter().all(|(_, state, _)| state == "up"));
+
+        for (request, why) in [
+            (set("nobody", None, None), "no node named \"nobody\""),
+            (set("switch1", None, None), "say which port"),
+            (
+                set("switch1/0", None, None),
+                "port 0 of \"switch1\" has no link",
+            ),
+            (set("switch1/200", None, None), "port 200"),
+            (set("switch1/999", None, None), "\"999\" is no port"),
+            (set("switch1/1", Some(false), Some(1.5)), "it is 0 to 1"),
+            (
+                set("switch1/1", Some(false), Some(f64::NAN)),
+                "it is 0 to 1",
+            ),
+            (
+                Request::SetSubnetSwitch {
+                    switch: "switch1-h1".into(),
+                    up: true,
+                },
+                "is an HCA",
+            ),
+        ] {
+            let reply = ask(&request, 0);
+            assert!(error(&reply).contains(why), "{reply:?}");
+        }
+        assert_eq!(
+            states(&mut ask)[0].1,
+            "up",
+            "what is refused changes nothing"
+        );
+        let end = ask(&Request::SubnetLinks { from: PAGE }, 0);
+        assert!(
+            matches!(&end, Reply::SubnetLinks(page) if page.next.is_none()),
+            "{end:?}"
+        );
+        let nothing = answer(&Request::SubnetLinks { from: 0 }, None, Instant::default());
+        assert!(error(&nothing).contains("no device is on an InfiniBand subnet"));
+    }
+}
