@@ -193,7 +193,16 @@ pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<Stri
         "control = {}",
         quoted(&control(sockets, &network.name))
     )?;
-    for (_, nic) in lab.nics(&network.name).filter(|(_, nic)| nic.rnic) {
+    let rnics = || lab.nics(&network.name).filter(|(_, nic)| nic.rnic);
+    // vrnicd wants none without an HCA of its own on it.
+    if let Some(topology) = network
+        .topology
+        .as_ref()
+        .filter(|_| rnics().next().is_some())
+    {
+        writeln!(text, "\n[subnet]\ntopology = {topology}")?;
+    }
+    for (_, nic) in rnics() {
         writeln!(
             text,
             "\n[[device]]\nname = \"{}\"\nsocket = {}\nmac = \"{}\"\nfabric = \"{}\"",

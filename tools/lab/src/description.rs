@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
+use vrnic_infiniband::topology;
+use vrnicd::config::subnet;
 use vrnicd::config::switch::{Impair, Link, Udp, VlanRange};
 
 use crate::daemon;
@@ -24,6 +26,8 @@ const MAX_NICS: usize = 8;
 const MAX_NUMBER: u8 = 60;
 /// Distance between the addresses of a VM's devices on one network.
 const STRIDE: u8 = 64;
+/// Highest priority of a subnet manager (InfiniBand architecture, 14.4.1).
+const MAX_PRIORITY: u8 = 15;
 /// What starts a guest's first part; an image must have it.
 const INIT: &str = "sbin/vrnic-init";
 /// The ssh server of an image.
@@ -55,6 +59,9 @@ pub struct Network {
     pub mtu: Option<usize>,
     /// What happens to frames on their way to its ports, as an inline table of vrnicd's configuration.
     pub impairment: Option<String>,
+    /// Switches, links and HCAs of an InfiniBand subnet, as an inline table of vrnicd's configuration; one switch if
+    /// there is none.
+    pub topology: Option<String>,
     /// Whether its virtio-nets are joined by a switch; if not, two are joined by a socket.
     pub switch: bool,
     /// Links to other hosts and ports to the host's network: what the port of each has in vrnicd's configuration.
@@ -116,9 +123,9 @@ pub struct Nic {
     pub rnic: bool,
     /// Whether the guest has Soft-RoCE on it.
     pub soft_roce: bool,
-    /// Whether the subnet manager of its InfiniBand subnet runs behind it.
+    /// Priority of the subnet manager of its InfiniBand subnet that runs behind it; none if none does.
     #[serde(skip)]
-    pub manages: bool,
+    pub manages: Option<u8>,
     /// Its address.
     pub mac: String,
     /// The guest's address there.
@@ -216,6 +223,7 @@ struct NetworkSection {
     #[serde(default)]
     faults: bool,
     impairment: Option<Spanned<Impair>>,
+    topology: Option<Spanned<subnet::Source>>,
     #[serde(default)]
     link: Vec<Spanned<Link>>,
     #[serde(default)]
@@ -246,6 +254,8 @@ struct MachineSection {
 #[serde(deny_unknown_fields)]
 struct RnicSection {
     network: Option<Spanned<String>>,
+    hca: Option<Spanned<String>>,
+    opensm_priority: Option<Spanned<u8>>,
     vlan: Option<u16>,
     trunk: Option<Vec<VlanRange>>,
     native: Option<u16>,
@@ -354,6 +364,37 @@ pub fn is_name(text: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
+/// The topology of a network, for vrnicd's configuration. What is in a file then goes with the lab, so that another
+/// content is another lab.
+fn topology_of(source: &Source<'_>, topology: &Spanned<subnet::Source>) -> Result<String> {
+    let here = match topology.get_ref() {
+        subnet::Source::Here(here) => {
+            topology::Topology::new(here, source.text).map_err(|error| {
+                let topology::TopologyError {
+                    line,
+                    text,
+                    message,
+                } = error;
+                let path = source.path.display();
+                anyhow!("{path}:{line}: `{text}`: topology: {message}")
+            })?;
+            here.clone()
+        }
+        subnet::Source::File(file) => {
+            let path = source.host("topology", &Spanned::new(topology.span(), file.clone()))?;
+            let wrong = |error: &dyn std::fmt::Display| {
+                let message = format!("topology: {}: {error}", path.display());
+                source.error(&topology.span(), message)
+            };
+            let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+            let here = topology::Description::parse(&text).map_err(|error| wrong(&error))?;
+            topology::Topology::new(&here, &text).map_err(|error| wrong(&error))?;
+            Box::new(here)
+        }
+    };
+    inline(here)
+}
+
 /// A value as one line of TOML.
 fn inline(value: impl Serialize) -> Result<String> {
     Ok(toml::Value::try_from(value)?.to_string())
@@ -457,6 +498,15 @@ fn networks(
                 "switch: only a network of fabric \"local\" without link, udp, impairment and mtu does without".to_owned()
             })?;
         }
+        let topology = match &section.topology {
+            Some(topology) => {
+                source.ensure(fabric == Fabric::Infiniband, &topology.span(), || {
+                    "topology: only for a network of fabric \"infiniband\"".to_owned()
+                })?;
+                Some(topology_of(source, topology)?)
+            }
+            None => None,
+        };
         let mut links = Vec::new();
         for link in &section.link {
             links.push(format!("link = {}", inline(link.get_ref())?));
@@ -473,6 +523,7 @@ fn networks(
                 Some(impairment) => Some(inline(impairment.get_ref())?),
                 None => None,
             },
+            topology,
             switch: switch.is_none_or(|switch| *switch.get_ref()),
             links,
             daemon: if section.faults {
@@ -490,6 +541,7 @@ fn networks(
             subnet: 0,
             mtu: None,
             impairment: None,
+            topology: None,
             switch: true,
             links: Vec::new(),
             daemon: Vec::new(),
@@ -816,6 +868,7 @@ fn nics(
                 trunk,
                 native,
                 impairment,
+                ..RnicSection::default()
             },
         });
     }
@@ -890,6 +943,30 @@ fn nics(
                 )
             },
         )?;
+        let mut device = Vec::new();
+        if let Some(hca) = &common.hca {
+            source.ensure(network.topology.is_some(), &hca.span(), || {
+                format!("hca: network `{}` has no topology", network.name)
+            })?;
+            device.push(format!("hca = {}", inline(hca.get_ref())?));
+        }
+        if let Some(priority) = &common.opensm_priority {
+            source.ensure(
+                network.fabric == Fabric::Infiniband,
+                &priority.span(),
+                || {
+                    format!(
+                        "opensm_priority: network `{}` is not of fabric \"infiniband\"",
+                        network.name
+                    )
+                },
+            )?;
+            source.ensure(
+                *priority.get_ref() <= MAX_PRIORITY,
+                &priority.span(),
+                || format!("opensm_priority: 0 to {MAX_PRIORITY}"),
+            )?;
+        }
         let host = number + STRIDE * same;
         let index = u8::try_from(index)?;
         let name = if index == 0 {
@@ -902,7 +979,7 @@ fn nics(
             network: network.name.clone(),
             rnic,
             soft_roce,
-            manages: false,
+            manages: common.opensm_priority.map(Spanned::into_inner),
             mac: format!("52:54:00:76:{:02x}:{:02x}", 0x72 + index, number + 9),
             ipv4: format!("10.77.{}.{host}", network.subnet),
             ipv6: if network.subnet == 0 {
@@ -911,7 +988,7 @@ fn nics(
                 format!("fd77:0:0:{:x}::{host:x}", network.subnet)
             },
             name,
-            device: Vec::new(),
+            device,
             port,
         });
     }
@@ -939,16 +1016,19 @@ impl Machine {
 }
 
 impl Description {
-    /// Has the first RNIC of each InfiniBand subnet manage it.
+    /// Has the first RNIC of each InfiniBand subnet manage it, if nobody else does.
     fn choose_subnet_managers(&mut self) {
         for network in &self.networks {
             if network.fabric != Fabric::Infiniband {
                 continue;
             }
             let nics = self.machines.iter_mut().flat_map(|it| &mut it.nics);
-            let mut rnics = nics.filter(|nic| nic.rnic && nic.network == network.name);
-            if let Some(first) = rnics.next() {
-                first.manages = true;
+            let on_it = |nic: &&mut Nic| nic.rnic && nic.network == network.name;
+            let mut rnics: Vec<_> = nics.filter(on_it).collect();
+            if rnics.iter().all(|nic| nic.manages.is_none())
+                && let Some(first) = rnics.first_mut()
+            {
+                first.manages = Some(0);
             }
         }
     }
@@ -1147,7 +1227,7 @@ mod tests {
         };
         assert_eq!(
             (manages(0), manages(1)),
-            (vec![true, false], vec![false, true])
+            (vec![Some(0), None], vec![None, Some(0)])
         );
         let nic = &lab.machines[0].nics[0];
         assert_eq!(
@@ -1156,8 +1236,38 @@ mod tests {
         );
         for (fabric, first) in [(Fabric::Roce, false), (Fabric::Infiniband, true)] {
             let pair = Description::pair(fabric, Device::Vrnic, true, &Extra::default()).unwrap();
-            assert_eq!(pair.machines[0].nics[0].manages, first);
-            assert!(!pair.machines[1].nics[0].manages);
+            assert_eq!(pair.machines[0].nics[0].manages.is_some(), first);
+            assert!(pair.machines[1].nics[0].manages.is_none());
+        }
+    }
+
+    #[test]
+    fn a_subnet_is_what_its_topology_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ring.toml");
+        std::fs::write(&file, "seed = 3\n[ring]\nswitches = 4\nhosts = 1\n").unwrap();
+        let vms = "[[vm]]\nname = \"a\"\nrnic = [{ hca = \"switch3-h1\", opensm_priority = 5 }]\n\
+                   [[vm]]\nname = \"b\"\nrnic = [{ hca = \"switch1-h1\", opensm_priority = 0 }]\n";
+        let network = "[[network]]\nname = \"x\"\nfabric = \"infiniband\"\n";
+        let texts = [
+            format!(
+                "{network}topology = {:?}\n{vms}",
+                file.display().to_string()
+            ),
+            format!(
+                "{network}[network.topology]\nseed = 3\nring = {{ switches = 4, hosts = 1 }}\n{vms}"
+            ),
+        ];
+        for text in texts {
+            let lab = lab(&text);
+            let managers = lab.machines.iter().map(|it| it.nics[0].manages);
+            assert_eq!(managers.collect::<Vec<_>>(), [Some(5), Some(0)]);
+            let text = daemon::text(Path::new("/x"), &lab.networks[0], &lab).unwrap();
+            let config = vrnicd::config::Config::parse(&text).unwrap();
+            let hcas = config.devices.iter().map(vrnicd::config::Device::hca);
+            assert_eq!(hcas.collect::<Vec<_>>(), ["switch3-h1", "switch1-h1"]);
+            let subnet = vrnicd::fabric::subnet::topology(&config).unwrap();
+            assert_eq!((subnet.seed, subnet.nodes.len()), (3, 8));
         }
     }
 
@@ -1277,6 +1387,7 @@ mod tests {
         let many = (0..33).map(|n| format!("[[vm]]\nname = \"n{n}\"\n"));
         let many = many.collect::<Vec<_>>().concat();
         let nics = "{}, ".repeat(9);
+        let ring = "[[network]]\nname = \"x\"\nfabric = \"infiniband\"\n[network.topology.ring]\nswitches = 3\nhosts = 1\n";
         let table: &[(&str, usize, &str)] = &[
             ("", 1, "at least one [[vm]]"),
             ("[[vm]\nname = \"a\"\n", 1, "[[vm]"),
@@ -1417,6 +1528,77 @@ mod tests {
                 ),
                 7,
                 "local = \"1.2.3.4\"",
+            ),
+            (
+                &format!("{ring}{VM}").replace("= 3", "= 2"),
+                5,
+                "`switches = 2`: topology: a ring has 3",
+            ),
+            (
+                &format!("{ring}{VM}").replace("hosts", "guests"),
+                6,
+                "unknown field `guests`",
+            ),
+            (
+                &format!("{ring}{VM}").replace("\"infiniband\"", "\"roce\""),
+                4,
+                "topology: only for a network of fabric \"infiniband\"",
+            ),
+            (
+                &format!(
+                    "[[network]]\nname = \"x\"\nfabric = \"infiniband\"\ntopology = \"/no/such\"\n{VM}"
+                ),
+                4,
+                "topology: /no/such",
+            ),
+            (
+                &format!(
+                    "[[network]]\nname = \"x\"\nfabric = \"infiniband\"\ntopology = \"/proc/version\"\n{VM}"
+                ),
+                4,
+                "topology: /proc/version: line 1",
+            ),
+            (
+                &format!("[[network]]\nname = \"x\"\nfabric = \"infiniband\"\ntopology = 7\n{VM}"),
+                4,
+                "the path of a topology file, or a table",
+            ),
+            (
+                &format!("{ring}{VM}"),
+                7,
+                "no HCA named \"a\", which the device `a` shall be: name another with hca",
+            ),
+            (
+                &format!("{ring}{VM}rnic = [{{ hca = \"switch1\" }}]\n"),
+                9,
+                "no HCA named \"switch1\"",
+            ),
+            (
+                &format!(
+                    "{ring}{VM}rnic = [{{ hca = \"switch1-h1\" }}, {{ hca = \"switch1-h1\" }}]\n"
+                ),
+                9,
+                "are one HCA, \"switch1-h1\"",
+            ),
+            (
+                &format!("{VM}rnic = [{{ hca = \"switch1-h1\" }}]\n"),
+                3,
+                "hca: network `net` has no topology",
+            ),
+            (
+                &format!("{ring}{VM}rnic = [{{ hca = \"switch1-h1\", opensm_priority = 16 }}]\n"),
+                9,
+                "opensm_priority: 0 to 15",
+            ),
+            (
+                &format!("{VM}rnic = [{{ opensm_priority = 1 }}]\n"),
+                3,
+                "opensm_priority: network `net` is not of fabric",
+            ),
+            (
+                &format!("{VM}netdev = [{{ opensm_priority = 1 }}]\n"),
+                3,
+                "unknown field `opensm_priority`",
             ),
             (
                 "first_number = 0\n[[vm]]\nname = \"a\"\n",

@@ -447,7 +447,7 @@ impl Spec {
             let soft = if nic.soft_roce { ",rxe" } else { "" };
             let manager = nic
                 .manages
-                .then(|| format!(" lab.subnet-manager={}", nic.port_guid()));
+                .map(|priority| format!(" lab.subnet-manager={},{priority}", nic.port_guid()));
             let manager = manager.unwrap_or_default();
             format!(
                 " lab.nic={},{},{}{soft}{manager}",
