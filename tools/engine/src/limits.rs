@@ -11,45 +11,45 @@ use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 pub struct Limits {
     /// Longest memory region in bytes.
     pub mr_size: u64,
-    /// Queue pairs, the GSI queue pair included; at most 65536.
+    /// Number of queue pairs, including the GSI queue pair; at most 65536.
     pub qp: u32,
-    /// Entries of a send or a receive queue.
+    /// Number of entries of a send or receive queue.
     pub qp_entries: u32,
-    /// Scatter/gather elements of a send entry; at most 60.
+    /// Number of scatter/gather elements of a send entry; at most 60.
     pub send_sge: u32,
-    /// Scatter/gather elements of a receive entry; at most 63.
+    /// Number of scatter/gather elements of a receive entry; at most 63.
     pub recv_sge: u32,
-    /// Inline bytes of a send entry; at most 960.
+    /// Number of inline bytes of a send entry; at most 960.
     pub inline: u32,
-    /// Completion queues; at most 65536.
+    /// Number of completion queues; at most 65536.
     pub cq: u32,
-    /// Entries of a completion queue.
+    /// Number of entries of a completion queue.
     pub cq_entries: u32,
-    /// Memory regions; at most 4194304.
+    /// Number of memory regions; at most 4194304.
     pub mr: u32,
-    /// Pages of a fast registration; at most 4096.
+    /// Number of pages of a fast registration; at most 4096.
     pub fast_registration_pages: u32,
-    /// Memory windows; at most 4194304.
+    /// Number of memory windows; at most 4194304.
     pub mw: u32,
-    /// Shared receive queues; at most 65536.
+    /// Number of shared receive queues; at most 65536.
     pub srq: u32,
-    /// Protection domains; at most 65536.
+    /// Number of protection domains; at most 65536.
     pub pd: u32,
-    /// Contexts, the driver's own included; at most 65536.
+    /// Number of contexts, including the driver's own; at most 65536.
     pub contexts: u32,
     /// Largest `max_dest_rd_atomic` of a queue pair.
     pub dest_rd_atomic: u32,
     /// Largest `max_rd_atomic` of a queue pair.
     pub rd_atomic: u32,
-    /// Entries of the GID table; at most 256.
+    /// Number of entries of the GID table; at most 256.
     pub gid_table: u32,
-    /// Multicast groups that have a queue pair.
+    /// Number of multicast groups with members.
     pub multicast_groups: u32,
-    /// Queue pairs of a multicast group; at most 1024.
+    /// Number of queue pairs of a multicast group; at most 1024.
     pub multicast_members: u32,
-    /// Sum of the queue pairs of all multicast groups; at most 4194304.
+    /// Number of queue pairs of all multicast groups together; at most 4194304.
     pub multicast_attachments: u32,
-    /// Counter sets; at most 65536.
+    /// Number of counter sets; at most 65536.
     pub counter_sets: u32,
     /// Number of host ranges that all page lists together may need. This limits the memory of the device.
     pub translations: usize,

@@ -3,9 +3,9 @@
 //! Segments: what queue pairs send to each other.
 //!
 //! A segment is a packet of the RDMA transport (IBTA volume 1, chapter 9) in the form of values.
-//! Fabrics differ only in how much payload a segment may carry and in how it travels: the local
-//! fabric hands the value itself to another device and its payload stays where it is until the
-//! receiver copies it; a wire fabric writes the headers and the payload into a frame.
+//! Fabrics differ only in how much payload a segment may carry and in how it travels. The local fabric passes the value
+//! itself to another device, and the payload stays in place until the receiver copies it. A wire fabric writes the
+//! headers and the payload to a frame.
 
 use crate::{
     fault::Kind,

@@ -37,7 +37,7 @@ impl Add<Duration> for Instant {
 impl Sub for Instant {
     type Output = Duration;
 
-    /// Time from `earlier` to this moment; zero if it is not earlier.
+    /// Returns the time from `earlier` to this time, or zero if `earlier` is not earlier.
     fn sub(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

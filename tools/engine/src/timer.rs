@@ -8,9 +8,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 /// Reminders to look at objects of one kind, in order of time.
 ///
-/// Deadlines of queue pairs move with every acknowledgement, so they are not kept here. Each object
-/// has at most one reminder, which is not later than its deadline; when it comes, the object is asked
-/// for its deadline, and gets another reminder if that is ahead.
+/// The deadline of a queue pair moves with every acknowledgement, so deadlines are not kept here. Each object has at
+/// most one reminder, which is not later than its deadline. When the reminder is due, the object is asked for its
+/// deadline, and gets another reminder if that is in the future.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timers {
     reminders: BTreeSet<(Instant, u32)>,

@@ -139,7 +139,7 @@ pub(crate) enum Target {
     Register(#[serde(with = "wire")] RegisterTarget),
     /// Binds a local window.
     Bind(#[serde(with = "wire")] BindTarget),
-    /// Goes to the queue pair in the address.
+    /// Sends a datagram to this destination.
     Datagram(#[serde(with = "wire")] DatagramTarget),
 }
 

@@ -625,7 +625,7 @@ impl Script {
 struct TestLab {
     lab: Arc<Lab>,
     gid: u32,
-    /// How much of each VM's console [`TestLab::complaint`] has read.
+    /// How much of each VM's console [`TestLab::complaints`] has read.
     read: Arc<Mutex<[usize; NAMES.len()]>>,
 }
 
