@@ -19,7 +19,8 @@
 //!
 //! Bytes of any kind are read into values or refused, and never make anything panic. An agent takes a limited number of
 //! management packets in a time, remembers a limited number of traps, and guards its node by the management key. A
-//! packet from an HCA has the HCA's own LID as its source, whatever the sender wanted.
+//! packet from an HCA has the HCA's own LID as its source, whatever the sender wanted. A packet passes a limited number
+//! of switches, also where their tables lead it in a circle, and what is on links takes a limited amount of memory.
 //!
 //! # Example
 //!

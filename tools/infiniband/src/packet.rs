@@ -505,7 +505,14 @@ impl Packet {
 /// they need not be made and checked at each port. What a frame is makes no difference to a node, only to how long that
 /// takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub struct Frame {
+    content: Content,
+    /// Switches that it has passed.
+    hops: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Content {
     /// A packet, whose bytes are those that [`Packet::to_bytes`] makes; [`From`] sees to it that it is the one that
     /// they are read as.
     Whole(Packet),
@@ -532,30 +539,36 @@ impl From<Packet> for Frame {
             }
         };
         bytes.resize(bytes.len().next_multiple_of(4), 0);
-        Self::Whole(packet)
+        Content::Whole(packet).into()
     }
 }
 
 impl From<Vec<u8>> for Frame {
     fn from(bytes: Vec<u8>) -> Self {
-        Self::Bytes(bytes)
+        Content::Bytes(bytes).into()
+    }
+}
+
+impl From<Content> for Frame {
+    fn from(content: Content) -> Self {
+        Self { content, hops: 0 }
     }
 }
 
 impl Frame {
     /// Bytes, from the local route header to the variant CRC.
     pub fn length(&self) -> usize {
-        match self {
-            Self::Whole(packet) => packet.length(),
-            Self::Bytes(bytes) => bytes.len(),
+        match &self.content {
+            Content::Whole(packet) => packet.length(),
+            Content::Bytes(bytes) => bytes.len(),
         }
     }
 
     /// Those bytes.
     pub fn into_bytes(self) -> Vec<u8> {
-        match self {
-            Self::Whole(packet) => packet.to_bytes(),
-            Self::Bytes(bytes) => bytes,
+        match self.content {
+            Content::Whole(packet) => packet.to_bytes(),
+            Content::Bytes(bytes) => bytes,
         }
     }
 
@@ -565,9 +578,9 @@ impl Frame {
     ///
     /// As [`Packet::parse`].
     pub fn into_packet(self) -> Result<Packet, PacketError> {
-        match self {
-            Self::Bytes(bytes) => Packet::parse(&bytes),
-            Self::Whole(packet) => {
+        match self.content {
+            Content::Bytes(bytes) => Packet::parse(&bytes),
+            Content::Whole(packet) => {
                 if packet.length() / 4 > LOW_11.into() {
                     return Err(PacketError::Length);
                 }
@@ -587,45 +600,57 @@ impl Frame {
     ///
     /// As [`check`].
     pub fn check(&self) -> Result<Lrh, PacketError> {
-        match self {
-            Self::Bytes(bytes) => check(bytes),
-            Self::Whole(packet) if packet.length() / 4 > LOW_11.into() => Err(PacketError::Length),
-            Self::Whole(packet) => Ok(packet.lrh()),
+        match &self.content {
+            Content::Bytes(bytes) => check(bytes),
+            Content::Whole(packet) if packet.length() / 4 > LOW_11.into() => {
+                Err(PacketError::Length)
+            }
+            Content::Whole(packet) => Ok(packet.lrh()),
         }
     }
 
     /// The local route header; `None` if it is longer than the frame. Nothing is checked.
     pub fn lrh(&self) -> Option<Lrh> {
-        match self {
-            Self::Whole(packet) => Some(packet.lrh()),
-            Self::Bytes(bytes) => Lrh::parse(bytes),
+        match &self.content {
+            Content::Whole(packet) => Some(packet.lrh()),
+            Content::Bytes(bytes) => Lrh::parse(bytes),
         }
     }
 
     /// What [`transport`] says of the bytes.
     pub fn transport(&self) -> Option<Bth> {
-        match self {
-            Self::Bytes(bytes) => transport(bytes),
-            Self::Whole(packet) => match packet.body {
+        match &self.content {
+            Content::Bytes(bytes) => transport(bytes),
+            Content::Whole(packet) => match packet.body {
                 Body::Transport { bth, .. } => Some(bth),
                 Body::Raw(_) => None,
             },
         }
     }
 
+    /// Switches that it has passed.
+    pub(crate) fn hops(&self) -> u8 {
+        self.hops
+    }
+
+    /// The same, after so many switches.
+    pub(crate) fn after(self, hops: u8) -> Self {
+        Self { hops, ..self }
+    }
+
     /// The virtual lane; 0 if there are no bytes.
     pub fn lane(&self) -> u8 {
-        match self {
-            Self::Whole(packet) => packet.lane,
-            Self::Bytes(bytes) => bytes.first().map_or(0, |byte| byte >> 4),
+        match &self.content {
+            Content::Whole(packet) => packet.lane,
+            Content::Bytes(bytes) => bytes.first().map_or(0, |byte| byte >> 4),
         }
     }
 
     /// Does what [`set_lane`] does with the bytes.
     pub fn set_lane(&mut self, lane: u8) {
-        match self {
-            Self::Whole(packet) => packet.lane = lane & LOW_4,
-            Self::Bytes(bytes) => set_lane(bytes, lane),
+        match &mut self.content {
+            Content::Whole(packet) => packet.lane = lane & LOW_4,
+            Content::Bytes(bytes) => set_lane(bytes, lane),
         }
     }
 }

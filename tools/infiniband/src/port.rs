@@ -25,6 +25,9 @@ pub const FULL_MEMBER: u16 = 0x8000;
 /// Longest that a packet waits for a link where no lifetime says less.
 pub const MAX_WAIT: Duration = Duration::from_secs(1);
 
+/// Packets at a port with flow control beyond which those that take no room do not wait.
+const MAX_WITHOUT_ROOM: usize = 4096;
+
 /// How fast a lane is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -403,7 +406,11 @@ impl Port {
     ) -> Result<Option<Departure>, Discarded> {
         let head = life_of(self.info.head_of_queue_life);
         let waits = self.busy.saturating_sub(now);
-        if !self.lets_out(&frame) || self.queues.is_none() && waits > life.min(head) {
+        // Room limits how much waits, but for what takes none: copies for several ports, and management.
+        let full = room.is_none()
+            && (self.queues.as_ref()).is_some_and(|queues| queues.len() >= MAX_WITHOUT_ROOM);
+        let late = self.queues.is_none() && waits > life.min(head);
+        if !self.lets_out(&frame) || late || full {
             count!(self.statistics.counters.transmit_discards);
             if let (Some(queues), Some(room)) = (&mut self.queues, room) {
                 queues.free(room);
@@ -605,6 +612,30 @@ mod tests {
         port.info.neighbor_mtu = 5;
         port.info.operational_vls = 1;
         assert!(leave(&mut port, &self::frame(1, 4), MAX_WAIT, now).is_err());
+    }
+
+    #[test]
+    fn copies_do_not_wait_without_bounds() {
+        let config = PortConfig {
+            buffer: Some(MIN_BUFFER),
+            ..PortConfig::default()
+        };
+        let mut port = Port::new(config, 1, 1);
+        port.link_up(Width::X4, Speed::Edr);
+        port.info.state = PortState::ACTIVE;
+        // The other end never has room.
+        let mut send = |room| port.transmit(frame(0, 4), MAX_WAIT, room, Duration::ZERO);
+        for _ in 0..MAX_WITHOUT_ROOM {
+            assert_eq!(send(None), Ok(None));
+        }
+        assert_eq!(send(None), Err(Discarded));
+        let room = queue::Room {
+            port: 2,
+            lane: 0,
+            blocks: 1,
+        };
+        assert_eq!(send(Some(room)), Ok(None));
+        assert_eq!(port.statistics.counters.transmit_discards, 1);
     }
 
     #[test]

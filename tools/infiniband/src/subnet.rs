@@ -11,6 +11,7 @@ use crate::{
     mad::Smp,
     node::{Output, smp_packet},
     packet::{Frame, Packet},
+    performance::count,
     port::PortConfig,
     switch::Switch,
     topology::{End, Kind, Link, Topology},
@@ -24,6 +25,11 @@ use std::{
 
 /// How long two ports take to agree on a link.
 pub const TRAINING: Duration = Duration::from_millis(10);
+
+/// Most bytes of memory for what waits for a link or is on it, in one direction.
+const MAX_ON_LINK: usize = 16 << 20;
+/// Most bytes of memory for what waits for links or is on them.
+const MAX_ON_LINKS: usize = 256 << 20;
 
 /// A node of a subnet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +61,8 @@ struct Cable {
     /// Counts how often the link went up or down: what was on it then is lost.
     epoch: u64,
     training: bool,
+    /// Bytes of memory for what is on the way to each of its ends.
+    bytes: [usize; 2],
 }
 
 #[derive(Debug)]
@@ -82,6 +90,11 @@ enum Event {
     Wake { node: usize },
 }
 
+/// Bytes of memory for a frame on a link, about.
+fn cost(frame: &Frame) -> usize {
+    frame.length() + 2 * size_of::<Event>()
+}
+
 /// A subnet.
 #[derive(Debug)]
 pub struct Subnet {
@@ -93,6 +106,8 @@ pub struct Subnet {
     now: Duration,
     chance: ChaCha8Rng,
     delivered: VecDeque<(NodeId, Packet)>,
+    /// Bytes of memory for what is on the way on all links.
+    bytes: usize,
 }
 
 impl Subnet {
@@ -144,6 +159,7 @@ impl Subnet {
             link,
             epoch: 0,
             training: false,
+            bytes: [0; 2],
         };
         let mut subnet = Self {
             nodes: nodes.collect(),
@@ -153,6 +169,7 @@ impl Subnet {
             now,
             chance: ChaCha8Rng::seed_from_u64(topology.seed),
             delivered: VecDeque::new(),
+            bytes: 0,
         };
         for link in 0..subnet.cables.len() {
             subnet.settle(link);
@@ -194,6 +211,8 @@ impl Subnet {
                 frame,
                 sent: (lane, blocks),
             } => {
+                self.cables[link].bytes[end] -= cost(&frame);
+                self.bytes -= cost(&frame);
                 if self.cables[link].epoch == epoch {
                     let end = self.cables[link].link.ends[end];
                     if let Some(queues) = self.agent_mut(end.node).queues_mut(end.port) {
@@ -488,7 +507,21 @@ impl Subnet {
         let (at, epoch, rate) = (at + properties.latency, *epoch, properties.bit_error_rate);
         let lane = frame.lane();
         let queues = self.agent_mut(from.node).queues_mut(from.port);
+        let controlled = queues.is_some();
         let sent = (lane, queues.map_or(0, |queues| queues.sent(lane)));
+        let cost = cost(&frame);
+        let cable = &mut self.cables[link].bytes[1 - end];
+        let full = *cable + cost > MAX_ON_LINK || self.bytes + cost > MAX_ON_LINKS;
+        // With flow control, room limits it.
+        if full && !controlled {
+            let statistics = self.agent_mut(from.node).statistics_mut(from.port);
+            if let Some(statistics) = statistics {
+                count!(statistics.counters.transmit_discards);
+            }
+            return;
+        }
+        *cable += cost;
+        self.bytes += cost;
         let frame = self.damage(frame, rate);
         self.schedule(
             at,
@@ -513,9 +546,10 @@ impl Subnet {
             return frame;
         }
         let bit = (self.chance.next_u64() % bits) as usize;
+        let hops = frame.hops();
         let mut bytes = frame.into_bytes();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        bytes.into()
+        Frame::from(bytes).after(hops)
     }
 
     fn has_link(&self, end: End) -> bool {

@@ -19,6 +19,10 @@ use std::time::Duration;
 
 pub use crate::node::Output;
 
+/// Switches that a packet may pass. A directed route has at most 63 hops, so a shortest way between two nodes that one
+/// manager reaches has fewer; a packet that went further is in a circle.
+pub const MAX_SWITCHES: u8 = 128;
+
 /// A switch. It never [delivers](Output::Deliver).
 #[derive(Clone, Debug)]
 pub struct Switch {
@@ -57,7 +61,8 @@ impl Switch {
         outputs
     }
 
-    /// A frame came in by the link of port `input`.
+    /// A frame came in by the link of port `input`. It is dropped if it has passed [`MAX_SWITCHES`], unless it is for
+    /// this one.
     pub fn receive(&mut self, input: u8, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         if let Some(lrh) = self.agent.receive(input, &frame) {
@@ -111,6 +116,9 @@ impl Switch {
         let to = lrh.destination;
         if self.agent.end_port().has_lid(to) {
             return self.accept(frame, input, now, outputs);
+        }
+        if frame.hops() >= MAX_SWITCHES {
+            return self.relay_error(input);
         }
         if is_multicast(to) {
             let ports = self.agent.multicast_ports(to, input);
@@ -171,7 +179,8 @@ impl Switch {
             }
             frame.set_lane(lane);
         }
-        let left = port.transmit(frame, life, self.room.take(), now);
+        let hops = frame.hops() + 1;
+        let left = port.transmit(frame.after(hops), life, self.room.take(), now);
         outputs.extend(left.ok().flatten().map(|(frame, at)| Output::Transmit {
             port: output,
             frame,

@@ -4,6 +4,7 @@
 //! or hostile has the consequences that the standard names.
 
 mod hostile;
+mod isolation;
 mod manager;
 
 use manager::Manager;
@@ -20,6 +21,7 @@ use vrnic_infiniband::{
     mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status},
     packet::{Bth, Deth, Packet},
     performance::ALL_PORTS,
+    port::is_multicast,
     subnet::{NodeId, Subnet},
     topology::Topology,
     trap::{KeyViolation, Trap},
@@ -49,11 +51,18 @@ fn lid(subnet: &Subnet, node: NodeId) -> Lid {
     subnet.agent(node).end_port().info().lid
 }
 
-/// A datagram of a program to queue pair 77.
+/// Queue pair of packets to groups.
+const GROUPS: u32 = 0xff_ffff;
+
+/// A datagram of a program to queue pair 77, or to a group.
 fn datagram(destination: Lid, pkey: u16, payload: &[u8]) -> Packet {
     let bth = Bth {
         pkey,
-        destination_qp: 77,
+        destination_qp: if is_multicast(destination) {
+            GROUPS
+        } else {
+            77
+        },
         ..Bth::default()
     };
     let deth = Deth {
@@ -63,12 +72,12 @@ fn datagram(destination: Lid, pkey: u16, payload: &[u8]) -> Packet {
     Packet::datagram((0, destination), 0, bth, deth, payload)
 }
 
-/// The next packet for queue pair 77; those of management go to nobody.
+/// The next packet of a program; those of management go to nobody.
 fn next_datagram(subnet: &mut Subnet) -> Option<(NodeId, Packet)> {
     loop {
         let (node, packet) = subnet.receive()?;
         let datagram = packet.as_datagram();
-        if datagram.is_some_and(|(bth, ..)| bth.destination_qp == 77) {
+        if datagram.is_some_and(|(bth, ..)| [77, GROUPS].contains(&bth.destination_qp)) {
             return Some((node, packet));
         }
     }
@@ -1035,20 +1044,8 @@ fn counters(
 ) -> PerformanceMad {
     let mut request = PerformanceMad::request(Method::GET, attribute);
     request.data[1] = port;
-    let bth = Bth {
-        pkey: 0xffff,
-        destination_qp: 1,
-        ..Bth::default()
-    };
-    let deth = Deth {
-        qkey: MANAGEMENT_QKEY,
-        source_qp: 1,
-    };
     subnet
-        .send(
-            from,
-            Packet::datagram((0, to), 0, bth, deth, &request.to_bytes()),
-        )
+        .send(from, general((0, to), 0xffff, &request))
         .unwrap();
     subnet.run_until(subnet.now() + MILLISECOND);
     loop {
@@ -1222,71 +1219,6 @@ fn violations_that_an_owner_found_count() {
     manager.wait(&mut subnet, SECOND);
     let told = |trap: &&Trap| matches!(trap, Trap::QKey(it) if it.key == 7);
     assert_eq!(manager.traps.iter().filter(told).count(), 1);
-}
-
-/// Two switches that send a packet to each other do so for ever, as they do in hardware; time passes nevertheless, and
-/// nothing grows.
-#[test]
-fn a_loop_in_the_tables_is_a_loop() {
-    let (mut subnet, mut manager) = managed("[ring]\nswitches = 3\nhosts = 1");
-    let [one, two, three] =
-        ["switch1", "switch2", "switch3"].map(|name| subnet.find(name).unwrap());
-    for (node, next) in [(one, two), (two, three), (three, one)] {
-        let port = (1..=3)
-            .find(|port| {
-                subnet
-                    .peer(node, *port)
-                    .is_some_and(|(_, peer, _)| peer == next)
-            })
-            .unwrap();
-        let place = manager
-            .found
-            .iter()
-            .position(|found| found.lid == lid(&subnet, node))
-            .unwrap();
-        let path = manager.found[place].path.clone();
-        let mut ports = [0xff; 64];
-        ports[60] = port;
-        manager.set(
-            &mut subnet,
-            &path,
-            id::LINEAR_FORWARDING,
-            0,
-            LinearForwarding { ports }.to_data(),
-        );
-        let data = manager.get(&mut subnet, &path, id::SWITCH_INFO, 0).unwrap();
-        let info = SwitchInfo {
-            linear_top: 63,
-            ..SwitchInfo::read(&data)
-        };
-        manager.set(&mut subnet, &path, id::SWITCH_INFO, 0, info.to_data());
-    }
-    subnet
-        .send(manager.at, datagram(60, 0xffff, b"round"))
-        .unwrap();
-    subnet.run_until(subnet.now() + MILLISECOND);
-    let packets = |subnet: &Subnet, node, port| {
-        subnet
-            .agent(node)
-            .port(port)
-            .unwrap()
-            .statistics()
-            .extended
-            .transmit_packets
-    };
-    let before: u64 = (1..=3).map(|port| packets(&subnet, one, port)).sum();
-    subnet.run_until(subnet.now() + MILLISECOND);
-    let after: u64 = (1..=3).map(|port| packets(&subnet, one, port)).sum();
-    assert!(after > before + 100);
-    // A cut ends it.
-    let links: Vec<_> = subnet.links().collect();
-    for link in links {
-        subnet.set_link(link, false);
-    }
-    let count = |subnet: &Subnet| (1..=3).map(|port| packets(subnet, one, port)).sum::<u64>();
-    let before = count(&subnet);
-    subnet.run_until(subnet.now() + SECOND);
-    assert_eq!(count(&subnet), before);
 }
 
 /// More packets of management than an agent takes are dropped and counted; those after that are answered.
@@ -1466,6 +1398,20 @@ fn management(addresses: (Lid, Lid), smp: &Smp) -> Packet {
         ..Bth::default()
     };
     Packet::datagram(addresses, 0, bth, Deth::default(), &smp.to_bytes())
+}
+
+/// A request of performance management between queue pairs 1.
+fn general(addresses: (Lid, Lid), pkey: u16, mad: &PerformanceMad) -> Packet {
+    let bth = Bth {
+        pkey,
+        destination_qp: 1,
+        ..Bth::default()
+    };
+    let deth = Deth {
+        qkey: MANAGEMENT_QKEY,
+        source_qp: 1,
+    };
+    Packet::datagram(addresses, 0, bth, deth, &mad.to_bytes())
 }
 
 /// An owner that does what a node does with directed routes gets packets as they came, and theirs leave as they are.

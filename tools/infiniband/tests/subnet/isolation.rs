@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What a node that does wrong, or a manager that does, cannot do to the others and to whoever runs the subnet.
+
+use super::{MILLISECOND, SECOND, arrivals, datagram, discards, lid, managed};
+use crate::manager::Manager;
+use vrnic_infiniband::{
+    Lid,
+    attributes::{LinearForwarding, MulticastForwarding, SwitchInfo, id},
+    mad::{Method, Smp},
+    subnet::{NodeId, Subnet},
+};
+
+/// A ring of three switches whose tables send `CIRCLING` and the group `GROUP` around it for ever.
+fn circle(more: &str) -> (Subnet, Manager, [NodeId; 3]) {
+    let (mut subnet, mut manager) = managed(&format!("{more}[ring]\nswitches = 3\nhosts = 1"));
+    // No trap is left to be told.
+    manager.wait(&mut subnet, SECOND);
+    let switches = ["switch1", "switch2", "switch3"].map(|name| subnet.find(name).unwrap());
+    for place in 0..3 {
+        let (node, next) = (switches[place], switches[(place + 1) % 3]);
+        let leads = |port: &u8| subnet.peer(node, *port).is_some_and(|it| it.1 == next);
+        let port = (1..=3).find(leads).unwrap();
+        let own = lid(&subnet, node);
+        let found = manager.found.iter().find(|found| found.lid == own).unwrap();
+        let path = found.path.clone();
+        let mut ports = [0xff; 64];
+        ports[usize::from(CIRCLING)] = port;
+        let table = LinearForwarding { ports }.to_data();
+        manager.set(&mut subnet, &path, id::LINEAR_FORWARDING, 0, table);
+        let mut groups = MulticastForwarding::default();
+        // To the switch itself too.
+        groups.ports[usize::from(GROUP - 0xc000)] = 1 << port | 1;
+        manager.set(
+            &mut subnet,
+            &path,
+            id::MULTICAST_FORWARDING,
+            0,
+            groups.to_data(),
+        );
+        let data = manager.get(&mut subnet, &path, id::SWITCH_INFO, 0).unwrap();
+        let info = SwitchInfo {
+            linear_top: 63,
+            ..SwitchInfo::read(&data)
+        };
+        manager.set(&mut subnet, &path, id::SWITCH_INFO, 0, info.to_data());
+    }
+    (subnet, manager, switches)
+}
+
+const CIRCLING: Lid = 60;
+
+const GROUP: Lid = 0xc005;
+
+/// Packets that switches sent, and those that they had no way for.
+fn sent(subnet: &Subnet, switches: &[NodeId]) -> (u64, u16) {
+    let ports = switches.iter().flat_map(|switch| {
+        let agent = subnet.agent(*switch);
+        agent.external_ports().filter_map(|port| agent.port(port))
+    });
+    ports.fold((0, 0), |(packets, errors), port| {
+        let statistics = port.statistics();
+        (
+            packets + statistics.extended.transmit_packets,
+            errors + statistics.counters.receive_switch_relay_errors,
+        )
+    })
+}
+
+/// What circles costs its sender's subnet no more than a hundred hops, whatever it is and whether or not there is flow
+/// control.
+#[test]
+fn a_circle_in_the_tables_has_an_end() {
+    for more in ["", "buffer = 20000\n"] {
+        for kind in 0..3 {
+            let (mut subnet, manager, switches) = circle(more);
+            let before = sent(&subnet, &switches);
+            match kind {
+                0 => subnet
+                    .send(manager.at, datagram(CIRCLING, 0xffff, b"round"))
+                    .unwrap(),
+                1 => subnet
+                    .send(manager.at, datagram(GROUP, 0xffff, b"round"))
+                    .unwrap(),
+                _ => {
+                    let smp = Smp::request(Method::GET, id::NODE_INFO, 0);
+                    subnet.send_smp(manager.at, &smp, CIRCLING).unwrap();
+                }
+            }
+            for time in [MILLISECOND, SECOND] {
+                subnet.run_until(subnet.now() + time);
+                let after = sent(&subnet, &switches);
+                let hops = after.0 - before.0;
+                assert!((64..200).contains(&hops), "{more}{kind}: {hops} hops");
+                assert_eq!(after.1 - before.1, 1, "{more}{kind}");
+            }
+        }
+    }
+}
+
+/// Who sends more than a link carries loses it, and nobody else does.
+#[test]
+fn what_waits_for_a_link_has_bounds() {
+    let (mut subnet, _) = managed(
+        "[[switch]]\nname = 's'\nports = 4\n[[hca]]\nname = 'm'\n[[hca]]\nname = 'slow'\n[[hca]]\nname = 'b'\n\
+         [[hca]]\nname = 'c'\n[[link]]\nends = ['m', 's/1']\n[[link]]\nends = ['slow', 's/2']\nwidth = '1x'\n\
+         speed = 'sdr'\n[[link]]\nends = ['b', 's/3']\n[[link]]\nends = ['c', 's/4']",
+    );
+    let [m, slow, b, c] = ["m", "slow", "b", "c"].map(|name| subnet.find(name).unwrap());
+    let (to_slow, to_c) = (lid(&subnet, slow), lid(&subnet, c));
+    let mut arrived = Vec::new();
+    for _ in 0..3 {
+        let flows = [(m, to_slow, 0, 2000), (b, to_c, 1, 2000)];
+        arrived.extend(arrivals(&mut subnet, &flows, MILLISECOND));
+    }
+    arrived.extend(arrivals(&mut subnet, &[], SECOND));
+    let of = |to: Lid| {
+        arrived
+            .iter()
+            .filter(|packet| packet.destination == to)
+            .count()
+    };
+    assert_eq!(of(to_c), 6000);
+    assert!((3000..4200).contains(&of(to_slow)), "{}", of(to_slow));
+    assert_eq!(of(to_slow) + discards(&subnet) as usize, 6000);
+}
