@@ -153,7 +153,7 @@ pub(crate) fn pkeys_match(one: u16, other: u16) -> bool {
 pub enum PortRequest {
     /// To process a management datagram.
     Mad {
-        /// Whether the M_Key does not matter.
+        /// Whether the driver asks for itself, and says that the M_Key does not matter. It is not the driver's to say.
         ignore_m_key: bool,
         /// LID of who asks.
         slid: u16,

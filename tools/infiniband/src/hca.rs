@@ -94,23 +94,17 @@ impl Hca {
     }
 
     /// An agent of the node does what it does with a management datagram that arrived, and that `packet` contains.
-    /// What it would send comes back. `None` if the datagram is for no agent, an empty answer if it has none.
-    pub fn process(
-        &mut self,
-        packet: &Packet,
-        ignore_m_key: bool,
-        now: Duration,
-    ) -> Option<Option<Vec<u8>>> {
+    /// What it would send comes back. `None` if the datagram is for no agent, an empty answer if it has none. The
+    /// management key protects the node as it does from the network: it is a secret of the subnet manager, also before
+    /// the owner of the HCA.
+    pub fn process(&mut self, packet: &Packet, now: Duration) -> Option<Option<Vec<u8>>> {
         let (bth, _, mad) = packet.as_datagram()?;
         if bth.destination_qp != 0 {
             let request = PerformanceMad::parse(mad).ok()?;
             let response = self.agent.answer_performance(&request)?;
             return Some(Some(response.to_bytes().to_vec()));
         }
-        let mut smp = Smp::parse(mad).ok()?;
-        if ignore_m_key {
-            smp.m_key = self.agent.end_port().info().m_key;
-        }
+        let smp = Smp::parse(mad).ok()?;
         match self.agent.answer(&smp, PORT, now) {
             Answer::Pass => None,
             Answer::Discard => Some(None),

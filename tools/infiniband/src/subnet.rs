@@ -316,15 +316,10 @@ impl Subnet {
     }
 
     /// An agent of an HCA processes a management datagram, as [`Hca::process`] does; `None` of a switch.
-    pub fn process(
-        &mut self,
-        node: NodeId,
-        packet: &Packet,
-        ignore_m_key: bool,
-    ) -> Option<Option<Vec<u8>>> {
+    pub fn process(&mut self, node: NodeId, packet: &Packet) -> Option<Option<Vec<u8>>> {
         let now = self.now;
         let result = match &mut self.nodes[node.0].device {
-            Device::Hca(hca) => hca.process(packet, ignore_m_key, now),
+            Device::Hca(hca) => hca.process(packet, now),
             Device::Switch(_) => None,
         };
         self.after(node.0, Vec::new());

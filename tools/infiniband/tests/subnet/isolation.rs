@@ -2,12 +2,12 @@
 
 //! What a node that does wrong, or a manager that does, cannot do to the others and to whoever runs the subnet.
 
-use super::{MILLISECOND, SECOND, arrivals, datagram, discards, lid, managed};
+use super::{MILLISECOND, SECOND, arrivals, datagram, discards, general, lid, managed, management};
 use crate::manager::Manager;
 use vrnic_infiniband::{
     Lid,
-    attributes::{LinearForwarding, MulticastForwarding, SwitchInfo, id},
-    mad::{Method, Smp},
+    attributes::{LinearForwarding, MulticastForwarding, PKeyTable, SwitchInfo, id},
+    mad::{Method, PerformanceMad, Route, Smp},
     subnet::{NodeId, Subnet},
 };
 
@@ -123,4 +123,40 @@ fn what_waits_for_a_link_has_bounds() {
     assert_eq!(of(to_c), 6000);
     assert!((3000..4200).contains(&of(to_slow)), "{}", of(to_slow));
     assert_eq!(of(to_slow) + discards(&subnet) as usize, 6000);
+}
+
+/// A guest has no more of its own port than whoever is on the network: the key is the subnet manager's.
+#[test]
+fn the_owner_of_an_hca_does_not_get_its_management_key() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let hca = subnet.hcas().next().expect("an HCA");
+    manager.change_port(&mut subnet, &[], 1, |info| {
+        (info.m_key, info.m_key_protection) = (0x5ec_2e70, 3);
+    });
+    let own = lid(&subnet, hca);
+    let get = Smp::request(Method::GET, id::PORT_INFO, 1);
+    let mut table = PKeyTable::default();
+    table.keys[..2].copy_from_slice(&[0xffff, 0x8001]);
+    let set = Smp {
+        data: table.to_data(),
+        ..Smp::request(Method::SET, id::PKEY_TABLE, 0)
+    };
+    for smp in [&get, &set] {
+        for route in [false, true] {
+            let mut smp = smp.clone();
+            if route {
+                let mut route = Route::along(&[]).expect("a route");
+                route.hop_pointer = 1;
+                smp.route = Some(route);
+            }
+            let answer = subnet.process(hca, &management((0xffff, own), &smp));
+            assert_eq!(answer, Some(None), "{smp:?}");
+        }
+    }
+    assert_eq!(subnet.agent(hca).end_port().pkeys()[1], 0);
+    assert_eq!(subnet.agent(hca).end_port().info().m_key_violations, 4);
+    // Counters have no key.
+    let counters = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
+    let packet = general((0, own), 0xffff, &counters);
+    assert!(matches!(subnet.process(hca, &packet), Some(Some(_))));
 }

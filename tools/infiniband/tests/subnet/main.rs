@@ -1478,11 +1478,11 @@ fn a_bare_hca_sends_with_its_own_lid_and_does_not_hear_its_groups() {
 
 #[test]
 fn agents_process_what_does_not_come_from_the_network() {
-    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let (mut subnet, _) = managed("[single]\nhosts = 2");
     let hca = subnet.hcas().next().expect("an HCA");
     let get = Smp::request(Method::GET, id::PORT_INFO, 1);
     let packet = management((0xffff, 1), &get);
-    let answer = subnet.process(hca, &packet, false).expect("for the agent");
+    let answer = subnet.process(hca, &packet).expect("for the agent");
     let response = Smp::parse(&answer.expect("an answer")).expect("a response");
     assert_eq!(response.header.method, Method::GET_RESPONSE);
     let general = |mad: &[u8]| {
@@ -1493,19 +1493,12 @@ fn agents_process_what_does_not_come_from_the_network() {
         Packet::datagram((0, 1), 0, bth, Deth::default(), mad)
     };
     let counters = PerformanceMad::request(Method::GET, id::PORT_COUNTERS).to_bytes();
-    assert!(subnet.process(hca, &general(&counters), false).is_some());
+    assert!(subnet.process(hca, &general(&counters)).is_some());
     // Others' matters.
     let pass = Smp {
         header: response.header,
         ..get.clone()
     };
-    assert_eq!(subnet.process(hca, &management((1, 1), &pass), false), None);
-    assert_eq!(subnet.process(hca, &general(&[7; 256]), false), None);
-    // The key protects it, unless that does not matter.
-    manager.change_port(&mut subnet, &[], 1, |info| {
-        (info.m_key, info.m_key_protection) = (5, 3);
-    });
-    assert_eq!(subnet.process(hca, &packet, false), Some(None));
-    let answer = subnet.process(hca, &packet, true).expect("for the agent");
-    assert!(answer.is_some());
+    assert_eq!(subnet.process(hca, &management((1, 1), &pass)), None);
+    assert_eq!(subnet.process(hca, &general(&[7; 256])), None);
 }

@@ -506,7 +506,8 @@ impl SubnetFabric {
                 PortAnswer::Done
             }
             PortRequest::Mad {
-                ignore_m_key,
+                // The key is not the guest's to ignore; agents of other classes have none.
+                ignore_m_key: _,
                 slid,
                 service_level,
                 mad,
@@ -522,7 +523,7 @@ impl SubnetFabric {
                     let own = subnet.agent(node).end_port().info().lid;
                     let packet =
                         Packet::datagram((slid, own), service_level, bth, Deth::default(), &mad);
-                    subnet.process(node, &packet, ignore_m_key)
+                    subnet.process(node, &packet)
                 });
                 match done {
                     // The subnet that would have answered is gone.
