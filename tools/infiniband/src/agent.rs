@@ -40,8 +40,8 @@ const MULTICAST_PORTS: usize = 16;
 /// Most external ports of a switch (14.2.5.3).
 pub const MAX_PORTS: usize = 254;
 
-/// Most traps that wait to be heard.
-const MAX_TRAPS: usize = 16;
+/// Most traps of each cause that hostile packets can have which wait to be heard.
+const MAX_VIOLATIONS: usize = 4;
 /// Least time between two traps, however short the subnet manager says that it is.
 const MIN_TRAP_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -385,15 +385,28 @@ impl Agent {
         self.end_port_mut().info.q_key_violations = 0;
     }
 
-    /// Tells the subnet manager, again and again until it has heard. What waits already is not told twice.
+    /// Tells the subnet manager, again and again until it has heard. What waits already is told as it was last. Of
+    /// violations, those by few sources wait: whoever provokes them holds up no other cause.
     pub fn raise(&mut self, trap: Trap) {
-        let known = self.traps.iter().any(|pending| pending.trap == trap);
-        if !known && self.traps.len() < MAX_TRAPS {
-            self.transaction += 1;
-            self.traps.push_back(PendingTrap {
-                transaction: self.transaction,
-                trap,
-            });
+        let number = trap.number();
+        let alike = self.traps.iter().filter(|it| it.trap.number() == number);
+        let many = alike.count() >= MAX_VIOLATIONS;
+        let is_same = |it: &&mut PendingTrap| {
+            it.trap.number() == number && it.trap.subject() == trap.subject()
+        };
+        let known = self.traps.iter_mut().find(is_same);
+        if known.is_none() && many && trap.is_violation() {
+            return;
+        }
+        // Who hears of the older one has not heard of this one.
+        self.transaction += 1;
+        let pending = PendingTrap {
+            transaction: self.transaction,
+            trap,
+        };
+        match known {
+            Some(old) => *old = pending,
+            None => self.traps.push_back(pending),
         }
     }
 

@@ -184,6 +184,29 @@ traps! {
     SwitchPKey(SwitchKeyViolation) = 259, SECURITY;
 }
 
+impl Trap {
+    /// Whom it is about, of those with its number: the source of a violation, the port of trouble.
+    pub(crate) fn subject(&self) -> u16 {
+        match self {
+            Self::LinkState(_) | Self::Capability(_) => 0,
+            Self::LinkIntegrity(it) | Self::BufferOverrun(it) | Self::FlowControl(it) => {
+                it.port.into()
+            }
+            Self::MKey(it) => it.source,
+            Self::PKey(it) | Self::QKey(it) => it.source,
+            Self::SwitchPKey(it) => it.source,
+        }
+    }
+
+    /// Whether it is about a packet, so that whoever sends packets decides when there are how many.
+    pub(crate) fn is_violation(&self) -> bool {
+        matches!(
+            self,
+            Self::MKey(_) | Self::PKey(_) | Self::QKey(_) | Self::SwitchPKey(_)
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,9 +6,11 @@ use super::{MILLISECOND, SECOND, arrivals, datagram, discards, general, lid, man
 use crate::manager::Manager;
 use vrnic_infiniband::{
     Lid,
-    attributes::{LinearForwarding, MulticastForwarding, PKeyTable, SwitchInfo, id},
+    attributes::{LinearForwarding, MulticastForwarding, PKeyTable, SwitchInfo, capability, id},
     mad::{Method, PerformanceMad, Route, Smp},
+    packet::{Deth, Packet},
     subnet::{NodeId, Subnet},
+    trap::Trap,
 };
 
 /// A ring of three switches whose tables send `CIRCLING` and the group `GROUP` around it for ever.
@@ -159,4 +161,66 @@ fn the_owner_of_an_hca_does_not_get_its_management_key() {
     let counters = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
     let packet = general((0, own), 0xffff, &counters);
     assert!(matches!(subnet.process(hca, &packet), Some(Some(_))));
+}
+
+/// Whoever provokes traps keeps none of another cause, or about another one, from the manager.
+#[test]
+fn a_flood_of_violations_hides_no_trap() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 4");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let switch = subnet.find("switch1").unwrap();
+    manager.wait(&mut subnet, SECOND);
+    manager.traps.clear();
+    let to = lid(&subnet, switch);
+    let wrong = |qkey| {
+        let request = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
+        let bth = *general((0, to), 0xffff, &request).as_datagram().unwrap().0;
+        let deth = Deth { qkey, source_qp: 1 };
+        Packet::datagram((0, to), 0, bth, deth, &request.to_bytes())
+    };
+    for qkey in 1..=40 {
+        subnet.send(hcas[1], wrong(qkey)).unwrap();
+    }
+    subnet.run_until(subnet.now() + MILLISECOND / 10);
+    let (link, ..) = subnet.peer(hcas[3], 1).unwrap();
+    subnet.set_link(link, false);
+    subnet.send(hcas[2], wrong(7)).unwrap();
+    let mask = capability::TRAP | 1 << 17;
+    subnet.change_agent(switch, |agent| agent.set_capabilities(mask));
+    manager.wait(&mut subnet, 60 * SECOND);
+    let violations = &subnet.agent(switch).end_port().info().q_key_violations;
+    assert_eq!(*violations, 41);
+    let told = |trap: fn(&Trap) -> bool| manager.traps.iter().filter(|it| trap(it)).count();
+    assert_eq!(told(|trap| matches!(trap, Trap::LinkState(_))), 1);
+    assert_eq!(told(|trap| matches!(trap, Trap::Capability(_))), 1);
+    let of = |hca: NodeId| {
+        let from = lid(&subnet, hca);
+        let is = |trap: &&Trap| matches!(trap, Trap::QKey(it) if it.source == from);
+        manager.traps.iter().filter(is).count()
+    };
+    // The first, and the last of the flood.
+    assert_eq!((of(hcas[1]), of(hcas[2])), (2, 1), "{:?}", manager.traps);
+}
+
+/// What changes while the manager has not heard of the last change is told as it is in the end.
+#[test]
+fn the_last_change_is_told() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    manager.wait(&mut subnet, SECOND);
+    manager.traps.clear();
+    for bit in 0..32 {
+        subnet.change_agent(peer, |agent| agent.set_capabilities(1 << bit));
+    }
+    manager.wait(&mut subnet, SECOND);
+    let masks: Vec<u32> = manager
+        .traps
+        .iter()
+        .map(|trap| match trap {
+            Trap::Capability(change) => change.mask,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(masks.last(), Some(&(1 << 31)), "{masks:x?}");
+    assert!(masks.len() <= 3, "{masks:x?}");
 }
