@@ -12,7 +12,7 @@ use crate::{
     node::{Reply, answer_general, answer_smp, check_pkey, smp_packet},
     packet::{Body, Frame, MANAGEMENT_LANE, Packet},
     performance::count,
-    port::{MAX_FRAME, MAX_WAIT, PortConfig, is_multicast},
+    port::{MAX_FRAME, MAX_WAIT, MULTICAST_QP, PortConfig, is_multicast},
     queue::Queues,
 };
 use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
@@ -298,7 +298,11 @@ impl Hca {
             }
             return;
         }
-        let here = port.has_lid(to) || is_multicast(to) && self.groups.contains(&to);
+        let here = if is_multicast(to) {
+            bth.destination_qp == MULTICAST_QP && self.groups.contains(&to)
+        } else {
+            bth.destination_qp != MULTICAST_QP && port.has_lid(to)
+        };
         if !here || !check_pkey(&mut self.agent, &packet) {
             return;
         }

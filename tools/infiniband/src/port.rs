@@ -513,6 +513,9 @@ pub const fn is_multicast(lid: u16) -> bool {
     lid >= MULTICAST_LID && lid != PERMISSIVE
 }
 
+/// Queue pair that all packets to multicast LIDs are for, and no others (9.6.1).
+pub const MULTICAST_QP: u32 = 0xff_ffff;
+
 /// Least room for the packets of a lane: that of the longest frame.
 pub const MIN_BUFFER: u32 = MAX_FRAME.next_multiple_of(queue::BLOCK) as u32;
 

@@ -263,7 +263,9 @@ impl Switch {
         if management {
             return self.accept_smp(&packet, input, now, outputs);
         }
-        if bth.destination_qp != 1 || !check_pkey(&mut self.agent, &packet) {
+        // No agent is in a group.
+        let here = bth.destination_qp == 1 && !is_multicast(packet.destination);
+        if !here || !check_pkey(&mut self.agent, &packet) {
             return;
         }
         if let Some(Reply::Send(response, _)) = answer_general(&mut self.agent, &packet) {

@@ -2,13 +2,19 @@
 
 //! What a node that does wrong, or a manager that does, cannot do to the others and to whoever runs the subnet.
 
-use super::{MILLISECOND, SECOND, arrivals, datagram, discards, general, lid, managed, management};
+use super::{
+    MILLISECOND, SECOND, arrivals, datagram, discards, general, lid, managed, management,
+    next_datagram,
+};
 use crate::manager::Manager;
 use vrnic_infiniband::{
     Lid,
-    attributes::{LinearForwarding, MulticastForwarding, PKeyTable, SwitchInfo, capability, id},
-    mad::{Method, PerformanceMad, Route, Smp},
-    packet::{Deth, Packet},
+    attributes::{
+        LinearForwarding, MulticastForwarding, PKeyTable, PortCounters, SwitchInfo, capability, id,
+    },
+    mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp},
+    packet::{Body, Deth, Packet},
+    performance::ALL_PORTS,
     subnet::{NodeId, Subnet},
     trap::Trap,
 };
@@ -223,4 +229,62 @@ fn the_last_change_is_told() {
         .collect();
     assert_eq!(masks.last(), Some(&(1 << 31)), "{masks:x?}");
     assert!(masks.len() <= 3, "{masks:x?}");
+}
+
+/// Agents are nobody's group: a request to all of them changes nothing and is not answered. Nor is the queue pair of
+/// groups one of a port.
+#[test]
+fn agents_are_in_no_group() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 3");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let mut groups = MulticastForwarding::default();
+    groups.ports[5] = 0b1111;
+    manager.set(
+        &mut subnet,
+        &[1],
+        id::MULTICAST_FORWARDING,
+        0,
+        groups.to_data(),
+    );
+    for &hca in &hcas {
+        assert!(subnet.attach(hca, GROUP, true));
+    }
+    manager.wait(&mut subnet, SECOND);
+    manager.traps.clear();
+    let mut clear = PerformanceMad::request(Method::SET, id::PORT_COUNTERS);
+    PortCounters {
+        port_select: ALL_PORTS,
+        select: 0xffff,
+        ..PortCounters::default()
+    }
+    .write(&mut clear.data);
+    let packet = general((0, GROUP), 0xffff, &clear);
+    subnet.send(hcas[0], packet).unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    assert_eq!(subnet.receive(), None, "nobody answers");
+    let switch = subnet.find("switch1").unwrap();
+    for (node, port) in [(hcas[1], 1), (hcas[2], 1), (switch, 1)] {
+        let port = subnet.agent(node).port(port).unwrap();
+        assert!(port.statistics().counters.receive_packets > 1);
+    }
+    // A wrong key of it is nobody's violation.
+    let mut packet = general((0, GROUP), 0xffff, &clear);
+    if let Body::Transport { rest, .. } = &mut packet.body {
+        rest[..4].copy_from_slice(&(MANAGEMENT_QKEY + 1).to_be_bytes());
+    }
+    subnet.send(hcas[0], packet).unwrap();
+    let mut packet = datagram(lid(&subnet, hcas[1]), 0xffff, b"x");
+    if let Body::Transport { bth, .. } = &mut packet.body {
+        bth.destination_qp = 0xff_ffff;
+    }
+    subnet.send(hcas[0], packet).unwrap();
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(
+        (manager.traps.last(), next_datagram(&mut subnet)),
+        (None, None)
+    );
+    assert!(manager.delivered.is_empty(), "{:?}", manager.delivered);
+    for node in [hcas[1], switch] {
+        assert_eq!(subnet.agent(node).end_port().info().q_key_violations, 0);
+    }
 }
