@@ -93,7 +93,8 @@ pub(crate) fn answer_smp(
     })
 }
 
-/// A datagram to QP 1 ended here.
+/// A datagram to QP 1 ended here, whose partition is one of the node's. The answer has the key of the node, not that of
+/// who asked: one of them may be a limited member.
 pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply> {
     let (bth, deth, payload) = packet.as_datagram()?;
     if deth.qkey != MANAGEMENT_QKEY {
@@ -108,8 +109,9 @@ pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply
     let Some(response) = agent.answer_performance(&request) else {
         return Some(Reply::Deliver);
     };
+    let port = agent.end_port();
     let bth = Bth {
-        pkey: bth.pkey,
+        pkey: crate::port::admitting(port.pkeys(), bth.pkey)?,
         destination_qp: deth.source_qp,
         ..Bth::default()
     };
@@ -118,14 +120,14 @@ pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply
         source_qp: 1,
     };
     let addresses = (packet.destination, packet.source);
-    let packet = Packet::datagram(
-        addresses,
-        packet.service_level,
-        bth,
-        deth,
-        &response.to_bytes(),
-    );
-    Some(Reply::Send(packet, Step::Lid(addresses.1)))
+    let level = packet.service_level;
+    let mut answer = Packet::datagram(addresses, level, bth, deth, &response.to_bytes());
+    if let (Body::Transport { grh: from, .. }, Body::Transport { grh, .. }) =
+        (&packet.body, &mut answer.body)
+    {
+        *grh = from.as_ref().map(|from| port.answering(from));
+    }
+    Some(Reply::Send(answer, Step::Lid(addresses.1)))
 }
 
 /// Who used which wrong key.

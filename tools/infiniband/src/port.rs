@@ -8,7 +8,7 @@ use crate::{
         time_of, width,
     },
     mad::PERMISSIVE,
-    packet::{Frame, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
+    packet::{Frame, GRH_NEXT_HEADER, Grh, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
     performance::{Statistics, count},
     queue::{self, Queues, Room},
 };
@@ -19,6 +19,8 @@ use std::time::Duration;
 pub const PARTITIONS: usize = 32;
 /// Partition key that every table begins with (10.9.2): full members of the default partition.
 pub const DEFAULT_PKEY: u16 = 0xffff;
+/// GID prefix of a subnet that has no other one.
+const DEFAULT_GID_PREFIX: u64 = 0xfe80 << 48;
 /// Bit of a partition key that makes a full member.
 pub const FULL_MEMBER: u16 = 0x8000;
 
@@ -156,11 +158,14 @@ impl Default for PortConfig {
 /// Whether a member with the key `pkey` may talk to one with one of `keys` (10.9.3): the same partition, and one of
 /// them a full member.
 pub fn admits(keys: &[u16], pkey: u16) -> bool {
+    admitting(keys, pkey).is_some()
+}
+
+/// The one of `keys` by which a member with the key `pkey` may talk to who has them.
+pub(crate) fn admitting(keys: &[u16], pkey: u16) -> Option<u16> {
     let partition = pkey & !FULL_MEMBER;
-    partition != 0
-        && keys
-            .iter()
-            .any(|key| key & !FULL_MEMBER == partition && (key | pkey) & FULL_MEMBER != 0)
+    let admits = |key: &u16| key & !FULL_MEMBER == partition && (key | pkey) & FULL_MEMBER != 0;
+    keys.iter().copied().find(admits).filter(|_| partition != 0)
 }
 
 /// A port.
@@ -234,7 +239,7 @@ impl Port {
         let none = VlArbitration::default();
         Self {
             info: PortInfo {
-                gid_prefix: 0xfe80 << 48,
+                gid_prefix: DEFAULT_GID_PREFIX,
                 width_enabled: widths,
                 width_supported: widths,
                 width_active: width::X4.min(widths),
@@ -290,6 +295,31 @@ impl Port {
     /// Its GUIDs.
     pub fn guids(&self) -> &[u64] {
         &self.guids
+    }
+
+    /// Whether one of the port's GIDs is that one, with the prefix of the subnet or the default one (4.1.1).
+    fn has_gid(&self, gid: &[u8; 16]) -> bool {
+        let gid = u128::from_be_bytes(*gid);
+        let (prefix, guid) = ((gid >> 64) as u64, gid as u64);
+        [self.info.gid_prefix, DEFAULT_GID_PREFIX].contains(&prefix)
+            && guid != 0
+            && self.guids.contains(&guid)
+    }
+
+    /// The global route header of the answer to a packet that had `request` (13.5.4).
+    pub(crate) fn answering(&self, request: &Grh) -> Grh {
+        let first = u128::from(self.info.gid_prefix) << 64 | u128::from(self.guids[0]);
+        Grh {
+            hop_limit: u8::MAX,
+            next_header: GRH_NEXT_HEADER,
+            source: if self.has_gid(&request.destination) {
+                request.destination
+            } else {
+                first.to_be_bytes()
+            },
+            destination: request.source,
+            ..*request
+        }
     }
 
     /// Whether the physical link is up.

@@ -13,7 +13,7 @@ use vrnic_infiniband::{
         LinearForwarding, MulticastForwarding, PKeyTable, PortCounters, SwitchInfo, capability, id,
     },
     mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp},
-    packet::{Body, Deth, Packet},
+    packet::{Body, Deth, GRH_NEXT_HEADER, Grh, Packet},
     performance::ALL_PORTS,
     subnet::{NodeId, Subnet},
     trap::Trap,
@@ -229,6 +229,61 @@ fn the_last_change_is_told() {
         .collect();
     assert_eq!(masks.last(), Some(&(1 << 31)), "{masks:x?}");
     assert!(masks.len() <= 3, "{masks:x?}");
+}
+
+/// An agent answers as the member that it is, also to one that is no full one.
+#[test]
+fn answers_have_the_partition_key_of_who_answers() {
+    for limited in [0, 1] {
+        let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+        let hcas: Vec<_> = subnet.hcas().collect();
+        let mut table = PKeyTable::default();
+        table.keys[..2].copy_from_slice(&[0x8007, 0x7fff]);
+        let paths: [&[u8]; 2] = [&[], &[1, 2]];
+        let path = paths[limited];
+        manager.set(&mut subnet, path, id::PKEY_TABLE, 0, table.to_data());
+        manager.wait(&mut subnet, SECOND);
+        for from in [0, 1] {
+            while subnet.receive().is_some() {}
+            let own = if from == limited { 0x7fff } else { 0xffff };
+            let other = if from == limited { 0xffff } else { 0x7fff };
+            let mut packet = general(
+                (0, lid(&subnet, hcas[1 - from])),
+                own,
+                &PerformanceMad::request(Method::GET, id::CLASS_PORT_INFO),
+            );
+            // With a global route header, so has the answer.
+            let gid = |hca: NodeId| {
+                let port = subnet.agent(hca).end_port();
+                let prefix = u128::from(port.info().gid_prefix) << 64;
+                (prefix | u128::from(port.guids()[0])).to_be_bytes()
+            };
+            let gids = [gid(hcas[from]), gid(hcas[1 - from])];
+            if let Body::Transport { grh, .. } = &mut packet.body {
+                *grh = (from == 1).then_some(Grh {
+                    traffic_class: 3,
+                    flow_label: 9,
+                    next_header: GRH_NEXT_HEADER,
+                    hop_limit: 1,
+                    source: gids[0],
+                    destination: gids[1],
+                });
+            }
+            subnet.send(hcas[from], packet).unwrap();
+            subnet.run_until(subnet.now() + MILLISECOND);
+            let (node, packet) = subnet.receive().expect("an answer");
+            let Body::Transport { grh, bth, .. } = &packet.body else {
+                panic!("{packet:?}");
+            };
+            assert_eq!((node, bth.pkey), (hcas[from], other));
+            let answered =
+                grh.map(|it| (it.source, it.destination, it.traffic_class, it.flow_label));
+            assert_eq!(answered, (from == 1).then_some((gids[1], gids[0], 3, 9)));
+        }
+        for hca in hcas {
+            assert_eq!(subnet.agent(hca).end_port().info().p_key_violations, 0);
+        }
+    }
 }
 
 /// Agents are nobody's group: a request to all of them changes nothing and is not answered. Nor is the queue pair of
