@@ -12,7 +12,7 @@ use crate::{
     node::{Reply, answer_general, answer_smp, check_pkey, smp_packet},
     packet::{Body, Frame, MANAGEMENT_LANE, Packet},
     performance::count,
-    port::{MAX_FRAME, MAX_WAIT, MULTICAST_QP, PortConfig, is_multicast},
+    port::{FULL_MEMBER, MAX_FRAME, MAX_WAIT, MULTICAST_QP, PortConfig, is_multicast},
     queue::Queues,
 };
 use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
@@ -41,7 +41,7 @@ pub enum SendError {
     Down,
     /// Too much waits for the link.
     Busy,
-    /// The partition key is not in the port's table.
+    /// The partition key is not in the port's table, or is that of an empty entry.
     Partition,
     /// The service level has no lane.
     ServiceLevel,
@@ -200,7 +200,7 @@ impl Hca {
                 return Err(SendError::ServiceLevel);
             }
             if let Body::Transport { bth, .. } = &packet.body
-                && !port.pkeys().contains(&bth.pkey)
+                && (bth.pkey & !FULL_MEMBER == 0 || !port.pkeys().contains(&bth.pkey))
             {
                 return Err(SendError::Partition);
             }

@@ -12,6 +12,7 @@ use vrnic_infiniband::{
     attributes::{
         LinearForwarding, MulticastForwarding, PKeyTable, PortCounters, SwitchInfo, capability, id,
     },
+    hca::SendError,
     mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp},
     packet::{Body, Deth, GRH_NEXT_HEADER, Grh, Packet},
     performance::ALL_PORTS,
@@ -229,6 +230,20 @@ fn the_last_change_is_told() {
         .collect();
     assert_eq!(masks.last(), Some(&(1 << 31)), "{masks:x?}");
     assert!(masks.len() <= 3, "{masks:x?}");
+}
+
+/// An HCA sends nothing with an empty entry of its table.
+#[test]
+fn an_empty_entry_is_no_partition() {
+    let (mut subnet, manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    let to = lid(&subnet, peer);
+    for pkey in [0, 0x8000] {
+        let packet = datagram(to, pkey, b"?");
+        assert_eq!(subnet.send(manager.at, packet), Err(SendError::Partition));
+    }
+    subnet.run_until(subnet.now() + MILLISECOND);
+    assert_eq!(subnet.agent(peer).end_port().info().p_key_violations, 0);
 }
 
 /// An agent answers as the member that it is, also to one that is no full one.
