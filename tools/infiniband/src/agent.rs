@@ -336,8 +336,7 @@ impl Agent {
     fn state_changed(&mut self) {
         if let Some(tables) = &mut self.tables {
             tables.info.state_change = true;
-            let lid = self.end_port().info.lid;
-            self.raise(Trap::LinkState(trap::LinkChange { lid }));
+            self.raise(Trap::LinkState(trap::LinkChange::default()));
         }
     }
 
@@ -358,9 +357,7 @@ impl Agent {
     pub fn set_capabilities(&mut self, mask: u32) {
         let info = &mut self.end_port_mut().info;
         if std::mem::replace(&mut info.capability_mask, mask) != mask {
-            let lid = info.lid;
             self.raise(Trap::Capability(trap::CapabilityChange {
-                lid,
                 mask,
                 ..trap::CapabilityChange::default()
             }));
@@ -385,8 +382,9 @@ impl Agent {
         self.end_port_mut().info.q_key_violations = 0;
     }
 
-    /// Tells the subnet manager, again and again until it has heard. What waits already is told as it was last. Of
-    /// violations, those by few sources wait: whoever provokes them holds up no other cause.
+    /// Tells the subnet manager, again and again until it has heard, with the LID that the node has then. What waits
+    /// already is told as it was last. Of violations, those by few sources wait: whoever provokes them holds up nothing
+    /// else.
     pub fn raise(&mut self, trap: Trap) {
         let number = trap.number();
         let alike = self.traps.iter().filter(|it| it.trap.number() == number);
@@ -431,7 +429,11 @@ impl Agent {
         let mut smp = Smp::request(Method::TRAP, id::NOTICE, 0);
         smp.header.transaction = pending.transaction;
         let issuer = self.end_port().info.lid;
-        smp.data = pending.trap.notice(self.node.kind, issuer).to_data();
+        smp.data = pending
+            .trap
+            .by(issuer)
+            .notice(self.node.kind, issuer)
+            .to_data();
         self.traps.push_back(pending);
         Some(smp)
     }
@@ -489,8 +491,11 @@ impl Agent {
             Received::Good(lrh) => Some(lrh),
             Received::Dropped => None,
             Received::TooManyErrors => {
-                let lid = self.end_port().info.lid;
-                self.raise(Trap::LinkIntegrity(trap::PortTrouble { lid, port }));
+                let trouble = trap::PortTrouble {
+                    port,
+                    ..trap::PortTrouble::default()
+                };
+                self.raise(Trap::LinkIntegrity(trouble));
                 None
             }
         }
@@ -579,14 +584,13 @@ impl Agent {
         if request.header.method == Method::GET && info.m_key_protection < 2 {
             return true;
         }
-        let (lid, lease) = (info.lid, info.m_key_lease);
+        let lease = info.m_key_lease;
         if lease != 0 && self.lease_end.is_none() {
             self.lease_end = Some(now + Duration::from_secs(lease.into()));
         }
         let violations = &mut self.end_port_mut().info.m_key_violations;
         count!(*violations);
         let mut violation = trap::MKeyViolation {
-            lid,
             method: request.header.method.0,
             attribute: request.header.attribute,
             modifier: request.header.modifier,

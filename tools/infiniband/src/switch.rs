@@ -228,7 +228,6 @@ impl Switch {
             return;
         };
         let known = key_violation(&packet, bth.pkey.into());
-        let switch = self.agent.end_port().info().lid;
         self.agent.raise(Trap::SwitchPKey(SwitchKeyViolation {
             valid: 0b1111_1111_1100_0000,
             source: known.source,
@@ -239,7 +238,7 @@ impl Switch {
             destination_qp: known.destination_qp,
             source_gid: known.source_gid,
             destination_gid: known.destination_gid,
-            switch,
+            switch: 0,
             port,
         }));
     }

@@ -185,6 +185,22 @@ traps! {
 }
 
 impl Trap {
+    /// The same from a node with that LID, which it may not have had when it happened.
+    #[must_use]
+    pub(crate) fn by(mut self, node: Lid) -> Self {
+        match &mut self {
+            Self::LinkState(it) => it.lid = node,
+            Self::LinkIntegrity(it) | Self::BufferOverrun(it) | Self::FlowControl(it) => {
+                it.lid = node
+            }
+            Self::Capability(it) => it.lid = node,
+            Self::MKey(it) => it.lid = node,
+            Self::SwitchPKey(it) => it.switch = node,
+            Self::PKey(_) | Self::QKey(_) => {}
+        }
+        self
+    }
+
     /// Whom it is about, of those with its number: the source of a violation, the port of trouble.
     pub(crate) fn subject(&self) -> u16 {
         match self {

@@ -232,6 +232,21 @@ fn the_last_change_is_told() {
     assert!(masks.len() <= 3, "{masks:x?}");
 }
 
+/// What happened before there was a LID is told with that of today.
+#[test]
+fn traps_have_the_lid_that_a_node_has() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    manager.wait(&mut subnet, SECOND);
+    let own = lid(&subnet, subnet.find("switch1").unwrap());
+    assert!(!manager.traps.is_empty());
+    for trap in &manager.traps {
+        assert!(
+            matches!(trap, Trap::LinkState(change) if change.lid == own),
+            "{trap:?}"
+        );
+    }
+}
+
 /// An HCA sends nothing with an empty entry of its table.
 #[test]
 fn an_empty_entry_is_no_partition() {
