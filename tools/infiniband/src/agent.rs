@@ -135,12 +135,9 @@ impl Agent {
     pub fn adapter(identity: &Identity, config: PortConfig) -> Self {
         let mut port = Port::new(config, identity.port_guid, 1);
         port.info.capability_mask = capability::TRAP
-            | capability::NOTICE
-            | capability::AUTOMATIC_MIGRATION
             | capability::SL_TO_VL
             | capability::SYSTEM_GUID
             | capability::EXTENDED_SPEEDS
-            | capability::COMMUNICATION_MANAGEMENT
             | capability::CAPABILITY_NOTICE
             | capability::CLIENT_REREGISTRATION;
         Self::new(identity, NodeType::CA, vec![port], None)
@@ -159,7 +156,6 @@ impl Agent {
         zero.state = PortState::ACTIVE;
         zero.physical_state = PhysicalState::LINK_UP;
         zero.capability_mask = capability::TRAP
-            | capability::NOTICE
             | capability::SL_TO_VL
             | capability::SYSTEM_GUID
             | capability::SWITCH_PKEY_TRAP

@@ -13,7 +13,7 @@ use vrnic_infiniband::{
         LinearForwarding, MulticastForwarding, PKeyTable, PortCounters, SwitchInfo, capability, id,
     },
     hca::SendError,
-    mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp},
+    mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status},
     packet::{Body, Deth, GRH_NEXT_HEADER, Grh, Packet},
     performance::ALL_PORTS,
     subnet::{NodeId, Subnet},
@@ -371,5 +371,34 @@ fn agents_are_in_no_group() {
     assert!(manager.delivered.is_empty(), "{:?}", manager.delivered);
     for node in [hcas[1], switch] {
         assert_eq!(subnet.agent(node).end_port().info().q_key_violations, 0);
+    }
+}
+
+/// What the capabilities say that an agent has, it has, and nothing else.
+#[test]
+fn capabilities_are_true() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    for (path, port) in [(vec![1], 0), (vec![1, 2], 1)] {
+        let info = manager.port_info(&mut subnet, &path, port).unwrap();
+        let mut has = |attribute| {
+            let route = Route::along(&path);
+            let smp = Smp {
+                route,
+                ..Smp::request(Method::GET, attribute, 0)
+            };
+            let answer = manager.ask(&mut subnet, smp, 0xffff).expect("an answer");
+            answer.header.status != Status::BAD_ATTRIBUTE
+        };
+        let says = |bit| info.capability_mask & bit != 0;
+        assert_eq!(says(capability::NOTICE), has(id::NOTICE), "{path:?}");
+        assert_eq!(says(capability::SL_TO_VL), has(id::SL_TO_VL), "{path:?}");
+        assert_eq!(says(capability::SM), has(id::SM_INFO), "{path:?}");
+        // Nobody is here yet who has those.
+        for bit in [
+            capability::AUTOMATIC_MIGRATION,
+            capability::COMMUNICATION_MANAGEMENT,
+        ] {
+            assert!(!says(bit), "{path:?} {bit:#x}");
+        }
     }
 }
