@@ -193,12 +193,9 @@ impl Hca {
             if info.state != PortState::ACTIVE {
                 return Err(SendError::Down);
             }
-            let level = usize::from(packet.service_level & 0xf);
-            packet.lane = port.lanes[0].lanes[level];
-            let lanes = lanes_of(info.operational_vls).unwrap_or(1);
-            if packet.lane >= lanes {
-                return Err(SendError::ServiceLevel);
-            }
+            packet.lane = self
+                .lane(packet.service_level)
+                .ok_or(SendError::ServiceLevel)?;
             if let Body::Transport { bth, .. } = &packet.body
                 && (bth.pkey & !FULL_MEMBER == 0 || !port.pkeys().contains(&bth.pkey))
             {
@@ -249,6 +246,14 @@ impl Hca {
         } else {
             Err(SendError::TooLong)
         }
+    }
+
+    /// The lane of a service level, if the link has it; it is never that of subnet management.
+    fn lane(&self, service_level: u8) -> Option<u8> {
+        let port = self.agent.end_port();
+        let lane = port.lanes[0].lanes[usize::from(service_level & 0xf)];
+        let lanes = lanes_of(port.info().operational_vls).unwrap_or(1);
+        Some(lane).filter(|lane| *lane < lanes)
     }
 
     /// A packet goes where `step` says; whether it could.
@@ -312,9 +317,13 @@ impl Hca {
         }
         match answer_general(&mut self.agent, &packet) {
             Some(Reply::Send(mut response, step)) => {
-                let level = usize::from(response.service_level & 0xf);
-                response.lane = self.agent.end_port().lanes[0].lanes[level];
-                self.leave(response, step, now, outputs);
+                if let Some(lane) = self.lane(response.service_level) {
+                    response.lane = lane;
+                    self.leave(response, step, now, outputs);
+                } else {
+                    let counters = &mut self.agent.end_port_mut().statistics.counters;
+                    count!(counters.transmit_discards);
+                }
             }
             Some(Reply::Deliver) => outputs.push(Output::Deliver(packet)),
             None => {}

@@ -10,12 +10,13 @@ use crate::manager::Manager;
 use vrnic_infiniband::{
     Lid,
     attributes::{
-        LinearForwarding, MulticastForwarding, PKeyTable, PortCounters, SwitchInfo, capability, id,
+        LinearForwarding, MulticastForwarding, PKeyTable, PortCounters, SlToVl, SwitchInfo,
+        capability, id,
     },
     hca::SendError,
     mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status},
     packet::{Body, Deth, GRH_NEXT_HEADER, Grh, Packet},
-    performance::ALL_PORTS,
+    performance::{ALL_PORTS, Statistics},
     subnet::{NodeId, Subnet},
     trap::Trap,
 };
@@ -371,6 +372,35 @@ fn agents_are_in_no_group() {
     assert!(manager.delivered.is_empty(), "{:?}", manager.delivered);
     for node in [hcas[1], switch] {
         assert_eq!(subnet.agent(node).end_port().info().q_key_violations, 0);
+    }
+}
+
+/// Only subnet management is on its lane, whatever the tables say.
+#[test]
+fn answers_of_counters_are_not_on_the_lane_of_management() {
+    for lane in [8, 15] {
+        let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+        let hcas: Vec<_> = subnet.hcas().collect();
+        let map = SlToVl { lanes: [lane; 16] };
+        manager.set(&mut subnet, &[1, 2], id::SL_TO_VL, 0, map.to_data());
+        manager.wait(&mut subnet, SECOND);
+        let statistics = |subnet: &Subnet| *subnet.agent(hcas[1]).end_port().statistics();
+        let before = statistics(&subnet);
+        let request = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
+        let packet = general((0, lid(&subnet, hcas[1])), 0xffff, &request);
+        subnet.send(hcas[0], packet).unwrap();
+        subnet.run_until(subnet.now() + MILLISECOND);
+        let after = statistics(&subnet);
+        let received = |it: &Statistics| it.counters.receive_packets;
+        assert_eq!(received(&after), received(&before) + 1);
+        assert_eq!(
+            after.extended.transmit_packets, before.extended.transmit_packets,
+            "{lane}"
+        );
+        assert_eq!(
+            after.counters.transmit_discards,
+            before.counters.transmit_discards + 1
+        );
     }
 }
 
