@@ -847,6 +847,10 @@ fn set_end_port(new: &PortInfo, info: &mut PortInfo, switch: bool) -> Option<()>
     if !unicast(new.lid) || !unicast(new.sm_lid) || switch && new.lmc != 0 {
         return None;
     }
+    // Zero is no LID, nor may it be one of those that the mask makes. A port that has none can be told other things.
+    if new.lid >> new.lmc == 0 && (new.lid, info.lid) != (0, 0) {
+        return None;
+    }
     info.m_key = new.m_key;
     info.gid_prefix = new.gid_prefix;
     info.lid = new.lid;

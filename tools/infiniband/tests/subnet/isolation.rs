@@ -432,3 +432,24 @@ fn capabilities_are_true() {
         }
     }
 }
+
+/// A manager cannot take a port's LID away, and can write what it read before there was one.
+#[test]
+fn a_lid_is_not_taken_away() {
+    let mut subnet = super::subnet("[single]\nhosts = 2");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let mut manager = Manager::new(hcas[0]);
+    assert!(manager.change_port(&mut subnet, &[1, 2], 1, |info| info.sm_lid = 3));
+    manager.sweep(&mut subnet);
+    let own = lid(&subnet, hcas[1]);
+    let mut info = manager.port_info(&mut subnet, &[1, 2], 1).unwrap();
+    info.lid = 0;
+    let smp = Smp {
+        route: Route::along(&[1, 2]),
+        data: info.to_data(),
+        ..Smp::request(Method::SET, id::PORT_INFO, 1)
+    };
+    let answer = manager.ask(&mut subnet, smp, 0xffff).expect("an answer");
+    assert_eq!(answer.header.status, Status::BAD_FIELD);
+    assert_eq!(lid(&subnet, hcas[1]), own);
+}
