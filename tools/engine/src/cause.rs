@@ -145,9 +145,9 @@ causes! {
     CurrentState = 53 => "queue pair is not in the stated current state",
     /// An attribute has a value out of range.
     AttributeValue = 54 => "attribute value is out of range",
-    /// This step of path migration is not possible, or there is no path to migrate to.
+    /// This change of the path migration state is not possible, or there is no alternate path.
     MigrationState = 55 => "state of path migration cannot be changed like this",
-    /// The peer migrated to a path that is not loaded.
+    /// The peer migrated to a path that is not loaded as the alternate path.
     MigrationPath = 56 => "peer migrated to a path that is not the alternate one",
     /// The send ring's producer index is not possible.
     SendProducer = 60 => "send queue producer index is more than a ring ahead",

@@ -415,7 +415,7 @@ impl Resources {
         }
     }
 
-    /// Sends a segment, unless the port is down or the entry of the P_Key table that it has its P_Key from is empty.
+    /// Sends a segment, unless the port is down or the P_Key is from an empty entry of the P_Key table.
     pub(crate) fn send<M: Memory>(&mut self, segment: Segment<'static>, io: &mut Io<'_, M>) {
         if !self.passes(&segment) || segment.pkey & !FULL_MEMBERSHIP == 0 {
             io.outbox.recycle(segment.payload);

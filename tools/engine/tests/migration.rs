@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Path migration: connections go over to another path, by themselves, with their peer, or because their owner says so.
+//! Path migration: connections migrate to another path on their own, with their peer, or at their owner's request.
 //!
-//! Each device has two GIDs, or LIDs, and there is one path between the first ones and another between the second ones.
+//! Each device has two GIDs or LIDs. One path is between the first ones, and another between the second ones.
 
 use std::{
     cell::{Cell, RefCell},
@@ -83,7 +83,7 @@ fn events(world: &mut World, node: usize) -> Vec<EventType> {
         .collect()
 }
 
-/// One write of a side, which arrives.
+/// Performs a write of one side, which must arrive.
 fn write(world: &mut World, c: &mut Connection, side: usize) {
     let request = Send::new(1, SendOpcode::Write)
         .rdma(c.mrs[1 - side].iova, c.mrs[1 - side].key)
@@ -95,17 +95,17 @@ fn write(world: &mut World, c: &mut Connection, side: usize) {
     assert_eq!(done[0].status, Status::Success);
 }
 
-/// Has both ends armed to go over to the second path, or to the first.
+/// Arms both ends for migration to the second or first path.
 fn arm(world: &mut World, c: &mut Connection, second: bool) {
     for side in 0..2 {
         c.rearm(world, side, second);
     }
-    // The second of both hears of the first by a request, the first by its answer.
+    // The second side learns of the first from a request, and the first of the second from the answer.
     write(world, c, 0);
     assert_eq!(c.migrations(world), [Migration::Armed; 2]);
 }
 
-/// Whether a packet is on the second path.
+/// Returns whether a packet is on the second path.
 fn is_second(segment: &Segment) -> bool {
     match segment.path.lids {
         Some(lids) => lids.destination & 3 == 1,
@@ -114,9 +114,9 @@ fn is_second(segment: &Segment) -> bool {
 }
 
 thread_local! {
-    /// MigReq of the packets of each node, as they were sent.
+    /// MigReq of the sent packets of each node.
     static BITS: RefCell<[Vec<bool>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
-    /// Which path loses all packets: whether it is the second.
+    /// The path that loses all packets: whether it is the second.
     static BROKEN: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
@@ -135,7 +135,7 @@ fn watch(world: &mut World) {
     world.filter = Some(note);
 }
 
-/// MigReq of the packets of each node since the last call, without repetitions.
+/// Returns MigReq of the packets of each node since the last call, without repetitions.
 fn bits() -> [Vec<bool>; 2] {
     BITS.take().map(|mut bits| {
         bits.dedup();
@@ -158,7 +158,7 @@ fn both_ends_have_to_load_a_path_before_they_are_armed() {
 
             c.rearm(&mut world, 0, true);
             write(&mut world, &mut c, 0);
-            // The peer says that it has no other path.
+            // The peer's packets say that it has no other path.
             write(&mut world, &mut c, 1);
             let one = [Migration::Rearm, Migration::Migrated];
             assert_eq!(c.migrations(&mut world), one, "{fabric:?}");
@@ -186,7 +186,7 @@ fn both_ends_have_to_load_a_path_before_they_are_armed() {
     }
 }
 
-/// Traffic of all kinds in both directions, in the middle of which the path in use breaks.
+/// Traffic of all kinds in both directions, during which the path in use breaks.
 #[test]
 fn a_connection_outlives_its_path() {
     for fabric in FABRICS {
@@ -230,7 +230,7 @@ fn a_connection_outlives_its_path() {
             }
             BROKEN.set(Some(false));
             for side in 0..2 {
-                // If all the others are through.
+                // In case all others have completed.
                 let last = Send::new(32, SendOpcode::Write);
                 c.send(&mut world, side, &last);
             }
@@ -250,7 +250,7 @@ fn a_connection_outlives_its_path() {
             assert_eq!(c.migrations(&mut world), [Migration::Migrated; 2]);
             assert_eq!(c.use_second(&mut world), [true; 2]);
 
-            // Back again, when the other path breaks.
+            // It migrates back when the other path breaks.
             BROKEN.set(None);
             arm(&mut world, &mut c, false);
             BROKEN.set(Some(true));
@@ -320,14 +320,14 @@ fn an_owner_migrates_and_the_peer_follows() {
                 assert_eq!(events(&mut world, 0), [], "it asked for that");
                 assert_eq!(events(&mut world, 1), [EventType::PathMigrated]);
                 assert_eq!(bits(), [[true], [true]]);
-                // It is there already.
+                // It is already in this state.
                 assert_eq!(c.set_migration(&mut world, 0, Migration::Migrated), Ok(()));
             }
         }
     }
 }
 
-/// What is on its way when the owner migrates is sent again at once, not after a timeout.
+/// When the owner migrates, requests in flight are sent again immediately, not after a timeout.
 #[test]
 fn who_migrates_does_not_wait_for_a_timeout() {
     let fabric = Fabric::Wire;
@@ -397,7 +397,7 @@ fn only_some_steps_exist() {
 
     arm(&mut world, &mut c, true);
     assert_eq!(c.set_migration(&mut world, 0, Migration::Armed), bad);
-    // Another path can be loaded, and then both ends have to agree again.
+    // Another path can be loaded. After that, both ends have to agree again.
     assert_eq!(c.set_migration(&mut world, 0, Migration::Rearm), Ok(()));
     assert_eq!(c.set_migration(&mut world, 0, Migration::Migrated), step);
     assert_eq!(
@@ -407,7 +407,7 @@ fn only_some_steps_exist() {
     write(&mut world, &mut c, 0);
     assert_eq!(c.migrations(&mut world), [Migration::Armed; 2]);
 
-    // A reset forgets it all.
+    // A reset clears all of it.
     let reset = QpAttributes {
         mask: STATE.into(),
         state: QpState::Reset.raw(),
@@ -422,7 +422,7 @@ fn only_some_steps_exist() {
     );
 }
 
-/// A packet for a connection that a stranger could send, or a peer that knows other paths.
+/// Returns a packet for a connection that a stranger, or a peer with other paths, could send.
 fn forged(c: &Connection, psn: u32) -> Segment<'static> {
     let body = Body::Send {
         position: Position::Only,
@@ -467,7 +467,7 @@ fn a_path_that_is_not_loaded_is_not_taken() {
     assert_eq!(events(&mut world, 0), [], "told once");
     assert_eq!(c.migrations(&mut world), [Migration::Armed; 2]);
     assert_eq!(c.recv_cqs[0].drain(), []);
-    // It was sent before the peer armed, and overtaken by what came later.
+    // It was sent before the peer was armed, and overtaken by later packets.
     let late = forged(&c, 0xff_fff0);
     assert!(late.migrated);
     c.receive(&mut world, 0, 5, &[]);
@@ -475,14 +475,14 @@ fn a_path_that_is_not_loaded_is_not_taken() {
     assert_eq!(c.recv_cqs[0].drain().len(), 1);
     write(&mut world, &mut c, 0);
     assert_eq!(c.use_second(&mut world), [false; 2]);
-    // It is told again when the owner has done something about it.
+    // The owner is told again after it has reacted.
     c.rearm(&mut world, 0, true);
     write(&mut world, &mut c, 0);
     world.deliver(half);
     assert_eq!(events(&mut world, 0), [EventType::PathMigrationError]);
 }
 
-/// Who is not armed does not follow a peer, and takes nothing by a path that it does not use.
+/// A queue pair that is not armed does not follow its peer, and accepts nothing on a path that it does not use.
 #[test]
 fn who_is_not_armed_does_not_follow() {
     for state in [Migration::Migrated, Migration::Rearm] {
@@ -504,7 +504,7 @@ fn who_is_not_armed_does_not_follow() {
     }
 }
 
-/// Losses on both paths, and owners that go to and fro.
+/// Losses on both paths, and owners that migrate back and forth.
 #[test]
 fn nothing_is_lost_or_done_twice_on_bad_paths() {
     for fabric in FABRICS {
@@ -608,7 +608,7 @@ fn without_the_feature_there_is_one_path() {
     assert_eq!(bits(), [vec![true], Vec::new()], "the acknowledgement");
 }
 
-/// MODIFY_QP has no room for another path, but may say what to do with the one that is loaded.
+/// MODIFY_QP has no room for an alternate path, but can change the state of the one that is loaded.
 #[test]
 fn the_short_command_knows_the_state_alone() {
     let fabric = Fabric::Local;

@@ -278,7 +278,7 @@ impl Execute for ModifyQp {
     }
 }
 
-/// Commands about alternate paths exist only with their feature.
+/// Returns the error of an unknown command unless path migration was negotiated.
 fn check_paths(rnic: &Engine) -> Result<(), Cause> {
     let negotiated = rnic.config.features.path_migration;
     negotiated.then_some(()).ok_or(Cause::CommandCode)

@@ -588,7 +588,7 @@ fn flags(segment: &Segment<'_>) -> u8 {
         Service::Unreliable => 1 << 2,
         Service::Xrc { .. } => 1 << 3,
     };
-    // What nearly all say is 0.
+    // The usual values are 0.
     u8::from(segment.solicited)
         | u8::from(segment.ack_request) << 1
         | service

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Second paths between devices, and connections that go over to them.
+//! Second paths between devices, and connections that migrate to them.
 
 use super::world::{Connection, World, gid_of, lid_of};
 use crate::cause::Cause;
@@ -17,7 +17,7 @@ use vrnic_wire::{
 /// Local ACK timeout of all alternate paths.
 pub const ALTERNATE_TIMEOUT: u8 = 9;
 
-/// The second GID of the device of guest `index`, once it [has](World::add_second_paths) one.
+/// Returns the second GID of the device of guest `index` after [`World::add_second_paths`].
 pub fn second_gid_of(index: usize) -> [u8; 16] {
     let mut gid = gid_of(index);
     gid[14] = 1;
@@ -25,7 +25,7 @@ pub fn second_gid_of(index: usize) -> [u8; 16] {
 }
 
 impl World {
-    /// Gives each device a second GID. On a subnet, devices have several LIDs anyway.
+    /// Gives each device a second GID. On a subnet, devices have several LIDs already.
     pub fn add_second_paths(&mut self) {
         for (index, node) in self.nodes.iter_mut().enumerate() {
             if node.rnic.is_on_subnet() {
@@ -46,7 +46,7 @@ impl World {
         }
     }
 
-    /// The address of a device on the first path, or on the second.
+    /// Returns the address of a device on the first or second path.
     pub fn address_of(&self, peer: usize, second: bool) -> AddressVector {
         let path = u8::from(second);
         if self.nodes[peer].rnic.is_on_subnet() {
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// The same as an alternate path.
+    /// Returns this address as an alternate path.
     pub fn alternate_of(&self, peer: usize, second: bool) -> AlternatePath {
         AlternatePath {
             address: self.address_of(peer, second),
@@ -82,7 +82,7 @@ impl World {
     }
 }
 
-/// Attributes of path migration.
+/// Returns attributes for path migration.
 pub fn migration(mask: u32, state: Migration) -> QpAttributes {
     QpAttributes {
         mask: mask.into(),
@@ -96,7 +96,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// What the device answers.
+    /// The device's answer if it refuses.
     pub fn set_migration(
         &self,
         world: &mut World,
@@ -108,7 +108,7 @@ impl Connection {
         world.modify_paths(self.nodes[side], self.qps[side].qpn, wanted, none)
     }
 
-    /// Loads the second path, or the first, at one side, and has its state become rearm.
+    /// Loads the second or first path as the alternate path of one side, and sets its state to rearm.
     pub fn rearm(&self, world: &mut World, side: usize, second: bool) {
         let wanted = migration(PATH_MIGRATION_STATE | ALTERNATE_PATH, Migration::Rearm);
         let alternate = world.alternate_of(self.nodes[1 - side], second);
@@ -116,7 +116,7 @@ impl Connection {
         assert_eq!(done, Ok(()));
     }
 
-    /// State of path migration of both sides.
+    /// Returns the path migration state of both sides.
     pub fn migrations(&self, world: &mut World) -> [Migration; 2] {
         [0, 1].map(|side| {
             let paths = world.paths(self.nodes[side], self.qps[side].qpn);
@@ -124,7 +124,7 @@ impl Connection {
         })
     }
 
-    /// Which path each side uses: whether it is the second.
+    /// Returns for each side whether it uses the second path.
     pub fn use_second(&self, world: &mut World) -> [bool; 2] {
         [0, 1].map(|side| {
             let used = world.paths(self.nodes[side], self.qps[side].qpn);
@@ -136,8 +136,8 @@ impl Connection {
         })
     }
 
-    /// Does what leads to the other path next, if there is anything to do: arms both sides, or has one of them migrate.
-    /// Whether it migrates.
+    /// Takes the next step towards the other path, if there is one: rearms both sides, or makes one of them migrate.
+    /// Returns whether it migrates.
     pub fn wander(&self, world: &mut World, side: usize) -> bool {
         match self.migrations(world) {
             [Migration::Armed, Migration::Armed] => {
