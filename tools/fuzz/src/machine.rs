@@ -25,7 +25,7 @@ use vrnicd::{
     config::Config,
     control::{answer::answer, inspector::Question},
     device::{Device, Shared},
-    fabric::{Local, Route},
+    fabric::{Local, Route, SubnetFabric},
     guest_memory::{GuestMemory, Mapping, RegionTable},
     network::Network,
     pci::Function,
@@ -68,6 +68,8 @@ pub struct Worker {
     fabric: Local,
     /// An empty network.
     network: Network,
+    /// A subnet that no device is on.
+    subnet: Option<SubnetFabric>,
     now: Instant,
 }
 
@@ -84,6 +86,8 @@ impl Worker {
             Config::parse(&(text(NAMES[0], 1) + &text(NAMES[1], 2))).expect("configuration");
         let waker = Arc::new(Waker::new().expect("waker"));
         let (network, _) = Network::new(&config, waker.clone()).expect("network");
+        let elsewhere = Config::parse(&format!("{}fabric = \"infiniband\"\n", text("c", 3)));
+        let subnet = SubnetFabric::new(&elsewhere.expect("configuration")).expect("subnet");
         let devices = config.devices.iter().enumerate();
         Self {
             devices: devices
@@ -98,6 +102,7 @@ impl Worker {
             },
             fabric: Local::new(),
             network,
+            subnet,
             now: Instant::default(),
         }
     }
@@ -143,7 +148,8 @@ impl Worker {
     pub fn answer(&mut self, mut question: Question) {
         let (devices, shared) = (&mut self.devices, &mut self.shared);
         let topic = &mut question.topic;
-        let reply = answer(topic, devices, &mut self.network, shared, self.now);
+        let (network, subnet) = (&mut self.network, self.subnet.as_mut());
+        let reply = answer(topic, devices, network, subnet, shared, self.now);
         question.answer(reply);
     }
 
