@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # On an InfiniBand subnet, unmodified software works: OpenSM in VM a manages it, infiniband-diags show it, programs
-# connect by LIDs and by GIDs, and IPoIB carries IP, with which rdma_cm finds its paths.
+# connect by LIDs and by GIDs, and IPoIB carries IP in datagrams and connections, with which rdma_cm finds its paths.
 # lab: fabric=infiniband
 # lab: timeout=400
 . "$LAB_LIB"
@@ -51,5 +51,37 @@ within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries nothing
 on b ping -c 5 -i 0.2 -W 5 "$there" | found ' 0% packet loss' || fail "IPoIB loses packets"
 pair a b 18700 "rping -s -a $there -C 10 -p 18700" "rping -c -a $there -C 10 -V -p 18700"
 pair a b 18701 "ucmatose -b $there -p 18701" "ucmatose -s $there -p 18701"
+
+# bring MODE: a file goes from b to a by TCP, over IPoIB in that mode.
+bring() {
+	local vm listener
+	for vm in a b; do
+		on $vm sh -ec "echo $1 >/sys/class/net/ib0/mode; [ \$(cat /sys/class/net/ib0/mode) = $1 ]" || fail "IPoIB has no mode $1"
+	done
+	within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries nothing in mode $1"
+	port=$((port + 1))
+	on -t 120 a python3 -c "
+import hashlib, socket
+server = socket.create_server(('$there', $port))
+peer = server.accept()[0]
+total = hashlib.sha256()
+while data := peer.recv(1 << 16): total.update(data)
+print(total.hexdigest())" >"$LAB_DIR/received" &
+	listener=$!
+	listening a $port
+	on -t 120 b python3 -c "
+import hashlib, random, socket
+data = random.Random(7).randbytes(4 << 20)
+peer = socket.create_connection(('$there', $port))
+peer.sendall(data)
+print(hashlib.sha256(data).hexdigest())" >"$LAB_DIR/sent"
+	wait $listener || fail "the receiver in mode $1 failed"
+	cmp "$LAB_DIR/sent" "$LAB_DIR/received" || fail "the data changed on its way in mode $1"
+}
+bring datagram
+bring connected
+# Connections have room for packets that no datagram has.
+for vm in a b; do on $vm ip link set ib0 mtu 65520; done
+on b ping -c 3 -W 5 -M do -s 60000 "$there" | found ' 0% packet loss' || fail "connections carry no large packets"
 
 for vm in a b; do on "$vm" modprobe -r ib_ipoib; done
