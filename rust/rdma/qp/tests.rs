@@ -226,6 +226,13 @@ mod cases {
             drain_notify: true,
             draining: false,
             path: path(),
+            alternate: Some(qp::AlternatePath {
+                path: path(),
+                pkey_index: 7,
+                port: Port::FIRST,
+                timeout: 15,
+            }),
+            migration: qp::Migration::Rearm,
         };
         // Too large for the stack, in addition to the rest of the test.
         let mut raw = boxed::<bindings::ib_qp_attr>()?;

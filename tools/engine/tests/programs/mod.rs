@@ -466,8 +466,6 @@ pub struct Setting {
     pub windows: bool,
     /// Changes of completion queues while the program runs.
     pub resizes: [Resize; 6],
-    /// Whether the connection migrates to and fro between two paths.
-    pub wanders: bool,
     /// How segments travel as frames, if they do.
     pub wire: Option<Wire>,
 }
@@ -546,19 +544,11 @@ pub fn setting() -> impl Strategy<Value = Setting> {
         segmentation,
         any::<bool>(),
         any::<u8>(),
-        any::<(bool, bool)>(),
+        any::<bool>(),
         prop::array::uniform6(resize()),
     )
         .prop_map(
-            |(
-                seed,
-                (faults, recovery),
-                segmentation,
-                loopback,
-                late,
-                (windows, wanders),
-                resizes,
-            )| Setting {
+            |(seed, (faults, recovery), segmentation, loopback, late, windows, resizes)| Setting {
                 seed,
                 faults,
                 segmentation,
@@ -567,7 +557,6 @@ pub fn setting() -> impl Strategy<Value = Setting> {
                 late,
                 windows,
                 resizes,
-                wanders,
                 wire: None,
             },
         )
@@ -581,7 +570,6 @@ pub fn new_world(setting: &Setting) -> World {
     });
     let mut world = World::of(&configs, 3000, setting.seed);
     world.wire = setting.wire;
-    world.add_second_paths();
     world
 }
 
@@ -630,9 +618,6 @@ pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
         for resize in &setting.resizes[3 * usize::from(when)..][..3] {
             for _ in 0..20 {
                 world.step();
-            }
-            if setting.wanders {
-                c.wander(&mut world, resize.side);
             }
             let polled = resize.run(&mut world, &mut c);
             completions[resize.side][usize::from(resize.receives)].extend(polled);
