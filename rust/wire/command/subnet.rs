@@ -91,8 +91,8 @@ pub const MAD_LENGTH: usize = 256;
 
 /// Bits of [`ProcessMad::flags`].
 pub mod mad_flags {
-    /// A local user of the driver sent the datagram. The agent of subnet management checks the M_Key
-    /// all the same.
+    /// A local user of the driver sent the datagram. The agent of subnet management checks the
+    /// M_Key all the same.
     pub const IGNORE_M_KEY: u32 = 1 << 0;
     /// All bits with a meaning.
     pub const ALL: u32 = IGNORE_M_KEY;

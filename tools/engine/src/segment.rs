@@ -605,8 +605,8 @@ pub struct Segment<'a> {
     pub solicited: bool,
     /// Whether the requester requests an acknowledgement.
     pub ack_request: bool,
-    /// Whether the connection is in the migrated state, as is any without an alternate path (MigReq). Has no meaning for
-    /// datagrams and notifications.
+    /// Whether the connection is in the migrated state, as is any without an alternate path (MigReq). Has no meaning
+    /// for datagrams and notifications.
     pub migrated: bool,
     /// The transport service of its opcode.
     pub service: Service,

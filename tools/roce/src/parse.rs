@@ -218,8 +218,8 @@ fn check_udp<E>(
 }
 
 /// Parses a transport packet that came by `path`: `bth` is its base transport header, `rest` what follows it, up to the
-/// pad. On networks other than Ethernet, this is what lies between their headers and the invariant CRC, which the caller
-/// has checked.
+/// pad. On networks other than Ethernet, this is what lies between their headers and the invariant CRC, which the
+/// caller has checked.
 ///
 /// # Errors
 ///

@@ -55,8 +55,8 @@ const SHORT_TURN: Budget = Budget {
 };
 /// How long a device counts as busy after it last had work.
 const BUSY_FOR: Duration = Duration::from_millis(2);
-/// Least time between two crash recordings of a device, so that a guest that makes it fail again and again does not keep
-/// the disk busy.
+/// Least time between two crash recordings of a device, so that a guest that makes it fail again and again does not
+/// keep the disk busy.
 const CRASH_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of explanations kept, even when the driver resets the device.
 const EXPLANATIONS: usize = 4096;
@@ -968,8 +968,8 @@ impl Device {
         session.notifier.needs_reset();
     }
 
-    /// Returns whether a failure may be recorded. One that the driver causes may not: a guest can cause it as often as it
-    /// likes, the engine did nothing that led to it, and it would replace the recording of a real failure.
+    /// Returns whether a failure may be recorded. One that the driver causes may not: a guest can cause it as often as
+    /// it likes, the engine did nothing that led to it, and it would replace the recording of a real failure.
     fn may_leave(&self, cause: Cause) -> bool {
         let rests = |(at, file): &(Instant, Arc<Progress>)| {
             self.now - *at < CRASH_INTERVAL || !file.is_finished()

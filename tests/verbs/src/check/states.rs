@@ -303,7 +303,8 @@ fn query(env: &mut Env) -> Outcome<()> {
 }
 
 /// What a queue pair does not have is 0, whatever the kernel had in the memory of the answer before, and what it was
-/// made with is told. An attempt to give it an alternate path, with a P_Key that there is not, leaves one in such memory.
+/// made with is told. An attempt to give it an alternate path, with a P_Key that there is not, leaves one in such
+/// memory.
 fn query_tells_nothing_else(env: &mut Env) -> Outcome<()> {
     let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
     for round in 0..100 {

@@ -24,7 +24,8 @@ pub(super) struct PathMigration {
     state: Migration,
     /// The alternate path, as the owner loaded it.
     alternate: Option<Alternate>,
-    /// Whether the owner was told, since it last set the state, that the peer wants a path that is not the alternate one.
+    /// Whether the owner was told, since it last set the state, that the peer wants a path that is not the alternate
+    /// one.
     told: bool,
 }
 

@@ -358,8 +358,8 @@ impl SubnetFabric {
         Some(packet.to_bytes())
     }
 
-    /// The RNIC of a device sends a packet, at the time of the last [turn](Self::turn). Returns false if its HCA refuses
-    /// the packet, which is then lost.
+    /// The RNIC of a device sends a packet, at the time of the last [turn](Self::turn). Returns false if its HCA
+    /// refuses the packet, which is then lost.
     pub fn send(&mut self, device: usize, packet: Packet) -> bool {
         let Some(node) = self.ends[device].as_ref().map(|end| end.node) else {
             return false;
