@@ -277,9 +277,10 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        let way = match self.is_connection() {
-            true => self.migration.way_of(segment, &self.path),
-            false => Way::Strange,
+        let way = if self.is_connection() {
+            self.migration.way_of(segment, &self.path)
+        } else {
+            Way::Strange
         };
         let from_peer = matches!(way, Way::Current | Way::Alternate);
         let expected = match segment.body {

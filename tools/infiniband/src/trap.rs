@@ -191,7 +191,7 @@ impl Trap {
         match &mut self {
             Self::LinkState(it) => it.lid = node,
             Self::LinkIntegrity(it) | Self::BufferOverrun(it) | Self::FlowControl(it) => {
-                it.lid = node
+                it.lid = node;
             }
             Self::Capability(it) => it.lid = node,
             Self::MKey(it) => it.lid = node,

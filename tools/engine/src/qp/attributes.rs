@@ -151,13 +151,11 @@ impl Attributes {
 
 /// Whether an address vector describes a path to the peer of a connection.
 pub(super) fn check_address(address: &AddressVector, resources: &Resources) -> Result<(), Cause> {
-    match &resources.subnet {
-        Some(subnet) => subnet.path_of(address, false).map(|_| ()),
-        None => {
-            let local = resources.gids.get(address.sgid_index);
-            local.map(|_| ()).ok_or(Cause::GidIndex)
-        }
+    if let Some(subnet) = &resources.subnet {
+        return subnet.path_of(address, false).map(|_| ());
     }
+    let local = resources.gids.get(address.sgid_index);
+    local.map(|_| ()).ok_or(Cause::GidIndex)
 }
 
 /// The path from queue pair `local_qpn` to `remote_qpn` that an address vector describes, which may be one to a group

@@ -1211,7 +1211,7 @@ fn violations_that_an_owner_found_count() {
     };
     for (packets, count) in [(3, 3), (u32::MAX, u16::MAX)] {
         subnet.change_agent(hca, |agent| {
-            agent.note_violations(Trap::QKey(details), packets)
+            agent.note_violations(Trap::QKey(details), packets);
         });
         let info = subnet.agent(hca).end_port().info();
         assert_eq!((info.q_key_violations, info.p_key_violations), (count, 0));

@@ -370,7 +370,7 @@ impl SubnetFabric {
         }
         // What goes to the RNIC itself is there already.
         self.take_arrived();
-        matches!(sent, Some(Ok(_)))
+        matches!(sent, Some(Ok(())))
     }
 
     fn note_unsent(&mut self, device: usize, why: &dyn std::fmt::Display) {
@@ -423,7 +423,9 @@ impl SubnetFabric {
         while let Some(violation) = rnic.next_violation() {
             let trap = trap_of(&violation);
             self.contained(|subnet| {
-                subnet.change_agent(node, |agent| agent.note_violations(trap, violation.count))
+                subnet.change_agent(node, |agent| {
+                    agent.note_violations(trap, violation.count);
+                });
             });
         }
         while let Some(request) = rnic.next_port_request() {
