@@ -585,6 +585,11 @@ impl Frame {
                     return Err(PacketError::Length);
                 }
                 match &packet.body {
+                    Body::Transport { grh: Some(grh), .. }
+                        if grh.next_header != GRH_NEXT_HEADER =>
+                    {
+                        Err(PacketError::Grh)
+                    }
                     Body::Transport { bth, rest, .. } if usize::from(bth.pad) > rest.len() => {
                         Err(PacketError::Pad)
                     }
