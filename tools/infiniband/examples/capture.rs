@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Asks the nodes of a small subnet what they are, and writes questions and answers to a pcap file. Its link type is
-//! that of InfiniBand, or what a second argument says: tshark 4.0 wants packets of InfiniBand in one for users.
+//! Queries the nodes of a small subnet, and writes the requests and responses to a pcap file. Its link type is that of
+//! InfiniBand, or the one in the second argument, because tshark 4.0 needs one of the user link types.
 //!
 //! ```sh
 //! cargo run -p vrnic-infiniband --example capture -- /tmp/subnet.pcap 147
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         packets.extend(subnet.receive().map(|(_, packet)| packet));
     }
 
-    // One more of another class, behind a global route header.
+    // A request of another class, with a global route header.
     let request = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
     let bth = Bth {
         pkey: 0xffff,

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The agents of a node: of subnet management (IBTA volume 1, chapter 14) and of performance management (chapter 16).
+//! The agents of a node for subnet management (IBTA volume 1, chapter 14) and performance management (chapter 16).
 //!
-//! An agent owns the attributes of its node and of the node's ports. It answers [requests](Agent::answer), guards the
-//! node by its management key, and [tells](Agent::poll) the subnet manager what happens. It is the same for a channel
-//! adapter with its one port, whose number is 1, and for a switch, whose port 0 is the one that packets to the switch
-//! itself end at.
+//! The agents own the attributes of their node and of its ports. They [answer](Agent::answer) requests, guard the node
+//! by its management key, and [send traps](Agent::poll) to the subnet manager. They are the same for a channel adapter,
+//! whose only port has number 1, and for a switch, whose port 0 receives the packets to the switch itself.
 
 use crate::{
     Lid,
@@ -25,41 +24,41 @@ use crate::{
 };
 use std::{collections::VecDeque, time::Duration};
 
-/// What the agents say about the time that they take for a response, as [`time_of`] has it: 17 ms.
+/// Response time that the agents report, in the encoding of [`time_of`]: 17 ms.
 pub(crate) const RESPONSE_TIME: u8 = 12;
 
-/// Port of a linear forwarding table that stands for none.
+/// Entry of a linear forwarding table for a LID without a port.
 pub const NO_PORT: u8 = 0xff;
-/// LIDs of a linear forwarding table.
+/// Number of LIDs in a linear forwarding table.
 const LINEAR_CAP: u16 = MULTICAST_LID;
-/// LIDs of a multicast forwarding table.
+/// Number of LIDs in a multicast forwarding table.
 const MULTICAST_CAP: u16 = 1024;
-/// Ports of a switch that a block of a multicast forwarding table is about.
+/// Number of ports that one block of a multicast forwarding table covers.
 const MULTICAST_PORTS: usize = 16;
 
-/// Most external ports of a switch (14.2.5.3).
+/// Maximum number of external ports of a switch (14.2.5.3).
 pub const MAX_PORTS: usize = 254;
 
-/// Most traps of each cause that hostile packets can have which wait to be heard.
+/// Maximum number of pending traps of each kind that hostile packets can provoke.
 const MAX_VIOLATIONS: usize = 4;
-/// Least time between two traps, however short the subnet manager says that it is.
+/// Minimum time between two traps, even if the subnet manager sets a shorter one.
 const MIN_TRAP_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Time that an agent takes for a management packet.
+/// Time that an agent takes to process a management packet.
 const EFFORT: Duration = Duration::from_micros(2);
-/// Work ahead of an agent beyond which it drops management packets.
+/// Backlog of an agent beyond which it drops management packets.
 const MAX_EFFORT: Duration = Duration::from_micros(128);
 
-/// What a node is.
+/// Identity of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// GUID of the node; port 0 of a switch has the same.
+    /// GUID of the node, which is also that of port 0 of a switch.
     pub node_guid: u64,
     /// GUID of the port of a channel adapter.
     pub port_guid: u64,
     /// GUID of the system.
     pub system_guid: u64,
-    /// Name for people.
+    /// Human-readable name.
     pub description: String,
     /// OUI of the vendor.
     pub vendor_id: u32,
@@ -69,29 +68,29 @@ pub struct Identity {
     pub revision: u32,
 }
 
-/// What a subnet manager changed since [`Agent::take_changes`] was called, at the port that packets end at.
+/// What a subnet manager has changed at the end port since the last call of [`Agent::take_changes`].
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// LID or LID mask count.
+    /// LID or LID mask count changed.
     pub lid: bool,
-    /// LID or service level of the subnet manager.
+    /// LID or service level of the subnet manager changed.
     pub manager: bool,
-    /// Partition table.
+    /// Partition table changed.
     pub pkeys: bool,
-    /// GID prefix, or GUIDs.
+    /// GID prefix or GUIDs changed.
     pub gids: bool,
-    /// Clients are to register again.
+    /// Clients must register again.
     pub reregister: bool,
 }
 
-/// What is to be done with a subnet management packet.
+/// What to do with a subnet management packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Send that back.
+    /// Send this response.
     Respond(Box<Smp>),
     /// Nothing.
     Discard,
-    /// Give it to a subnet manager, if there is one.
+    /// Deliver the packet to the subnet manager, if there is one.
     Pass,
 }
 
@@ -101,7 +100,7 @@ struct PendingTrap {
     trap: Trap,
 }
 
-/// What only a switch has.
+/// State that only a switch has.
 #[derive(Clone, Debug)]
 struct Tables {
     info: SwitchInfo,
@@ -115,15 +114,15 @@ pub struct Agent {
     node: NodeInfo,
     description: NodeDescription,
     tables: Option<Tables>,
-    /// Of a switch from port 0 on, of a channel adapter from port 1 on.
+    /// Ports, from port 0 on for a switch and from port 1 on for a channel adapter.
     ports: Vec<Port>,
-    /// When the protection by the management key ends.
+    /// When the management key stops protecting the node.
     lease_end: Option<Duration>,
     traps: VecDeque<PendingTrap>,
-    /// When the next trap may leave.
+    /// Earliest time of the next trap.
     trap_gate: Duration,
     transaction: u64,
-    /// Until when there is work.
+    /// When the agent finishes the packets that it has accepted.
     busy: Duration,
     changes: Changes,
     /// The physical state of a port changed.
@@ -131,7 +130,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Of a channel adapter with one port.
+    /// Creates the agents of a channel adapter with one port.
     pub fn adapter(identity: &Identity, config: PortConfig) -> Self {
         let mut port = Port::new(config, identity.port_guid, 1);
         port.info.capability_mask = capability::TRAP
@@ -143,7 +142,7 @@ impl Agent {
         Self::new(identity, NodeType::CA, vec![port], None)
     }
 
-    /// Of a switch with these external ports, of which only the first [`MAX_PORTS`] count.
+    /// Creates the agents of a switch with these external ports, of which it uses at most the first [`MAX_PORTS`].
     pub fn switch(identity: &Identity, configs: &[PortConfig]) -> Self {
         let configs = &configs[..configs.len().min(MAX_PORTS)];
         let zero = PortConfig::default();
@@ -213,17 +212,17 @@ impl Agent {
         }
     }
 
-    /// What the node is; the port of a request is not known here.
+    /// Returns the node information, without the port of a request.
     pub fn node(&self) -> &NodeInfo {
         &self.node
     }
 
-    /// What the switch can do and does; `None` of a channel adapter.
+    /// Returns the switch information, or `None` for a channel adapter.
     pub fn switch_info(&self) -> Option<&SwitchInfo> {
         self.tables.as_ref().map(|tables| &tables.info)
     }
 
-    /// The node as a directed route sees it.
+    /// Returns the node as directed routes need it.
     pub fn place(&self) -> Place {
         Place {
             switch: self.tables.is_some(),
@@ -231,7 +230,7 @@ impl Agent {
         }
     }
 
-    /// A port by its number.
+    /// Returns the port with this number.
     pub fn port(&self, number: u8) -> Option<&Port> {
         self.ports.get(self.index(number)?)
     }
@@ -241,17 +240,17 @@ impl Agent {
         self.ports.get_mut(index)
     }
 
-    /// Place in `ports`.
+    /// Returns the index of a port in `ports`.
     fn index(&self, number: u8) -> Option<usize> {
         usize::from(number).checked_sub(usize::from(self.tables.is_none()))
     }
 
-    /// The numbers of the ports with a link.
+    /// Returns the numbers of the ports that can have a link.
     pub fn external_ports(&self) -> impl Iterator<Item = u8> + use<> {
         1..=self.node.ports
     }
 
-    /// The port that packets to the node end at.
+    /// Returns the port at which packets to the node end.
     pub fn end_port(&self) -> &Port {
         &self.ports[0]
     }
@@ -260,15 +259,15 @@ impl Agent {
         &mut self.ports[0]
     }
 
-    /// Where a unicast packet to `lid` leaves a switch (18.2.4.3.1).
+    /// Returns the port by which a unicast packet to `lid` leaves a switch (18.2.4.3.1).
     pub(crate) fn unicast_port(&self, lid: Lid) -> Option<u8> {
         let tables = self.tables.as_ref()?;
         let port = *tables.linear.get(usize::from(lid))?;
         (lid <= tables.info.linear_top && port <= self.node.ports).then_some(port)
     }
 
-    /// Where a multicast packet to `lid` that came in by `input` leaves a switch (18.2.4.3.3): a port in a table, or
-    /// the default one where there is no table.
+    /// Returns the ports by which a multicast packet to `lid` that arrived by port `input` leaves a switch
+    /// (18.2.4.3.3): the ports in the forwarding table, or the default port if the table does not cover `lid`.
     pub(crate) fn multicast_ports(&self, lid: Lid, input: u8) -> Vec<u8> {
         let Some(tables) = &self.tables else {
             return Vec::new();
@@ -295,7 +294,7 @@ impl Agent {
         }
     }
 
-    /// How long a packet may stay in the switch.
+    /// Returns how long a packet may stay in the switch.
     pub(crate) fn life(&self) -> Duration {
         life_of(
             self.tables
@@ -304,12 +303,12 @@ impl Agent {
         )
     }
 
-    /// What changed since this was called.
+    /// Returns what changed since the last call.
     pub fn take_changes(&mut self) -> Changes {
         std::mem::take(&mut self.changes)
     }
 
-    /// The link of a port came up.
+    /// Tells the agents that the link of a port came up.
     pub fn link_up(&mut self, port: u8, width: Width, speed: Speed) {
         if port == 0 {
             return;
@@ -320,7 +319,8 @@ impl Agent {
         }
     }
 
-    /// The link of a port went down: the physical layer looks for a peer, or sleeps, as a manager wanted.
+    /// Tells the agents that the link of a port went down. The physical layer then polls or sleeps, whichever the
+    /// subnet manager configured.
     pub fn link_down(&mut self, port: u8) {
         let Some(it) = self.port(port).filter(|it| port != 0 && it.has_link()) else {
             return;
@@ -328,7 +328,7 @@ impl Agent {
         self.set_physical_state(port, it.info.down_default);
     }
 
-    /// The state of a port's link changed.
+    /// Notes that the state of a port's link changed.
     fn state_changed(&mut self) {
         if let Some(tables) = &mut self.tables {
             tables.info.state_change = true;
@@ -336,8 +336,8 @@ impl Agent {
         }
     }
 
-    /// Whether the physical state of a port changed since this was called, other than by [`link_up`](Self::link_up):
-    /// the other end has to know.
+    /// Returns whether the physical state of a port changed since the last call, other than by
+    /// [`link_up`](Self::link_up). The other end of the link must be told.
     pub fn take_links_changed(&mut self) -> bool {
         std::mem::take(&mut self.links_changed)
     }
@@ -349,7 +349,7 @@ impl Agent {
         }
     }
 
-    /// Changes the capabilities of the end port, for example because a subnet manager is here now.
+    /// Changes the capabilities of the end port, for example because a subnet manager has started.
     pub fn set_capabilities(&mut self, mask: u32) {
         let info = &mut self.end_port_mut().info;
         if std::mem::replace(&mut info.capability_mask, mask) != mask {
@@ -360,8 +360,8 @@ impl Agent {
         }
     }
 
-    /// The owner of the node found so many `packets` with a wrong key that ended there: counts them, and tells the
-    /// subnet manager of one ([`Trap::PKey`], [`Trap::QKey`]).
+    /// Counts `packets` with a wrong key that the owner of the node reports, and raises the trap ([`Trap::PKey`],
+    /// [`Trap::QKey`]).
     pub fn note_violations(&mut self, trap: Trap, packets: u32) {
         let info = &mut self.end_port_mut().info;
         let count = match trap {
@@ -373,14 +373,14 @@ impl Agent {
         self.raise(trap);
     }
 
-    /// Forgets how many packets had a wrong Q_Key.
+    /// Resets the count of packets with a wrong Q_Key.
     pub fn reset_q_key_violations(&mut self) {
         self.end_port_mut().info.q_key_violations = 0;
     }
 
-    /// Tells the subnet manager, again and again until it has heard, with the LID that the node has then. What waits
-    /// already is told as it was last. Of violations, those by few sources wait: whoever provokes them holds up nothing
-    /// else.
+    /// Raises a trap. It is sent to the subnet manager again and again until the manager represses it, each time with
+    /// the current LID of the node. It replaces a pending trap of the same kind and subject. Traps about violations are
+    /// kept for a few subjects only, so that hostile packets do not delay the others.
     pub fn raise(&mut self, trap: Trap) {
         let number = trap.number();
         let alike = self.traps.iter().filter(|it| it.trap.number() == number);
@@ -392,7 +392,7 @@ impl Agent {
         if known.is_none() && many && trap.is_violation() {
             return;
         }
-        // Who hears of the older one has not heard of this one.
+        // A TrapRepress for the older trap must not cancel this one.
         self.transaction += 1;
         let pending = PendingTrap {
             transaction: self.transaction,
@@ -404,13 +404,13 @@ impl Agent {
         }
     }
 
-    /// Whether traps have somebody to go to.
+    /// Returns whether the port can send traps to a subnet manager.
     fn can_trap(&self) -> bool {
         let info = &self.end_port().info;
         info.sm_lid != 0 && info.lid != 0 && info.state == PortState::ACTIVE
     }
 
-    /// Lets time pass; gives a trap that is to be sent now to the LID of the subnet manager.
+    /// Advances the time. Returns a trap to send to the LID of the subnet manager now, if there is one.
     pub fn poll(&mut self, now: Duration) -> Option<Smp> {
         if self.lease_end.is_some_and(|end| end <= now) {
             self.lease_end = None;
@@ -434,14 +434,14 @@ impl Agent {
         Some(smp)
     }
 
-    /// When [`poll`](Self::poll) has something to do.
+    /// Returns when [`poll`](Self::poll) has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
         let traps = (!self.traps.is_empty() && self.can_trap()).then_some(self.trap_gate);
         let ports = self.ports.iter().filter_map(Port::next_start);
         traps.into_iter().chain(self.lease_end).chain(ports).min()
     }
 
-    /// What waits at the ports and can leave now.
+    /// Returns the packets that waited at the ports and can leave now.
     pub(crate) fn start_ports(&mut self, now: Duration) -> Vec<Output> {
         let numbers = u8::from(self.tables.is_none())..;
         let ports = numbers.zip(&mut self.ports);
@@ -453,7 +453,7 @@ impl Agent {
             .collect()
     }
 
-    /// Limits of ports and their lanes that the other ends do not know yet (7.9).
+    /// Returns the credit limits of ports and their lanes that the other ends do not know yet (7.9).
     pub(crate) fn take_limits(&mut self) -> Vec<(u8, u8, u64)> {
         let queues = self
             .ports
@@ -476,12 +476,12 @@ impl Agent {
         limits
     }
 
-    /// What waits at a port; `None` without flow control.
+    /// Returns the queues of a port, or `None` without flow control.
     pub(crate) fn queues_mut(&mut self, port: u8) -> Option<&mut Queues> {
         self.port_mut(port)?.queues.as_mut()
     }
 
-    /// A frame came in by the link of a port. `None` if it goes no further.
+    /// Receives a frame from the link of a port. Returns its header, or `None` if the port drops it.
     pub(crate) fn receive(&mut self, port: u8, frame: &Frame) -> Option<Lrh> {
         match self.port_mut(port)?.receive(frame) {
             Received::Good(lrh) => Some(lrh),
@@ -497,7 +497,7 @@ impl Agent {
         }
     }
 
-    /// Whether there is room for one more management packet, which came in by `port`.
+    /// Returns whether the agents can take another management packet, which arrived by `port`.
     pub(crate) fn has_room(&mut self, port: u8, now: Duration) -> bool {
         let busy = self.busy.max(now) + EFFORT;
         if busy.saturating_sub(now) > MAX_EFFORT {
@@ -510,19 +510,19 @@ impl Agent {
         true
     }
 
-    /// Answers a packet of performance management; `None` where the standard has no answer.
+    /// Answers a packet of performance management. Returns `None` if the standard defines no answer.
     pub fn answer_performance(&mut self, request: &PerformanceMad) -> Option<PerformanceMad> {
         let first = u8::from(self.tables.is_none());
         let ports = self.ports.iter_mut().map(|port| &mut port.statistics);
         performance::answer(request, first, ports)
     }
 
-    /// The counters of a port, to change them.
+    /// Returns a mutable reference to the counters of a port.
     pub fn statistics_mut(&mut self, port: u8) -> Option<&mut Statistics> {
         self.port_mut(port).map(|port| &mut port.statistics)
     }
 
-    /// A subnet management packet ended here, having come in by port `input`.
+    /// Answers a subnet management packet that arrived by port `input` and ended here.
     pub fn answer(&mut self, request: &Smp, input: u8, now: Duration) -> Answer {
         let header = &request.header;
         if header.method.is_response() || header.method == Method::TRAP {
@@ -532,7 +532,7 @@ impl Agent {
             return respond(request.response(Status::BAD_VERSION));
         }
         if header.attribute == id::SM_INFO {
-            // It is the manager's own, and has a key of its own.
+            // The attribute belongs to the subnet manager, and has a key of its own.
             return if self.end_port().info.capability_mask & capability::SM != 0 {
                 Answer::Pass
             } else {
@@ -567,7 +567,7 @@ impl Agent {
         }
     }
 
-    /// The protection by the management key (14.2.4).
+    /// Checks the management key of a request (14.2.4).
     fn check_m_key(&mut self, request: &Smp, now: Duration) -> bool {
         let info = &self.end_port().info;
         if info.m_key == 0 {
@@ -604,7 +604,7 @@ impl Agent {
         false
     }
 
-    /// Number of the port that the modifier of an attribute of ports names; of a channel adapter it is the one.
+    /// Returns the port that the modifier of a port attribute names. For a channel adapter, that is the port `input`.
     fn named_port(&self, modifier: u32, input: u8) -> u8 {
         if self.tables.is_some() {
             modifier as u8
@@ -613,7 +613,7 @@ impl Agent {
         }
     }
 
-    /// An attribute, or why there is none.
+    /// Returns the data of an attribute, or the status that says why there are none.
     fn get(&self, request: &Smp, input: u8) -> Result<[u8; 64], Status> {
         let modifier = request.header.modifier;
         let tables = self.tables.as_ref().ok_or(Status::BAD_ATTRIBUTE);
@@ -664,7 +664,7 @@ impl Agent {
         found.ok_or(Status::BAD_FIELD)
     }
 
-    /// Changes an attribute as the request says, or nothing where it fails.
+    /// Changes an attribute as requested, or nothing if that fails.
     fn set(&mut self, request: &Smp, input: u8) -> Result<(), Status> {
         let (modifier, data) = (request.header.modifier, &request.data);
         let done = match request.header.attribute {
@@ -694,7 +694,7 @@ impl Agent {
         done.ok_or(Status::BAD_FIELD)
     }
 
-    /// The first GUID is the one that the port was built with.
+    /// Sets the GUIDs except for the first, which the port was built with.
     fn set_guids(&mut self, modifier: u32, mut guids: [u64; 8]) -> Option<()> {
         if modifier != 0 {
             return None;
@@ -733,13 +733,12 @@ impl Agent {
         Some(())
     }
 
-    /// Of the modifier of a partition table: the port. There is one block of each.
+    /// Returns the port in the modifier of a partition table. Each port has one block.
     fn pkey_port(&self, modifier: u32, input: u8) -> Option<u8> {
         (modifier as u16 == 0).then(|| self.named_port(modifier >> 16, input))
     }
 
-    /// Of the modifier of an SL to VL table: the port that packets leave by, and where in it the port is that they came
-    /// in by.
+    /// Returns the output port in the modifier of an SL to VL table, and the index of the input port in its maps.
     fn sl_to_vl_ports(&self, modifier: u32, input: u8) -> (u8, usize) {
         if self.tables.is_some() {
             (modifier as u8, usize::from((modifier >> 8) as u8))
@@ -748,14 +747,14 @@ impl Agent {
         }
     }
 
-    /// Of the modifier of an arbitration table: port and block.
+    /// Returns the port and the block in the modifier of an arbitration table.
     fn arbitration_block(&self, modifier: u32, input: u8) -> (u8, Option<usize>) {
         let block = (modifier >> 16) as usize;
         let both = [1, 3].contains(&block);
         (self.named_port(modifier, input), both.then(|| block - 1))
     }
 
-    /// A port's attributes as whoever asks may see them.
+    /// Returns the attributes of a port that the requester may see.
     fn port_info(&self, request: &Smp, input: u8) -> Option<PortInfo> {
         let (end, number) = self.port_of(request.header.modifier, input)?;
         let mut info = self.port(number)?.info;
@@ -770,8 +769,8 @@ impl Agent {
         Some(info)
     }
 
-    /// Of the modifier of a port's attributes: whether it is the end port, and its number. The highest bit says that
-    /// the manager knows extended speeds.
+    /// Returns whether the modifier of a port attribute names the end port, and the number of the port. The highest bit
+    /// of the modifier says that the manager knows extended speeds.
     fn port_of(&self, modifier: u32, input: u8) -> Option<(bool, u8)> {
         let number = u8::try_from(modifier & 0x7fff_ffff).ok()?;
         let number = match (&self.tables, number) {
@@ -804,7 +803,7 @@ impl Agent {
         Some(())
     }
 
-    /// Checks everything, and then changes what may be changed.
+    /// Checks the new attributes of a port, and applies those that can be changed.
     fn set_port_info(&mut self, new: &PortInfo, modifier: u32, input: u8) -> Option<()> {
         let (end, number) = self.port_of(modifier, input)?;
         let switch = self.tables.is_some();
@@ -841,13 +840,14 @@ impl Agent {
     }
 }
 
-/// What only the end port has.
+/// Checks and sets the attributes that only the end port has.
 fn set_end_port(new: &PortInfo, info: &mut PortInfo, switch: bool) -> Option<()> {
     let unicast = |lid| lid < MULTICAST_LID;
     if !unicast(new.lid) || !unicast(new.sm_lid) || switch && new.lmc != 0 {
         return None;
     }
-    // Zero is no LID, nor may it be one of those that the mask makes. A port that has none can be told other things.
+    // LID 0 means none, and must not be among the LIDs that the mask makes. While a port has no LID, its other
+    // attributes can still be set.
     if new.lid >> new.lmc == 0 && (new.lid, info.lid) != (0, 0) {
         return None;
     }
@@ -873,7 +873,7 @@ fn set_end_port(new: &PortInfo, info: &mut PortInfo, switch: bool) -> Option<()>
     Some(())
 }
 
-/// What each port with a link has (14.2.5.6): checks it, and changes it but for what takes the link down.
+/// Checks and sets the attributes of a port with a link (14.2.5.6), except for changes that take the link down.
 fn set_link(new: &PortInfo, info: &mut PortInfo) -> Option<()> {
     match new.state {
         PortState::NO_CHANGE | PortState::DOWN => {}
@@ -945,12 +945,12 @@ fn respond(response: Smp) -> Answer {
     Answer::Respond(Box::new(response))
 }
 
-/// Of the modifier of a linear forwarding table: the first LID.
+/// Returns the first LID of the block that the modifier of a linear forwarding table names.
 fn linear_block(modifier: u32) -> Option<usize> {
     usize::try_from(modifier).ok()?.checked_mul(64)
 }
 
-/// Of the modifier of a multicast forwarding table: LIDs and ports.
+/// Returns the LIDs and the ports of the block that the modifier of a multicast forwarding table names.
 fn multicast_block(modifier: u32) -> Option<(std::ops::Range<usize>, usize)> {
     let start = (modifier & 0x1ff) as usize * 32;
     let rows = start..start + 32;

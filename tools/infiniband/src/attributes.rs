@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Attributes of management (IBTA volume 1, 13.4.8, 14.2.5 and 16.1.3), as they stand in the data of a MAD.
+//! Attributes of management (IBTA volume 1, 13.4.8, 14.2.5 and 16.1.3), in the layout that they have in a MAD.
 //!
-//! Each is read from any bytes and written as they were, but for reserved bits.
+//! Any bytes can be read as an attribute. Written back, they are the same except for reserved bits.
 //!
 //! ```
 //! use vrnic_infiniband::attributes::{NodeInfo, NodeType};
@@ -18,7 +18,7 @@ use crate::{
     field::{layout, named},
 };
 
-/// Bytes of the data of a subnet management packet, which all attributes of subnet management fit.
+/// Bytes of data in a subnet management packet. All attributes of subnet management fit in them.
 pub const DATA_LENGTH: usize = 64;
 
 /// Numbers of attributes (13.4.8, 14.2.5, 16.1.3).
@@ -70,13 +70,13 @@ named! {
 named! {
     /// State of a port's link layer (7.2.7).
     PortState(u8) {
-        /// In a request: leave it.
+        /// In a request: leave the state alone.
         NO_CHANGE = 0,
-        /// Nothing passes.
+        /// No packets pass.
         DOWN = 1,
         /// Management packets pass.
         INIT = 2,
-        /// Management packets pass, and other packets are received, the first of which makes it active.
+        /// Management packets pass. Other packets are received, and the first one makes the port active.
         ARMED = 3,
         /// All packets pass.
         ACTIVE = 4,
@@ -86,7 +86,7 @@ named! {
 named! {
     /// State of a port's physical layer (volume 2, 5.7).
     PhysicalState(u8) {
-        /// In a request: leave it.
+        /// In a request: leave the state alone.
         NO_CHANGE = 0,
         /// Waits for a signal.
         SLEEP = 1,
@@ -104,7 +104,7 @@ named! {
 }
 
 layout! {
-    /// What a node is (14.2.5.3).
+    /// Attributes of a node (14.2.5.3).
     NodeInfo {
         /// Version of the MAD format.
         base_version: u8 = 0, 8;
@@ -112,13 +112,13 @@ layout! {
         class_version: u8 = 8, 8;
         /// Kind of node.
         kind: NodeType = 16, 8;
-        /// Physical ports.
+        /// Number of physical ports.
         ports: u8 = 24, 8;
         /// GUID of the system that the node is a part of.
         system_guid: u64 = 32, 64;
         /// GUID of the node.
         node_guid: u64 = 96, 64;
-        /// GUID of the port that the request came in by; of a switch, that of port 0.
+        /// GUID of the port by which the request arrived. For a switch, that of port 0.
         port_guid: u64 = 160, 64;
         /// Entries of the partition table of the channel adapter or of port 0.
         partition_cap: u16 = 224, 16;
@@ -126,15 +126,15 @@ layout! {
         device_id: u16 = 240, 16;
         /// Revision.
         revision: u32 = 256, 32;
-        /// Number of the port that the request came in by.
+        /// Number of the port by which the request arrived.
         local_port: u8 = 288, 8;
-        /// Vendor, an OUI.
+        /// OUI of the vendor.
         vendor_id: u32 = 296, 24;
     }
 }
 
 layout! {
-    /// A node's name for people (14.2.5.2), UTF-8, filled up with zeros.
+    /// A node's human-readable name (14.2.5.2) in UTF-8, padded with zeros.
     NodeDescription {
         /// The bytes.
         text: [u8; 64] = 0, 512;
@@ -142,7 +142,7 @@ layout! {
 }
 
 impl NodeDescription {
-    /// Of a text, of which only the first 64 bytes fit.
+    /// Creates a description from the first 64 bytes of a text.
     pub fn new(text: &str) -> Self {
         let mut description = Self::default();
         for (to, from) in description.text.iter_mut().zip(text.bytes()) {
@@ -153,31 +153,31 @@ impl NodeDescription {
 }
 
 layout! {
-    /// What a switch can do and does (14.2.5.4).
+    /// Attributes of a switch (14.2.5.4).
     SwitchInfo {
-        /// LIDs of the linear forwarding table.
+        /// Number of LIDs in the linear forwarding table.
         linear_cap: u16 = 0, 16;
-        /// LIDs of the random forwarding table, 0 where there is none.
+        /// Number of LIDs in the random forwarding table, 0 if there is none.
         random_cap: u16 = 16, 16;
-        /// LIDs of the multicast forwarding table.
+        /// Number of LIDs in the multicast forwarding table.
         multicast_cap: u16 = 32, 16;
-        /// Greatest LID in use of the linear forwarding table.
+        /// Highest LID in use in the linear forwarding table.
         linear_top: u16 = 48, 16;
-        /// Port of LIDs that are not in a random forwarding table.
+        /// Port for LIDs that are not in a random forwarding table.
         default_port: u8 = 64, 8;
-        /// Port of multicast that is in no table.
+        /// Port for multicast packets that no table covers.
         default_multicast_primary: u8 = 72, 8;
-        /// Port of multicast that is in no table and came in by the primary one.
+        /// Port for multicast packets that no table covers and that arrived by the primary port.
         default_multicast_not_primary: u8 = 80, 8;
-        /// How long a packet may be in the switch, as [`time_of`] has it; above 19 forever.
+        /// How long a packet may stay in the switch, in the encoding of [`time_of`]. Above 19, there is no limit.
         life_time: u8 = 88, 5;
         /// The state of a port has changed. Writing 1 clears it.
         state_change: bool = 93, 1;
         /// Optimized programming of SL to VL tables.
         optimized_sl_to_vl: u8 = 94, 2;
-        /// LIDs of each port of a random forwarding table.
+        /// Number of LIDs for each port of a random forwarding table.
         lids_per_port: u16 = 96, 16;
-        /// Entries of the partition table of each external port.
+        /// Number of entries in the partition table of each external port.
         partition_enforcement_cap: u16 = 112, 16;
         /// Ports can check partitions of incoming packets.
         inbound_enforcement: bool = 128, 1;
@@ -187,9 +187,9 @@ layout! {
         filter_raw_inbound: bool = 130, 1;
         /// Ports can discard outgoing raw packets.
         filter_raw_outbound: bool = 131, 1;
-        /// Port 0 is like a port of a channel adapter.
+        /// Port 0 works like a port of a channel adapter.
         enhanced_port_0: bool = 132, 1;
-        /// Greatest LID in use of the multicast forwarding table, where the capability mask says that there is this.
+        /// Highest LID in use in the multicast forwarding table, if the capability mask says that the field exists.
         multicast_top: u16 = 144, 16;
     }
 }
@@ -197,13 +197,13 @@ layout! {
 layout! {
     /// Eight GUIDs of a port (14.2.5.5).
     GuidInfo {
-        /// The GUIDs. The very first is the one that the port was built with.
+        /// The GUIDs. The first one of the first block is the one that the port was built with.
         guids: [u64; 8] = 0, 512;
     }
 }
 
 layout! {
-    /// What a port can do and does (14.2.5.6).
+    /// Attributes of a port (14.2.5.6).
     PortInfo {
         /// Management key.
         m_key: u64 = 0, 64;
@@ -217,17 +217,17 @@ layout! {
         capability_mask: u32 = 160, 32;
         /// Diagnostic code.
         diagnostic: u16 = 192, 16;
-        /// Seconds after which a wrong management key ends the protection, 0 for never.
+        /// Seconds from a wrong management key to the end of the protection, 0 for no end.
         m_key_lease: u16 = 208, 16;
-        /// Number of the port that the request came in by.
+        /// Number of the port by which the request arrived.
         local_port: u8 = 224, 8;
-        /// [Widths](crate::attributes::width) that may be used.
+        /// [Widths](crate::attributes::width) that are enabled.
         width_enabled: u8 = 232, 8;
-        /// Widths that there are.
+        /// Widths that are supported.
         width_supported: u8 = 240, 8;
         /// Width in use.
         width_active: u8 = 248, 8;
-        /// [Speeds](crate::attributes::speed) that there are.
+        /// [Speeds](crate::attributes::speed) that are supported.
         speed_supported: u8 = 256, 4;
         /// State of the link layer.
         state: PortState = 260, 4;
@@ -237,21 +237,21 @@ layout! {
         down_default: PhysicalState = 268, 4;
         /// How the management key protects the port.
         m_key_protection: u8 = 272, 2;
-        /// LID mask count: the port has 2 to this power LIDs.
+        /// LID mask count: the base-2 logarithm of the port's number of LIDs.
         lmc: u8 = 277, 3;
         /// Speed in use.
         speed_active: u8 = 280, 4;
-        /// Speeds that may be used.
+        /// Speeds that are enabled.
         speed_enabled: u8 = 284, 4;
-        /// Greatest MTU in use on the link, as [`mtu_of`] has it.
+        /// Maximum MTU in use on the link, in the encoding of [`mtu_of`].
         neighbor_mtu: u8 = 288, 4;
         /// Service level to the master subnet manager.
         sm_sl: u8 = 292, 4;
-        /// Lanes that there are, as [`lanes_of`] has it.
+        /// Lanes that are supported, in the encoding of [`lanes_of`].
         vl_cap: u8 = 296, 4;
-        /// What the manager wanted kept when the port was initialized.
+        /// What the manager wants to be kept when the port is initialized.
         init_type: u8 = 300, 4;
-        /// Limit of the high-priority lanes.
+        /// Limit on high-priority packets.
         vl_high_limit: u8 = 304, 8;
         /// Entries of the high-priority arbitration table.
         vl_arbitration_high_cap: u8 = 312, 8;
@@ -259,64 +259,66 @@ layout! {
         vl_arbitration_low_cap: u8 = 320, 8;
         /// What was kept when the port was initialized.
         init_type_reply: u8 = 328, 4;
-        /// Greatest MTU of the port.
+        /// Maximum MTU that the port supports.
         mtu_cap: u8 = 332, 4;
-        /// Packets that are discarded before a lane stalls.
+        /// Number of packets discarded in a row after which a lane stalls.
         vl_stall_count: u8 = 336, 3;
-        /// How long a packet may be at the head of a queue, as [`time_of`] has it; above 19 forever.
+        /// How long a packet may stay at the head of a queue, in the encoding of [`time_of`]. Above 19, there is no
+        /// limit.
         head_of_queue_life: u8 = 339, 5;
         /// Lanes in use.
         operational_vls: u8 = 344, 4;
-        /// Check partitions of incoming packets.
+        /// The port checks the partitions of incoming packets.
         enforce_inbound: bool = 348, 1;
-        /// Check partitions of outgoing packets.
+        /// The port checks the partitions of outgoing packets.
         enforce_outbound: bool = 349, 1;
-        /// Discard incoming raw packets.
+        /// The port discards incoming raw packets.
         filter_raw_inbound: bool = 350, 1;
-        /// Discard outgoing raw packets.
+        /// The port discards outgoing raw packets.
         filter_raw_outbound: bool = 351, 1;
-        /// Packets with a wrong management key.
+        /// Number of packets with a wrong management key.
         m_key_violations: u16 = 352, 16;
-        /// Packets with a wrong partition key.
+        /// Number of packets with a wrong partition key.
         p_key_violations: u16 = 368, 16;
-        /// Packets with a wrong Q_Key.
+        /// Number of packets with a wrong Q_Key.
         q_key_violations: u16 = 384, 16;
-        /// GUIDs that the port can have.
+        /// Number of GUIDs that the port can have.
         guid_cap: u8 = 400, 8;
-        /// In a request: whoever has told the manager something is to do so again.
+        /// In a request: clients must repeat their registrations and subscriptions with the manager.
         client_reregister: bool = 408, 1;
-        /// No traps about partition keys of multicast.
+        /// Suppresses traps about partition keys of multicast packets.
         multicast_trap_suppression: u8 = 409, 2;
-        /// Greatest delay of a packet through the subnet, as [`time_of`] has it: traps are no more frequent.
+        /// Maximum delay of a packet through the subnet, in the encoding of [`time_of`]. It is also the minimum time
+        /// between traps.
         subnet_timeout: u8 = 411, 5;
-        /// How long the port takes for a response, as [`time_of`] has it.
+        /// Time that the port takes to respond, in the encoding of [`time_of`].
         response_time: u8 = 419, 5;
-        /// Errors of the physical layer above which the link's integrity is in doubt.
+        /// Number of physical layer errors above which the integrity of the link is in doubt.
         local_physical_errors: u8 = 424, 4;
-        /// Overruns in a row above which they are excessive.
+        /// Number of consecutive overruns above which they are excessive.
         overrun_errors: u8 = 428, 4;
         /// Hint for flow control.
         max_credit_hint: u16 = 432, 16;
-        /// Latency of the link, there and back, in units of 4 ns.
+        /// Round-trip latency of the link, in units of 4 ns.
         round_trip: u32 = 456, 24;
-        /// More capabilities, where [`CAPABILITY_MASK_2`](crate::attributes::capability::CAPABILITY_MASK_2) is set.
+        /// More capabilities, valid if [`CAPABILITY_MASK_2`](crate::attributes::capability::CAPABILITY_MASK_2) is set.
         capability_mask_2: u16 = 480, 16;
         /// Extended speed in use, 0 for none.
         extended_speed_active: u8 = 496, 4;
-        /// Extended speeds that there are.
+        /// Extended speeds that are supported.
         extended_speed_supported: u8 = 500, 4;
-        /// Extended speeds that may be used.
+        /// Extended speeds that are enabled.
         extended_speed_enabled: u8 = 507, 5;
     }
 }
 
 /// Bits of [`PortInfo::capability_mask`].
 pub mod capability {
-    /// A subnet manager is here.
+    /// The port has a subnet manager.
     pub const SM: u32 = 1 << 1;
-    /// Notices.
+    /// The port supports notices.
     pub const NOTICE: u32 = 1 << 2;
-    /// Traps.
+    /// The port supports traps.
     pub const TRAP: u32 = 1 << 3;
     /// Automatic path migration.
     pub const AUTOMATIC_MIGRATION: u32 = 1 << 5;
@@ -326,7 +328,7 @@ pub mod capability {
     pub const SYSTEM_GUID: u32 = 1 << 11;
     /// External ports of the switch send traps about partition keys.
     pub const SWITCH_PKEY_TRAP: u32 = 1 << 12;
-    /// Speeds above 10 Gb/s a lane.
+    /// Speeds above 10 Gb/s per lane.
     pub const EXTENDED_SPEEDS: u32 = 1 << 14;
     /// [`PortInfo::capability_mask_2`](super::PortInfo::capability_mask_2) is valid.
     pub const CAPABILITY_MASK_2: u32 = 1 << 15;
@@ -352,34 +354,34 @@ pub mod width {
     pub const X12: u8 = 8;
 }
 
-/// Bits of link speeds. Extended ones are in [`PortInfo::extended_speed_active`] and its neighbors.
+/// Bits of link speeds. Those of extended speeds are in [`PortInfo::extended_speed_active`] and its neighbors.
 pub mod speed {
-    /// 2.5 Gb/s a lane.
+    /// 2.5 Gb/s per lane.
     pub const SDR: u8 = 1;
-    /// 5 Gb/s a lane.
+    /// 5 Gb/s per lane.
     pub const DDR: u8 = 2;
-    /// 10 Gb/s a lane.
+    /// 10 Gb/s per lane.
     pub const QDR: u8 = 4;
-    /// 14.0625 Gb/s a lane, extended.
+    /// 14.0625 Gb/s per lane, extended.
     pub const FDR: u8 = 1;
-    /// 25.78125 Gb/s a lane, extended.
+    /// 25.78125 Gb/s per lane, extended.
     pub const EDR: u8 = 2;
-    /// 53.125 Gb/s a lane, extended.
+    /// 53.125 Gb/s per lane, extended.
     pub const HDR: u8 = 4;
 }
 
 layout! {
     /// 32 entries of a partition table (14.2.5.7).
     PKeyTable {
-        /// Partition keys; 0 is none.
+        /// Partition keys. An empty entry is 0.
         keys: [u16; 32] = 0, 512;
     }
 }
 
 layout! {
-    /// Lane of each service level (14.2.5.8).
+    /// Lanes of the service levels (14.2.5.8).
     SlToVl {
-        /// Lanes; 15 discards the packet.
+        /// Lanes. Packets to lane 15 are discarded.
         lanes: [u8; 16] = 0, 64;
     }
 }
@@ -387,7 +389,7 @@ layout! {
 layout! {
     /// 32 entries of an arbitration table (14.2.5.9).
     VlArbitration {
-        /// Lane in the upper byte, weight in units of 64 bytes in the lower one.
+        /// Lane in the upper byte, and weight in units of 64 bytes in the lower one.
         entries: [u16; 32] = 0, 512;
     }
 }
@@ -395,7 +397,7 @@ layout! {
 layout! {
     /// 64 entries of a linear forwarding table (14.2.5.10).
     LinearForwarding {
-        /// Port of each LID; 255 discards the packet.
+        /// Port of each LID. Packets to port 255 are discarded.
         ports: [u8; 64] = 0, 512;
     }
 }
@@ -403,7 +405,7 @@ layout! {
 layout! {
     /// 32 entries of a multicast forwarding table (14.2.5.12), for 16 ports.
     MulticastForwarding {
-        /// For each LID a bit for each port.
+        /// A bit mask of ports for each LID.
         ports: [u16; 32] = 0, 512;
     }
 }
@@ -411,9 +413,9 @@ layout! {
 named! {
     /// State of a subnet manager (14.4.1).
     SmState(u8) {
-        /// It does nothing.
+        /// It is not active.
         NOT_ACTIVE = 0,
-        /// It looks who else there is.
+        /// It searches the subnet for other managers.
         DISCOVERING = 1,
         /// It waits for the master to fail.
         STANDBY = 2,
@@ -423,15 +425,15 @@ named! {
 }
 
 layout! {
-    /// What a subnet manager is (14.2.5.13).
+    /// Attributes of a subnet manager (14.2.5.13).
     SmInfo {
-        /// GUID of its port.
+        /// GUID of the manager's port.
         guid: u64 = 0, 64;
         /// Key by which managers trust each other.
         sm_key: u64 = 64, 64;
-        /// Counts up as long as it works.
+        /// Counter that increases as long as the manager works.
         activity: u32 = 128, 32;
-        /// Priority, 15 the highest.
+        /// Priority. 15 is the highest.
         priority: u8 = 160, 4;
         /// State.
         state: SmState = 164, 4;
@@ -443,11 +445,11 @@ named! {
     NoticeType(u8) {
         /// Something is broken.
         FATAL = 0,
-        /// To be looked at now.
+        /// Something needs attention now.
         URGENT = 1,
-        /// Somebody did what is not allowed.
+        /// A packet violated a protection, such as that by a key.
         SECURITY = 2,
-        /// A manager has something to do.
+        /// Something that a subnet manager has to act on.
         SUBNET_MANAGEMENT = 3,
         /// Something has changed.
         INFORMATION = 4,
@@ -455,111 +457,111 @@ named! {
 }
 
 layout! {
-    /// Something happened (13.4.8.2). [`Trap`](crate::trap::Trap) says what.
+    /// A notice of an event (13.4.8.2). [`Trap`](crate::trap::Trap) has the details.
     Notice {
-        /// It is one of the standard's.
+        /// The notice is one that the standard defines.
         generic: bool = 0, 1;
         /// Kind.
         kind: NoticeType = 1, 7;
-        /// Kind of node that it is from.
+        /// Type of the node that sent the notice.
         producer: u32 = 8, 24;
-        /// What happened.
+        /// Number of the trap.
         number: u16 = 32, 16;
-        /// LID that it is from.
+        /// LID of the sender.
         issuer: Lid = 48, 16;
         /// Alternates with each notice that is fetched.
         toggle: bool = 64, 1;
-        /// Notices that wait to be fetched.
+        /// Number of notices that wait to be fetched.
         count: u16 = 65, 15;
-        /// Details, by number.
+        /// Details, in a layout that depends on the number.
         details: [u8; 54] = 80, 432;
     }
 }
 
 layout! {
-    /// What a class of management can do at a port (13.4.8.1).
+    /// What a port supports in a class of management (13.4.8.1).
     ClassPortInfo {
         /// Version of the MAD format.
         base_version: u8 = 0, 8;
         /// Version of the class.
         class_version: u8 = 8, 8;
-        /// Capabilities: bit 0 traps, bit 1 notices, from 8 on those of the class.
+        /// Capabilities: bit 0 for traps, bit 1 for notices, and from bit 8 on those of the class.
         capability_mask: u16 = 16, 16;
         /// More capabilities of the class.
         capability_mask_2: u32 = 32, 27;
-        /// How long it takes for a response, as [`time_of`] has it.
+        /// Time that a response takes, in the encoding of [`time_of`].
         response_time: u8 = 59, 5;
-        /// GID of who is to be asked instead.
+        /// GID to which requests should go instead.
         redirect_gid: [u8; 16] = 64, 128;
-        /// Traffic class to it.
+        /// Traffic class to that GID.
         redirect_traffic_class: u8 = 192, 8;
-        /// Service level to it.
+        /// Service level to that GID.
         redirect_sl: u8 = 200, 4;
-        /// Flow label to it.
+        /// Flow label to that GID.
         redirect_flow_label: u32 = 204, 20;
-        /// Its LID.
+        /// LID to which requests should go instead.
         redirect_lid: Lid = 224, 16;
-        /// Partition key to it.
+        /// Partition key of redirected requests.
         redirect_pkey: u16 = 240, 16;
-        /// Its queue pair.
+        /// QP to which requests should go instead.
         redirect_qp: u32 = 264, 24;
-        /// Its Q_Key.
+        /// Q_Key of that QP.
         redirect_qkey: u32 = 288, 32;
-        /// GID of who gets traps.
+        /// GID to which traps go.
         trap_gid: [u8; 16] = 320, 128;
-        /// Traffic class to it.
+        /// Traffic class of traps.
         trap_traffic_class: u8 = 448, 8;
-        /// Service level to it.
+        /// Service level of traps.
         trap_sl: u8 = 456, 4;
-        /// Flow label to it.
+        /// Flow label of traps.
         trap_flow_label: u32 = 460, 20;
-        /// Its LID.
+        /// LID to which traps go.
         trap_lid: Lid = 480, 16;
-        /// Partition key to it.
+        /// Partition key of traps.
         trap_pkey: u16 = 496, 16;
-        /// Hop limit to it.
+        /// Hop limit of traps.
         trap_hop_limit: u8 = 512, 8;
-        /// Its queue pair.
+        /// QP to which traps go.
         trap_qp: u32 = 520, 24;
-        /// Its Q_Key.
+        /// Q_Key of that QP.
         trap_qkey: u32 = 544, 32;
     }
 }
 
 layout! {
-    /// Counters of a port (16.1.3.5). None wraps: each stays at its greatest value.
+    /// Counters of a port (16.1.3.5). They do not wrap, but stop at their maximum.
     PortCounters {
-        /// Port.
+        /// Port number.
         port_select: u8 = 8, 8;
-        /// In a request to set: which counters, in the order of the following fields.
+        /// In a request to set: the counters to set, in the order of the following fields.
         select: u16 = 16, 16;
-        /// Errors of symbols.
+        /// Number of symbol errors.
         symbol_errors: u16 = 32, 16;
-        /// The link recovered.
+        /// Number of times that the link recovered from errors.
         link_error_recovery: u8 = 48, 8;
-        /// The link did not recover, or was taken down.
+        /// Number of times that the link failed to recover or was taken down.
         link_downed: u8 = 56, 8;
-        /// Packets with errors that were received.
+        /// Number of packets received with errors.
         receive_errors: u16 = 64, 16;
-        /// Packets that somebody before had marked as bad.
+        /// Number of packets received that an earlier node had marked as bad.
         receive_remote_physical_errors: u16 = 80, 16;
-        /// Packets that a switch could not forward.
+        /// Number of packets that a switch could not forward.
         receive_switch_relay_errors: u16 = 96, 16;
-        /// Packets that could not leave.
+        /// Number of packets that could not be sent.
         transmit_discards: u16 = 112, 16;
-        /// Packets that were not let out.
+        /// Number of packets that the port may not send.
         transmit_constraint_errors: u8 = 128, 8;
-        /// Packets that were not let in.
+        /// Number of packets that the port may not receive.
         receive_constraint_errors: u8 = 136, 8;
-        /// More of `select`.
+        /// More bits of `select`.
         select_2: u8 = 144, 8;
-        /// The errors of the physical layer were too many.
+        /// Number of times that there were too many errors of the physical layer.
         local_link_integrity_errors: u8 = 152, 4;
-        /// Overruns were too many.
+        /// Number of times that there were too many overruns.
         excessive_buffer_overruns: u8 = 156, 4;
-        /// Packets to QP 1 that were dropped.
+        /// Number of packets to QP 1 that were dropped.
         qp1_dropped: u16 = 160, 16;
-        /// Management packets that were dropped for lack of room.
+        /// Number of management packets dropped for lack of room.
         vl15_dropped: u16 = 176, 16;
         /// Words of 4 bytes sent, from the local route header to the invariant CRC.
         transmit_data: u32 = 192, 32;
@@ -575,11 +577,11 @@ layout! {
 }
 
 layout! {
-    /// Counters of a port of 64 bits (16.1.4.11).
+    /// 64-bit counters of a port (16.1.4.11).
     PortCountersExtended {
-        /// Port.
+        /// Port number.
         port_select: u8 = 8, 8;
-        /// In a request to set: which counters, in the order of the following fields.
+        /// In a request to set: the counters to set, in the order of the following fields.
         select: u16 = 16, 16;
         /// Words of 4 bytes sent.
         transmit_data: u64 = 64, 64;
@@ -600,13 +602,13 @@ layout! {
     }
 }
 
-/// Nanoseconds of a time as attributes have it: 4.096 µs times 2 to the power of `exponent` (a value above 31 is 31).
+/// Returns the nanoseconds of an encoded time: 4.096 µs times 2 to the power of `exponent`, which is at most 31.
 pub const fn time_of(exponent: u8) -> u64 {
     let exponent = if exponent > 31 { 31 } else { exponent };
     4096 << exponent
 }
 
-/// Bytes of an MTU as attributes have it; `None` if the number stands for none.
+/// Returns the bytes of an encoded MTU, or `None` if the code is not valid.
 pub const fn mtu_of(code: u8) -> Option<usize> {
     match code {
         1..=5 => Some(128 << code),
@@ -614,7 +616,7 @@ pub const fn mtu_of(code: u8) -> Option<usize> {
     }
 }
 
-/// Number of data lanes as attributes have it; `None` if the number stands for none.
+/// Returns the number of data lanes of an encoded lane count, or `None` if the code is not valid.
 pub const fn lanes_of(code: u8) -> Option<u8> {
     match code {
         1 => Some(1),
@@ -630,7 +632,7 @@ pub const fn lanes_of(code: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    /// No field overlaps the one before, all are within their attribute, and each is read from where it is.
+    /// No field overlaps the one before it, all are within their attribute, and each is read from its place.
     #[test]
     fn fields_are_in_order_and_apart() {
         macro_rules! check {
@@ -657,7 +659,7 @@ mod tests {
         );
     }
 
-    /// Bytes that libibmad of rdma-core made of these values.
+    /// Bytes that libibmad of rdma-core made from these values.
     #[test]
     fn others_have_the_same_layout() {
         let bytes = [

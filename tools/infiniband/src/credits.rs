@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Credit loops: forwarding tables with which a subnet can stand still for ever.
+//! Credit loops: forwarding tables that can deadlock a subnet.
 //!
-//! A packet leaves by a lane of a link when the other end has room for it there (IBTA volume 1, 7.9), and until then it
-//! keeps its own room at the port that it came in by. If lanes wait for each other in a circle, none of them ever gets
-//! room. The forwarding tables and the maps from service levels to lanes say which lanes can wait for which.
+//! A packet leaves by a lane of a link when the other end has room for it there (IBTA volume 1, 7.9). Until then, it
+//! occupies the buffer of the port by which it arrived. If lanes wait for each other in a cycle, none of them ever gets
+//! room. The forwarding tables and the maps from service levels to lanes determine which lanes can wait for which.
 
 use crate::{
     Lid,
@@ -17,17 +17,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A lane of a link, in one direction.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Channel {
-    /// The node that packets leave.
+    /// The node that the packets leave.
     pub node: NodeId,
-    /// The port that they leave by.
+    /// The port by which they leave.
     pub port: u8,
     /// Their lane.
     pub lane: u8,
 }
 
 impl Subnet {
-    /// Lanes that wait for each other in a circle when there is enough to send; `None` if there are none. `level` is
-    /// the service level from one LID to another one; all HCAs may send to all.
+    /// Returns lanes that can wait for each other in a cycle, or `None` if there are none. `level` returns the service
+    /// level from one LID to another. All HCAs may send to all others.
     pub fn credit_loop(&self, level: impl Fn(Lid, Lid) -> u8) -> Option<Vec<Channel>> {
         let mut waits: BTreeMap<Channel, BTreeSet<Channel>> = BTreeMap::new();
         let lids = |node| {
@@ -45,10 +45,10 @@ impl Subnet {
         circle(&waits)
     }
 
-    /// The lanes that a packet takes one after the other. It ends where the packet does.
+    /// Returns the lanes that a packet takes in turn, until it is delivered or dropped, or repeats a lane.
     pub fn way(&self, from: NodeId, to: Lid, level: u8) -> Vec<Channel> {
         let mut way: Vec<Channel> = Vec::new();
-        // The node, the port that the packet came in by, and the one that it leaves by.
+        // The node, the port by which the packet arrived, and the port by which it leaves.
         let mut next = Some((from, 0, PORT));
         while let Some((node, input, port)) = next {
             let agent = self.agent(node);
@@ -74,11 +74,11 @@ impl Subnet {
     }
 }
 
-/// A circle in a graph.
+/// Returns a cycle of a graph, if there is one.
 fn circle(waits: &BTreeMap<Channel, BTreeSet<Channel>>) -> Option<Vec<Channel>> {
     let mut done = BTreeSet::new();
     for &start in waits.keys() {
-        // The way to where the search is, and what is still to be seen from each of its places.
+        // The path of the search, and the edges that are left to follow from each of its vertices.
         let mut way = vec![start];
         let mut ahead = vec![waits[&start].iter()];
         while let Some(left) = ahead.last_mut() {

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Where a packet with a directed route goes next (IBTA volume 1, 14.2.2).
+//! The next hop of a packet with a directed route (IBTA volume 1, 14.2.2).
 
 use crate::{
     Lid,
     mad::{MAX_HOPS, PERMISSIVE, Route},
 };
 
-/// Where to.
+/// The next hop of a packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Here.
+    /// The packet ends at this node.
     Here,
-    /// Out of that port.
+    /// The packet leaves by this port.
     Port(u8),
-    /// To that LID, as the forwarding table has it.
+    /// The packet goes to this LID by the forwarding tables.
     Lid(Lid),
-    /// Nowhere: the route is not valid.
+    /// The route is not valid.
     Discard,
 }
 
-/// A node as a directed route sees it.
+/// The properties of a node that directed routes depend on.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Whether it forwards.
+    /// Whether the node is a switch, which forwards packets.
     pub switch: bool,
-    /// Its greatest port.
+    /// The highest port number.
     pub ports: u8,
 }
 
@@ -46,7 +46,7 @@ impl Place {
         }
     }
 
-    /// Behind the directed part.
+    /// Returns the step after the directed part of the route.
     fn behind(self, lid: Lid) -> Step {
         match lid {
             PERMISSIVE => Step::Here,
@@ -57,7 +57,7 @@ impl Place {
 }
 
 impl Route {
-    /// The packet came in by port `input` of `place`; notes that in the route.
+    /// Updates the route for a packet that arrived by port `input` of `place`, and returns the next step.
     pub fn arrive(&mut self, input: u8, place: Place) -> Step {
         if self.hop_count > MAX_HOPS {
             return Step::Discard;
@@ -66,7 +66,7 @@ impl Route {
         let count = usize::from(self.hop_count);
         if self.returning {
             if pointer == count + 1 || pointer > 1 && pointer <= count {
-                // The first: from where the directed part ended, by LID.
+                // The first step back comes by LID from the node where the directed part ended.
                 if !place.switch {
                     return Step::Discard;
                 }
@@ -79,7 +79,7 @@ impl Route {
             };
         }
         if pointer < count {
-            // At 0 it came by LID to where the directed part begins.
+            // A pointer of 0 means that the packet came by LID to the start of the directed part.
             if pointer > 0 {
                 self.back[pointer] = input;
             }
@@ -98,7 +98,8 @@ impl Route {
         }
     }
 
-    /// The packet begins here: a request, or the response to one that ended here.
+    /// Updates the route for a packet that this node sends, which is a request or a response, and returns the first
+    /// step.
     pub fn depart(&mut self, place: Place) -> Step {
         if self.hop_count > MAX_HOPS {
             return Step::Discard;
@@ -117,7 +118,7 @@ impl Route {
         }
     }
 
-    /// One hop back.
+    /// Takes the route one hop back.
     fn back_to(&mut self, place: Place) -> Step {
         let pointer = self.hop_pointer - 1;
         self.hop_pointer = pointer;
@@ -143,7 +144,7 @@ mod tests {
         ports: 8,
     };
 
-    /// There and back over two switches: the pointers are those of the standard's figures.
+    /// A route leads over two switches and back, and the pointers are those in the figures of the standard.
     #[test]
     fn a_route_leads_there_and_back() {
         let mut route = Route::along(&[1, 5, 7]).unwrap();
@@ -170,7 +171,7 @@ mod tests {
             (Step::Port(2), 1)
         );
         assert_eq!((route.arrive(1, CA), route.hop_pointer), (Step::Here, 0));
-        // A switch can be the end as well.
+        // A route can also end at a switch.
         assert_eq!(to_switch.arrive(4, SWITCH), Step::Here);
         to_switch.returning = true;
         assert_eq!(to_switch.depart(SWITCH), Step::Port(4));
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!((route.depart(CA), route.hop_pointer), (Step::Here, 0));
     }
 
-    /// By LID to a switch, from there along a route, and by LID on.
+    /// A packet goes by LID to a switch, from there along a route, and on by LID.
     #[test]
     fn a_part_of_the_way_can_go_by_lid() {
         let mut route = Route {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// A hostile route leads to a port that there is, and not for ever.
+        /// Any hostile route leads to existing ports only, and ends.
         #[test]
         fn any_route_ends(
             bytes in proptest::collection::vec(any::<u8>(), 256), count in 0_u8..70, pointer in 0_u8..70, input: u8,

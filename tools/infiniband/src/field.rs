@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Fields of management attributes: numbers of any width at any bit.
+//! Fields of management attributes, which are numbers of any width at any bit offset.
 
-/// A value that stands somewhere in bytes. Bit 0 is the most significant one of the first byte, as in the standard's
-/// tables. What is behind the end of the bytes reads as 0 and is not written.
+/// A value in a range of bits. Bit 0 is the most significant bit of the first byte, as in the tables of the standard.
+/// Bits beyond the end of the bytes read as 0 and are not written.
 pub(crate) trait Field: Sized {
     /// Reads `bits` bits from bit `at` on.
     fn read(bytes: &[u8], at: usize, bits: usize) -> Self;
@@ -16,7 +16,7 @@ impl Field for u64 {
         let mut value = 0;
         let (mut at, end) = (at, at + bits);
         while at < end {
-            // As many bits as the byte has.
+            // All bits of this byte that belong to the field.
             let count = (8 - at % 8).min(end - at);
             let byte = bytes.get(at / 8).copied().unwrap_or(0);
             let part = byte >> (8 - at % 8 - count) & (0xff >> (8 - count));
@@ -64,7 +64,7 @@ impl Field for bool {
     }
 }
 
-/// Elements one behind the other, which share `bits` equally.
+/// An array whose elements share `bits` equally.
 impl<T: Field + Copy, const N: usize> Field for [T; N] {
     fn read(bytes: &[u8], at: usize, bits: usize) -> Self {
         std::array::from_fn(|index| T::read(bytes, at + index * (bits / N), bits / N))
@@ -76,8 +76,8 @@ impl<T: Field + Copy, const N: usize> Field for [T; N] {
     }
 }
 
-/// Defines a number whose values have names, and that may have any other: so that what others send comes back as it
-/// was.
+/// Defines a number with named values. Other values are possible too, so that those from peers are written back
+/// unchanged.
 macro_rules! named {
     ($(#[$meta:meta])* $name:ident($number:ty) { $($(#[$value_meta:meta])* $value:ident = $code:literal,)* }) => {
         $(#[$meta])*
@@ -99,7 +99,7 @@ macro_rules! named {
     };
 }
 
-/// Defines a structure of fields, each with its place: first bit, number of bits.
+/// Defines a structure of fields, each with its first bit and its number of bits.
 macro_rules! layout {
     ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $kind:ty = $at:literal, $bits:literal;)* }) => {
         $(#[$meta])*
@@ -109,31 +109,31 @@ macro_rules! layout {
         }
 
         impl $name {
-            /// Reads it from `bytes`; what is behind their end counts as 0.
+            /// Reads the attribute from `bytes`. Bits beyond the end of the bytes are 0.
             pub fn read(bytes: &[u8]) -> Self {
                 Self {
                     $($field: crate::field::Field::read(bytes, $at, $bits),)*
                 }
             }
 
-            /// Writes it to `bytes`, which it leaves alone where it has no field.
+            /// Writes the attribute to `bytes`, and leaves bits without a field alone.
             pub fn write(&self, bytes: &mut [u8]) {
                 $(crate::field::Field::write(&self.$field, bytes, $at, $bits);)*
             }
 
-            /// Its first 64 bytes, as the data of a subnet management packet have them.
+            /// Returns the first 64 bytes of the attribute, as the data of a subnet management packet.
             pub fn to_data(&self) -> [u8; 64] {
                 let mut data = [0; 64];
                 self.write(&mut data);
                 data
             }
 
-            /// Each field's name, first bit and number of bits, for whoever shows or compares them.
+            /// Name, first bit and number of bits of each field, for tools that show or compare them.
             pub const FIELDS: &'static [(&'static str, usize, usize)] =
                 &[$((stringify!($field), $at, $bits),)*];
         }
 
-        /// Everything 0.
+        /// Returns the attribute with all fields 0.
         impl Default for $name {
             fn default() -> Self {
                 Self::read(&[])

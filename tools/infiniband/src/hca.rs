@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A host channel adapter with one port, whose number is 1 (IBTA volume 1, chapter 17), without queue pairs: what is
-//! not for its agents it delivers to its owner, and what the owner sends it lets out as the standard has it.
+//! A host channel adapter (IBTA volume 1, chapter 17) with one port, whose number is 1, and without queue pairs. It
+//! delivers the packets that are not for its agents to its owner, and sends those of the owner as the standard
+//! requires.
 
 use crate::{
     Lid,
@@ -19,7 +20,7 @@ use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
 
 pub use crate::node::Output;
 
-/// Most packets that wait for credits.
+/// Maximum number of packets that wait for credits.
 const MAX_WAITING: usize = 1024;
 
 /// The number of the port.
@@ -30,24 +31,24 @@ pub const PORT: u8 = 1;
 pub struct Hca {
     agent: Agent,
     groups: BTreeSet<Lid>,
-    /// Whether its owner does what a node does with directed routes and with packets to its own groups.
+    /// Whether the owner handles directed routes, and packets that it sends to its own groups.
     bare: bool,
 }
 
 /// Why a packet was not sent.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SendError {
-    /// The port is not active; for management packets, the link is down.
+    /// The port is not active, or, for management packets, the link is down.
     Down,
-    /// Too much waits for the link.
+    /// Too many packets wait for the link.
     Busy,
-    /// The partition key is not in the port's table, or is that of an empty entry.
+    /// The partition key is not in the port's table, or the key of an empty entry.
     Partition,
     /// The service level has no lane.
     ServiceLevel,
     /// The packet is longer than the link's MTU allows.
     TooLong,
-    /// A packet to QP 0 that is none of subnet management, or whose directed route does not begin here.
+    /// A packet to QP 0 that is not a valid subnet management packet, or whose directed route does not begin here.
     Management,
 }
 
@@ -67,7 +68,7 @@ impl fmt::Display for SendError {
 impl Error for SendError {}
 
 impl Hca {
-    /// An HCA without a link.
+    /// Creates an HCA without a link.
     pub fn new(identity: &Identity, config: PortConfig) -> Self {
         Self {
             agent: Agent::adapter(identity, config),
@@ -76,27 +77,27 @@ impl Hca {
         }
     }
 
-    /// Its agents.
+    /// Returns the agents.
     pub fn agent(&self) -> &Agent {
         &self.agent
     }
 
-    /// Its agents, to change what they know.
+    /// Returns a mutable reference to the agents.
     pub fn agent_mut(&mut self) -> &mut Agent {
         &mut self.agent
     }
 
-    /// From now on the owner has more of its own, as the software of a machine with an HCA has. Packets of subnet
-    /// management along directed routes come to it as they arrived, and leave unchanged by the link: the owner does
-    /// what 14.2.2 asks of the node at which they begin or end. And it does not hear what it sends to a group.
+    /// Makes the owner do more itself, as the software of a machine with an HCA does. Subnet management packets with
+    /// directed routes are delivered to the owner as they arrived, and are sent unchanged: the owner does what 14.2.2
+    /// requires of the node at which they begin or end. The HCA no longer delivers to the owner what the owner sends to
+    /// a group.
     pub fn set_bare(&mut self) {
         self.bare = true;
     }
 
-    /// An agent of the node does what it does with a management datagram that arrived, and that `packet` contains.
-    /// What it would send comes back. `None` if the datagram is for no agent, an empty answer if it has none. The
-    /// management key protects the node as it does from the network: it is a secret of the subnet manager, also before
-    /// the owner of the HCA.
+    /// Processes a management datagram that arrived in `packet`, and returns the agent's response. Returns `None` if
+    /// the datagram is not for an agent, and `Some(None)` if the agent does not respond. The management key protects
+    /// the node from its owner as it does from the network, because the key is a secret of the subnet manager.
     pub fn process(&mut self, packet: &Packet, now: Duration) -> Option<Option<Vec<u8>>> {
         let (bth, _, mad) = packet.as_datagram()?;
         if bth.destination_qp != 0 {
@@ -112,17 +113,17 @@ impl Hca {
         }
     }
 
-    /// Receives packets to a multicast LID from now on.
+    /// Starts receiving packets to a multicast LID.
     pub fn attach(&mut self, group: Lid) {
         self.groups.insert(group);
     }
 
-    /// Receives packets to a multicast LID no more.
+    /// Stops receiving packets to a multicast LID.
     pub fn detach(&mut self, group: Lid) {
         self.groups.remove(&group);
     }
 
-    /// Lets time pass: traps.
+    /// Advances the time. Sends packets that waited, and traps.
     pub fn poll(&mut self, now: Duration) -> Vec<Output> {
         let mut outputs = self.agent.start_ports(now);
         if let Some(trap) = self.agent.poll(now) {
@@ -133,7 +134,7 @@ impl Hca {
         outputs
     }
 
-    /// A frame came in by the link.
+    /// Receives a frame from the link.
     pub fn receive(&mut self, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         if self.agent.receive(PORT, &frame).is_none() {
@@ -148,12 +149,12 @@ impl Hca {
         outputs
     }
 
-    /// Makes a packet what it is on the link, as [`send`](Self::send) does: its source is one of the port's own LIDs in
-    /// any case, and its lane that of its service level. Gives where it goes.
+    /// Completes a packet as [`send`](Self::send) does: its source becomes one of the port's own LIDs, and its lane
+    /// that of its service level. Returns the next step of the packet.
     ///
     /// # Errors
     ///
-    /// The port does not let such a packet out.
+    /// The port may not send such a packet.
     fn prepare(&self, packet: &mut Packet) -> Result<Step, SendError> {
         let port = self.agent.end_port();
         let info = port.info();
@@ -177,7 +178,7 @@ impl Hca {
                     step = Step::Port(PORT);
                 }
             } else if let Some(route) = &mut smp.route {
-                // It begins here, or, behind a part of the way by LID, at a switch.
+                // The route begins at this node. After a first part by LID, it would begin at a switch.
                 if route.source == PERMISSIVE || route.returning {
                     step = route.depart(self.agent.place());
                     if step == Step::Discard {
@@ -205,21 +206,21 @@ impl Hca {
         Ok(step)
     }
 
-    /// What a packet is on the link if it is sent now.
+    /// Returns the packet as the link would carry it if it were sent now.
     ///
     /// # Errors
     ///
-    /// The port does not let such a packet out.
+    /// The port may not send such a packet.
     pub fn as_sent(&self, mut packet: Packet) -> Result<Packet, SendError> {
         self.prepare(&mut packet)?;
         Ok(packet)
     }
 
-    /// Sends a packet. Its source is one of the port's own LIDs in any case, and its lane that of its service level.
+    /// Sends a packet, with one of the port's own LIDs as its source and in the lane of its service level.
     ///
     /// # Errors
     ///
-    /// The port does not let the packet out.
+    /// The port may not or cannot send the packet.
     pub fn send(&mut self, mut packet: Packet, now: Duration) -> Result<Vec<Output>, SendError> {
         let step = self.prepare(&mut packet)?;
         let management = packet.lane == MANAGEMENT_LANE;
@@ -248,7 +249,7 @@ impl Hca {
         }
     }
 
-    /// The lane of a service level, if the link has it; it is never that of subnet management.
+    /// Returns the lane of a service level if the link has it, which is never the lane of subnet management.
     fn lane(&self, service_level: u8) -> Option<u8> {
         let port = self.agent.end_port();
         let lane = port.lanes[0].lanes[usize::from(service_level & 0xf)];
@@ -256,7 +257,7 @@ impl Hca {
         Some(lane).filter(|lane| *lane < lanes)
     }
 
-    /// A packet goes where `step` says; whether it could.
+    /// Carries out the next step of a packet. Returns whether that was possible.
     fn leave(
         &mut self,
         packet: Packet,
@@ -265,7 +266,7 @@ impl Hca {
         outputs: &mut Vec<Output>,
     ) -> bool {
         match step {
-            // A response along a route without hops is for the owner, a request for the agent.
+            // For a route without hops, a response is for the owner and a request for the agent.
             Step::Here => self.end(packet, None, now, outputs),
             Step::Lid(lid) if self.agent.end_port().has_lid(lid) => {
                 self.accept(packet, now, outputs);
@@ -286,7 +287,7 @@ impl Hca {
         true
     }
 
-    /// A packet came, from the link or from the HCA itself.
+    /// Accepts a packet from the link or from the HCA itself.
     fn accept(&mut self, packet: Packet, now: Duration, outputs: &mut Vec<Output>) {
         let port = self.agent.end_port();
         let Body::Transport { bth, .. } = &packet.body else {
@@ -330,7 +331,7 @@ impl Hca {
         }
     }
 
-    /// A packet of subnet management came.
+    /// Accepts a subnet management packet.
     fn accept_smp(&mut self, packet: Packet, now: Duration, outputs: &mut Vec<Output>) {
         let Some(Ok(mut smp)) = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad)) else {
             return;
@@ -349,7 +350,8 @@ impl Hca {
         }
     }
 
-    /// A packet of subnet management ends here, which the owner gets as it `arrived` if that is something else.
+    /// Handles a subnet management packet that ends here. A packet for the owner is delivered as it `arrived`, if that
+    /// is given.
     fn end(
         &mut self,
         packet: Packet,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! An InfiniBand subnet, as values: packets and the time go in, packets come out.
+//! A simulated InfiniBand subnet without I/O: packets and the time go in, packets come out.
 //!
 //! ```text
 //!  topology ──▶ subnet ──┬── hca     one port   ──┬── agent    attributes, M_Key, traps, counters
@@ -10,17 +10,18 @@
 //!  packet   LRH, GRH, BTH, CRCs   mad, rmpp   management datagrams   attributes, trap   what is in them
 //! ```
 //!
-//! There is no thread, socket or clock in here, and no subnet manager: whoever has one lets it talk to the subnet
-//! through the port of an HCA. Until it has, only management packets pass. Time is the
-//! [`Duration`](std::time::Duration) since a beginning that the owner chooses. Clauses in this documentation are those
-//! of volume 1 of the InfiniBand Architecture Specification.
+//! The crate has no thread, socket or clock, and no subnet manager. The owner connects a subnet manager through the
+//! port of an HCA; until then, only management packets pass. Times are [`Duration`](std::time::Duration)s since a start
+//! that the owner chooses. Clauses in this documentation are those of volume 1 of the InfiniBand Architecture
+//! Specification.
 //!
 //! # What hostile packets can do
 //!
-//! Bytes of any kind are read into values or refused, and never make anything panic. An agent takes a limited number of
-//! management packets in a time, remembers a limited number of traps, and guards its node by the management key. A
-//! packet from an HCA has the HCA's own LID as its source, whatever the sender wanted. A packet passes a limited number
-//! of switches, also where their tables lead it in a circle, and what is on links takes a limited amount of memory.
+//! Any bytes can be parsed: they become values or are refused, and never cause a panic. An agent takes management
+//! packets at a limited rate, remembers a limited number of traps, and guards its node by the management key. A packet
+//! from an HCA has one of the LIDs of the HCA as its source, whatever its sender wrote there. A packet passes a limited
+//! number of switches, even if their forwarding tables form a loop, and the packets on links take a limited amount of
+//! memory.
 //!
 //! # Example
 //!
@@ -70,6 +71,6 @@ pub mod switch;
 pub mod topology;
 pub mod trap;
 
-/// A local identifier (4.1.3): 0 is none, up to 0xbfff ports, from [`MULTICAST_LID`](port::MULTICAST_LID) on groups,
-/// and [`PERMISSIVE`](mad::PERMISSIVE).
+/// A local identifier (4.1.3): 0 for none, ports up to 0xbfff, multicast groups from
+/// [`MULTICAST_LID`](port::MULTICAST_LID) on, and [`PERMISSIVE`](mad::PERMISSIVE).
 pub type Lid = u16;

@@ -2,13 +2,13 @@
 
 //! Management datagrams (IBTA volume 1, 13.4, 14.2.1 and 16.1.1).
 //!
-//! A [`Smp`] is one of subnet management, by LID or along a [directed route](Route); a [`PerformanceMad`] one of
-//! performance management. Of any other, [`Header::parse`] reads what all have in common.
+//! An [`Smp`] is a datagram of subnet management, by LID or along a [directed route](Route). A [`PerformanceMad`] is
+//! one of performance management. [`Header::parse`] reads the common header of any other datagram.
 //!
 //! ```
 //! use vrnic_infiniband::{attributes::id, mad::{Method, Route, Smp}};
 //!
-//! // To whoever is behind port 1 of this node, and there behind port 3.
+//! To the node at the end of the route that leaves this node by port 1 and the next one by port 3.
 //! let request = Smp { route: Route::along(&[1, 3]), ..Smp::request(Method::GET, id::NODE_INFO, 0) };
 //! let bytes = request.to_bytes();
 //! assert_eq!(Smp::parse(&bytes), Ok(request));
@@ -26,18 +26,18 @@ pub const MAD_LENGTH: usize = 256;
 
 /// Version of the MAD format.
 pub const BASE_VERSION: u8 = 1;
-/// Version of the classes that this crate answers.
+/// Version of the management classes that this crate answers.
 pub const CLASS_VERSION: u8 = 1;
 
-/// Bytes of a path: place 0 is not used.
+/// Bytes of a path. Byte 0 is not used.
 pub const PATH_LENGTH: usize = 64;
-/// Most hops of a directed route.
+/// Maximum number of hops of a directed route.
 pub const MAX_HOPS: u8 = 63;
 
-/// LID that stands for "whoever is there" (4.1.3), the one of a directed route.
+/// The permissive LID (4.1.3), which addresses the node at the other end of the link. Directed routes use it.
 pub const PERMISSIVE: Lid = 0xffff;
 
-/// Q_Key of all general management (10.2.4).
+/// Q_Key of general management (10.2.4).
 pub const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 
 /// Classes of management (13.4.4).
@@ -54,22 +54,22 @@ pub mod class {
     pub const DEVICE_ADMINISTRATION: u8 = 0x10;
     /// Boot management.
     pub const BOOT: u8 = 0x12;
-    /// First class of vendors whose MADs say which vendor it is.
+    /// First class of the vendor range whose MADs contain the vendor's OUI.
     pub const VENDOR_OUI_FIRST: u8 = 0x30;
-    /// Last one of those.
+    /// Last class of that range.
     pub const VENDOR_OUI_LAST: u8 = 0x4f;
 }
 
 named! {
-    /// What is to be done (13.4.5). The highest bit marks a response.
+    /// Method of a MAD (13.4.5). The highest bit marks a response.
     Method(u8) {
         /// Read an attribute.
         GET = 0x01,
         /// Write an attribute.
         SET = 0x02,
-        /// Something happened.
+        /// Report an event.
         TRAP = 0x05,
-        /// The trap was heard.
+        /// Acknowledge a trap.
         TRAP_REPRESS = 0x07,
         /// The response to a read or write.
         GET_RESPONSE = 0x81,
@@ -77,32 +77,32 @@ named! {
 }
 
 impl Method {
-    /// Whether it is a response.
+    /// Returns whether the method is a response.
     pub const fn is_response(self) -> bool {
         self.0 & 0x80 != 0
     }
 }
 
 named! {
-    /// How a request went (13.4.7), without the direction bit of directed routes.
+    /// Result of a request (13.4.7), without the direction bit of directed routes.
     Status(u16) {
-        /// It was done.
+        /// Success.
         OK = 0,
-        /// Come back later.
+        /// The node is busy: try again later.
         BUSY = 1,
-        /// No such version of the format or of the class.
+        /// The version of the format or of the class is not supported.
         BAD_VERSION = 4,
-        /// No such method.
+        /// The method is not supported.
         BAD_METHOD = 8,
-        /// No such attribute, or not with this method.
+        /// The attribute is not supported, or not with this method.
         BAD_ATTRIBUTE = 0xc,
-        /// A field of the attribute, or the modifier, has a value that it cannot have.
+        /// A field of the attribute or the modifier has an invalid value.
         BAD_FIELD = 0x1c,
     }
 }
 
 layout! {
-    /// What all MADs begin with (13.4.2).
+    /// The header of all MADs (13.4.2).
     Header {
         /// Version of the format.
         base_version: u8 = 0, 8;
@@ -110,17 +110,17 @@ layout! {
         class: u8 = 8, 8;
         /// Version of the class.
         class_version: u8 = 16, 8;
-        /// What is to be done.
+        /// Method.
         method: Method = 24, 8;
-        /// How it went.
+        /// Result.
         status: Status = 32, 16;
-        /// Depends on the class.
+        /// Bits whose meaning depends on the class.
         class_specific: u16 = 48, 16;
-        /// Number by which the sender knows the response.
+        /// Transaction ID, by which the sender matches the response.
         transaction: u64 = 64, 64;
-        /// Attribute.
+        /// Attribute ID.
         attribute: u16 = 128, 16;
-        /// Which of several.
+        /// Attribute modifier.
         modifier: u32 = 160, 32;
     }
 }
@@ -129,12 +129,12 @@ layout! {
 pub const HEADER_LENGTH: usize = 24;
 
 impl Header {
-    /// Reads the header of a MAD; `None` if `bytes` is no whole one.
+    /// Reads the header of a MAD. Returns `None` if `bytes` is not exactly one MAD.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         (bytes.len() == MAD_LENGTH).then(|| Self::read(bytes))
     }
 
-    /// A request.
+    /// Creates the header of a request.
     pub fn request(class: u8, method: Method, attribute: u16, modifier: u32) -> Self {
         Self {
             base_version: BASE_VERSION,
@@ -149,28 +149,28 @@ impl Header {
 }
 
 layout! {
-    /// Directed route of a subnet management packet (14.2.1.2): the ports that it leaves nodes by, whatever LIDs there
-    /// are.
+    /// Directed route of a subnet management packet (14.2.1.2), which lists the ports by which it leaves the nodes and
+    /// needs no LIDs.
     Route {
-        /// It is on its way back.
+        /// The packet is on its way back.
         returning: bool = 32, 1;
-        /// Where on the way it is.
+        /// Current hop.
         hop_pointer: u8 = 48, 8;
-        /// Hops of the way.
+        /// Number of hops.
         hop_count: u8 = 56, 8;
-        /// LID that it comes from before the directed part, [`PERMISSIVE`] if that is all there is.
+        /// LID of the sender if the packet goes by LID before the directed part, otherwise [`PERMISSIVE`].
         source: Lid = 256, 16;
-        /// LID that it goes to behind the directed part, [`PERMISSIVE`] if that is all there is.
+        /// LID of the destination if the packet goes by LID after the directed part, otherwise [`PERMISSIVE`].
         destination: Lid = 272, 16;
-        /// Ports that it leaves by, from place 1 on.
+        /// Ports by which the packet leaves the nodes, from index 1 on.
         initial: [u8; 64] = 1024, 512;
-        /// Ports that it came in by.
+        /// Ports by which the packet arrived at the nodes.
         back: [u8; 64] = 1536, 512;
     }
 }
 
 impl Route {
-    /// A route through these ports, from the node itself; `None` if they are too many.
+    /// Creates a route from this node through these ports. Returns `None` if there are too many.
     pub fn along(ports: &[u8]) -> Option<Self> {
         if ports.len() > MAX_HOPS.into() {
             return None;
@@ -186,12 +186,12 @@ impl Route {
     }
 }
 
-/// Why bytes are no MAD of a kind.
+/// Why bytes are not a MAD of the expected class.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MadError {
-    /// They are not [`MAD_LENGTH`] bytes.
+    /// The length is not [`MAD_LENGTH`].
     Length,
-    /// It is of another class.
+    /// The MAD is of another class.
     Class,
 }
 
@@ -206,28 +206,28 @@ impl fmt::Display for MadError {
 
 impl Error for MadError {}
 
-/// Where the management key is.
+/// Bit offset of the management key.
 const M_KEY_AT: usize = 24 * 8;
-/// Where the data are.
+/// Byte offset of the data.
 const DATA_AT: usize = 64;
-/// Bit of the status of a directed route that is the direction.
+/// The direction bit in the status of a directed route.
 const DIRECTION: u16 = 1 << 15;
 
 /// A subnet management packet (14.2.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Smp {
-    /// Common header; without what belongs to the directed route.
+    /// Common header, without the fields of the directed route.
     pub header: Header,
     /// Management key.
     pub m_key: u64,
-    /// Directed route, if it has one.
+    /// Directed route, if the packet has one.
     pub route: Option<Route>,
-    /// The attribute.
+    /// Data of the attribute.
     pub data: [u8; DATA_LENGTH],
 }
 
 impl Smp {
-    /// A request by LID; with a [`Route`] it is one along that.
+    /// Creates a request by LID. Setting its `route` makes it a directed one.
     pub fn request(method: Method, attribute: u16, modifier: u32) -> Self {
         Self {
             header: Header::request(class::SUBNET, method, attribute, modifier),
@@ -237,7 +237,7 @@ impl Smp {
         }
     }
 
-    /// The response to this request.
+    /// Returns the response to this request.
     #[must_use]
     pub fn response(&self, status: Status) -> Self {
         let mut response = self.clone();
@@ -249,11 +249,11 @@ impl Smp {
         response
     }
 
-    /// Reads it.
+    /// Reads a subnet management packet.
     ///
     /// # Errors
     ///
-    /// The bytes are no MAD, or not of subnet management.
+    /// The bytes are not a MAD, or not one of subnet management.
     pub fn parse(bytes: &[u8]) -> Result<Self, MadError> {
         let mut header = Header::parse(bytes).ok_or(MadError::Length)?;
         let route = match header.class {
@@ -276,7 +276,7 @@ impl Smp {
         })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the packet.
     pub fn to_bytes(&self) -> [u8; MAD_LENGTH] {
         let mut bytes = [0; MAD_LENGTH];
         self.header.write(&mut bytes);
@@ -298,12 +298,12 @@ pub const PERFORMANCE_DATA_LENGTH: usize = MAD_LENGTH - DATA_AT;
 pub struct PerformanceMad {
     /// Common header.
     pub header: Header,
-    /// The attribute.
+    /// Data of the attribute.
     pub data: [u8; PERFORMANCE_DATA_LENGTH],
 }
 
 impl PerformanceMad {
-    /// A request.
+    /// Creates a request.
     pub fn request(method: Method, attribute: u16) -> Self {
         Self {
             header: Header::request(class::PERFORMANCE, method, attribute, 0),
@@ -311,11 +311,11 @@ impl PerformanceMad {
         }
     }
 
-    /// Reads it.
+    /// Reads a MAD of performance management.
     ///
     /// # Errors
     ///
-    /// The bytes are no MAD, or not of performance management.
+    /// The bytes are not a MAD, or not one of performance management.
     pub fn parse(bytes: &[u8]) -> Result<Self, MadError> {
         let header = Header::parse(bytes).ok_or(MadError::Length)?;
         if header.class != class::PERFORMANCE {
@@ -326,7 +326,7 @@ impl PerformanceMad {
         Ok(Self { header, data })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the MAD.
     pub fn to_bytes(&self) -> [u8; MAD_LENGTH] {
         let mut bytes = [0; MAD_LENGTH];
         self.header.write(&mut bytes);

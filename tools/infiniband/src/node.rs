@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What an HCA and a switch have in common: management packets that end at a node, and their answers.
+//! What HCAs and switches have in common: how they answer management packets that end at them.
 
 use crate::{
     agent::{Agent, Answer},
@@ -13,32 +13,32 @@ use crate::{
 };
 use std::time::Duration;
 
-/// What comes of a packet.
+/// Result of processing a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// It leaves by a port.
+    /// A frame leaves by a port.
     Transmit {
         /// The port.
         port: u8,
-        /// The packet.
+        /// The frame.
         frame: Frame,
-        /// When its last byte leaves.
+        /// When the last byte of the frame leaves.
         at: Duration,
     },
-    /// It is for whoever has the HCA.
+    /// A packet is for the owner of the HCA.
     Deliver(Packet),
 }
 
 /// What a node does with a packet that ended at it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// Sends this that way.
+    /// Sends this packet with this step as its first.
     Send(Packet, Step),
-    /// Gives it to whoever has the node.
+    /// Delivers the packet to the owner of the node.
     Deliver,
 }
 
-/// A packet of subnet management from a node.
+/// Creates a subnet management packet of a node.
 pub(crate) fn smp_packet(smp: &Smp, addresses: (u16, u16), service_level: u8) -> Packet {
     let bth = Bth {
         pkey: DEFAULT_PKEY,
@@ -53,7 +53,7 @@ pub(crate) fn smp_packet(smp: &Smp, addresses: (u16, u16), service_level: u8) ->
     )
 }
 
-/// A packet of subnet management ended here, having come in by port `input`.
+/// Answers a subnet management packet that arrived by port `input` and ended here.
 pub(crate) fn answer_smp(
     agent: &mut Agent,
     packet: &Packet,
@@ -73,7 +73,7 @@ pub(crate) fn answer_smp(
     let place = agent.place();
     let level = packet.service_level;
     Some(match &mut response.route {
-        // It goes back as it came: along the route, unless the last part of the way was by LID.
+        // The response goes back along the route, unless the last part of the way was by LID.
         Some(route) if route.destination == PERMISSIVE => {
             let step = route.depart(place);
             let addresses = (agent.end_port().info().lid, route.source);
@@ -93,8 +93,8 @@ pub(crate) fn answer_smp(
     })
 }
 
-/// A datagram to QP 1 ended here, whose partition is one of the node's. The answer has the key of the node, not that of
-/// who asked: one of them may be a limited member.
+/// Answers a datagram to QP 1 that ended here, and whose partition the node is in. The response has the partition key
+/// of the node rather than that of the requester, because one of them may be a limited member.
 pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply> {
     let (bth, deth, payload) = packet.as_datagram()?;
     if deth.qkey != MANAGEMENT_QKEY {
@@ -130,7 +130,7 @@ pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply
     Some(Reply::Send(answer, Step::Lid(addresses.1)))
 }
 
-/// Who used which wrong key.
+/// Returns the details of a trap about a wrong key.
 pub(crate) fn key_violation(packet: &Packet, key: u32) -> KeyViolation {
     let mut violation = KeyViolation {
         source: packet.source,
@@ -152,7 +152,7 @@ pub(crate) fn key_violation(packet: &Packet, key: u32) -> KeyViolation {
     violation
 }
 
-/// Checks the partition of a packet that ends at a node, and tells of it if it is a wrong one (10.9.3).
+/// Checks the partition of a packet that ends at a node. Counts a wrong one and raises a trap (10.9.3).
 pub(crate) fn check_pkey(agent: &mut Agent, packet: &Packet) -> bool {
     let Body::Transport { bth, .. } = &packet.body else {
         return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Packets of the link layer (IBTA volume 1, chapters 7 and 8), with the headers of the transport that a fabric looks
-//! at (chapter 9).
+//! Packets of the link layer (IBTA volume 1, chapters 7 and 8), with the transport headers that a fabric reads (chapter
+//! 9).
 //!
 //! ```text
 //! LRH  [GRH]  BTH  extended headers  payload  pad  ICRC   VCRC
@@ -11,8 +11,8 @@
 use crate::Lid;
 use std::{error::Error, fmt};
 
-/// Link type of packets in pcap and pcapng files, `LINKTYPE_INFINIBAND`. They begin with the local route header and end
-/// with the variant CRC, as [`Packet::to_bytes`] makes them.
+/// Link type of packets in pcap and pcapng files, `LINKTYPE_INFINIBAND`. The packets begin with the local route header
+/// and end with the variant CRC, like those of [`Packet::to_bytes`].
 pub const LINKTYPE_INFINIBAND: u16 = 247;
 
 /// Bytes of a local route header.
@@ -27,9 +27,9 @@ pub const DETH_LENGTH: usize = 8;
 pub const ICRC_LENGTH: usize = 4;
 /// Bytes of the variant CRC.
 pub const VCRC_LENGTH: usize = 2;
-/// Most bytes of a packet that are not payload: what a link allows beyond the MTU (7.7.8).
+/// Maximum number of bytes of a packet that a link allows beyond the MTU (7.7.8).
 pub const MAX_OVERHEAD: usize = 126;
-/// Greatest MTU.
+/// Maximum MTU.
 pub const MAX_MTU: usize = 4096;
 
 /// Virtual lane of subnet management packets, which is not flow-controlled (7.6.1).
@@ -50,12 +50,12 @@ const LOW_24: u32 = 0xff_ffff;
 /// Bits of the length in a local route header.
 const LOW_11: u16 = 0x7ff;
 
-/// What follows a local route header (7.7.5).
+/// What follows the local route header (7.7.5).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NextHeader {
-    /// A raw packet with an Ethernet type.
+    /// A raw packet with an EtherType.
     RawEtherType = 0,
-    /// A raw packet of IPv6.
+    /// A raw IPv6 packet.
     RawIpv6 = 1,
     /// A base transport header.
     Local = 2,
@@ -72,19 +72,18 @@ pub struct Lrh {
     pub version: u8,
     /// Service level.
     pub service_level: u8,
-    /// What follows.
+    /// What follows the header.
     pub next: NextHeader,
-    /// Where to.
+    /// Destination LID.
     pub destination: Lid,
-    /// Words of 4 bytes from here to the invariant CRC, or, of a raw packet, to its end; the variant CRC does not
-    /// count.
+    /// Length in words of 4 bytes, from the start of this header to the end of the packet without the variant CRC.
     pub length: u16,
-    /// Where from.
+    /// Source LID.
     pub source: Lid,
 }
 
 impl Lrh {
-    /// Reads the header at the beginning of `frame`; `None` if `frame` is shorter.
+    /// Reads the header at the beginning of `frame`. Returns `None` if `frame` is too short.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let &[first, second, d0, d1, l0, l1, s0, s1] = frame.first_chunk()?;
         Some(Self {
@@ -103,7 +102,7 @@ impl Lrh {
         })
     }
 
-    /// The header's bytes.
+    /// Returns the bytes of the header.
     pub fn to_bytes(self) -> [u8; LRH_LENGTH] {
         let [d0, d1] = self.destination.to_be_bytes();
         let [l0, l1] = (self.length & LOW_11).to_be_bytes();
@@ -113,7 +112,7 @@ impl Lrh {
         [first, second, d0, d1, l0, l1, s0, s1]
     }
 
-    /// Whether the packet is one of subnet management, as its lane says.
+    /// Returns whether the packet is in the lane of subnet management.
     pub const fn is_management(&self) -> bool {
         self.lane == MANAGEMENT_LANE
     }
@@ -128,7 +127,7 @@ pub struct Grh {
     pub flow_label: u32,
     /// What follows: [`GRH_NEXT_HEADER`].
     pub next_header: u8,
-    /// Hop limit, which only routers between subnets decrease.
+    /// Hop limit, which only routers between subnets decrement.
     pub hop_limit: u8,
     /// GID of the source.
     pub source: [u8; 16],
@@ -170,17 +169,17 @@ pub struct Bth {
     pub opcode: u8,
     /// Solicited event.
     pub solicited: bool,
-    /// Migrated, as any connection is that has no alternate path.
+    /// MigReq bit, which is set on connections without an alternate path.
     pub migrated: bool,
-    /// Pad bytes behind the payload, 0 to 3.
+    /// Number of pad bytes after the payload, 0 to 3.
     pub pad: u8,
     /// Version of the header, 0.
     pub version: u8,
     /// Partition key.
     pub pkey: u16,
-    /// Congestion notifications and reserved bits, which the invariant CRC does not cover.
+    /// Congestion notifications and reserved bits. The invariant CRC does not cover them.
     pub congestion: u8,
-    /// Queue pair, 24 bits.
+    /// Destination QP, 24 bits.
     pub destination_qp: u32,
     /// Acknowledgement requested.
     pub ack_request: bool,
@@ -206,7 +205,7 @@ impl Bth {
         }
     }
 
-    /// The header's bytes.
+    /// Returns the bytes of the header.
     pub fn to_bytes(self) -> [u8; BTH_LENGTH] {
         let flags = u8::from(self.solicited) << 7
             | u8::from(self.migrated) << 6
@@ -226,14 +225,14 @@ impl Bth {
 pub struct Deth {
     /// Q_Key.
     pub qkey: u32,
-    /// Queue pair of the sender, 24 bits.
+    /// QP of the sender, 24 bits.
     pub source_qp: u32,
 }
 
-/// What a packet has behind its local route header.
+/// Contents of a packet after its local route header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// A packet of the transport.
+    /// A packet with transport headers.
     Transport {
         /// Global route header, if there is one.
         grh: Option<Grh>,
@@ -246,25 +245,25 @@ pub enum Body {
     Raw(Vec<u8>),
 }
 
-/// A packet without what follows from the rest of it: lengths and CRCs.
+/// A packet without its lengths and CRCs, which are computed from the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Virtual lane.
     pub lane: u8,
     /// Service level.
     pub service_level: u8,
-    /// Where from.
+    /// Source LID.
     pub source: Lid,
-    /// Where to.
+    /// Destination LID.
     pub destination: Lid,
-    /// The rest.
+    /// Contents after the local route header.
     pub body: Body,
 }
 
-/// Why bytes are no packet.
+/// Why bytes are not a packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PacketError {
-    /// They end within a header.
+    /// The bytes end within a header.
     Truncated,
     /// The length in the local route header is not that of the bytes.
     Length,
@@ -272,11 +271,11 @@ pub enum PacketError {
     Vcrc,
     /// The link version is not 0.
     LinkVersion,
-    /// The global route header is not valid: its version, its length or what it says follows it.
+    /// The version, the length or the next header of the global route header is wrong.
     Grh,
     /// The invariant CRC is wrong.
     Icrc,
-    /// The pad is longer than what it is behind.
+    /// The pad is longer than the contents before it.
     Pad,
 }
 
@@ -296,11 +295,11 @@ impl fmt::Display for PacketError {
 
 impl Error for PacketError {}
 
-/// Checks what every receiver of a frame checks, which a switch does too (7.3): length, link version and variant CRC.
+/// Checks a frame as every receiver and switch does (7.3): its length, link version and variant CRC.
 ///
 /// # Errors
 ///
-/// The first of these that is wrong.
+/// The first check that fails.
 pub fn check(frame: &[u8]) -> Result<Lrh, PacketError> {
     let lrh = Lrh::parse(frame).ok_or(PacketError::Truncated)?;
     if frame.len() != usize::from(lrh.length) * 4 + VCRC_LENGTH {
@@ -316,7 +315,7 @@ pub fn check(frame: &[u8]) -> Result<Lrh, PacketError> {
     Ok(lrh)
 }
 
-/// Gives the packet another virtual lane, and the variant CRC of that. `frame` is one that [`check`] takes.
+/// Moves the packet to another virtual lane and updates the variant CRC. `frame` must pass [`check`].
 pub fn set_lane(frame: &mut [u8], lane: u8) {
     let Some(end) = frame.len().checked_sub(VCRC_LENGTH) else {
         return;
@@ -328,7 +327,7 @@ pub fn set_lane(frame: &mut [u8], lane: u8) {
     }
 }
 
-/// The base transport header of a frame that [`check`] takes, if it has one; no CRC is checked.
+/// Returns the base transport header of a frame that passes [`check`], if it has one. No CRC is checked.
 pub fn transport(frame: &[u8]) -> Option<Bth> {
     let start = match Lrh::parse(frame)?.next {
         NextHeader::Local => LRH_LENGTH,
@@ -339,8 +338,8 @@ pub fn transport(frame: &[u8]) -> Option<Bth> {
 }
 
 impl Packet {
-    /// An unreliable datagram. Its lane is that of management if `destination_qp` is 0, else 0, which the port that it
-    /// leaves by replaces.
+    /// Creates an unreliable datagram. It is in the lane of management if its destination QP is 0. Otherwise it is in
+    /// lane 0, which the port that sends it replaces.
     pub fn datagram(
         addresses: (Lid, Lid),
         service_level: u8,
@@ -362,8 +361,8 @@ impl Packet {
         Self::of_transport(addresses, service_level, None, bth, rest)
     }
 
-    /// A packet of the transport with what is behind its base transport header, up to the pad. Its lane is as that of
-    /// [`datagram`](Self::datagram).
+    /// Creates a packet from its headers and `rest`, which follows the base transport header and includes the pad. Its
+    /// lane is chosen as in [`datagram`](Self::datagram).
     pub fn of_transport(
         addresses: (Lid, Lid),
         service_level: u8,
@@ -384,7 +383,7 @@ impl Packet {
         }
     }
 
-    /// The headers and the payload of an unreliable datagram; `None` of anything else.
+    /// Returns the headers and the payload of an unreliable datagram, or `None` for other packets.
     pub fn as_datagram(&self) -> Option<(&Bth, Deth, &[u8])> {
         let Body::Transport { bth, rest, .. } = &self.body else {
             return None;
@@ -403,7 +402,7 @@ impl Packet {
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// The first check that fails.
     pub fn parse(frame: &[u8]) -> Result<Self, PacketError> {
         let lrh = check(frame)?;
         let inner = &frame[LRH_LENGTH..frame.len() - VCRC_LENGTH];
@@ -439,7 +438,7 @@ impl Packet {
         Ok(packet(Body::Transport { grh, bth, rest }))
     }
 
-    /// Bytes before the CRCs, and whether there is an invariant one.
+    /// Returns the number of bytes before the CRCs, and whether there is an invariant CRC.
     fn covered(&self) -> (usize, bool) {
         let (length, icrc) = match &self.body {
             Body::Raw(bytes) => (bytes.len(), false),
@@ -451,13 +450,13 @@ impl Packet {
         (LRH_LENGTH + length.next_multiple_of(4), icrc)
     }
 
-    /// The length of [`to_bytes`](Self::to_bytes).
+    /// Returns the length of [`to_bytes`](Self::to_bytes).
     fn length(&self) -> usize {
         let (covered, icrc) = self.covered();
         covered + if icrc { ICRC_LENGTH } else { 0 } + VCRC_LENGTH
     }
 
-    /// Its local route header.
+    /// Returns the local route header.
     fn lrh(&self) -> Lrh {
         Lrh {
             lane: self.lane,
@@ -474,7 +473,7 @@ impl Packet {
         }
     }
 
-    /// The packet's bytes, with both CRCs. What is not a whole number of words is filled up with zeros.
+    /// Returns the bytes of the packet with its CRCs, and with zeros up to a whole number of words.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (covered, _) = self.covered();
         let mut frame = Vec::with_capacity(self.length());
@@ -501,27 +500,26 @@ impl Packet {
 
 /// A packet on a link.
 ///
-/// As long as nobody changes a bit of it, a packet that a node made right has the lengths and CRCs that follow from it:
-/// they need not be made and checked at each port. What a frame is makes no difference to a node, only to how long that
-/// takes.
+/// Until it is damaged, a packet from a node has the right lengths and CRCs, and ports need not compute and check them.
+/// Both kinds of content behave the same, but a whole packet is faster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     content: Content,
-    /// Switches that it has passed.
+    /// Number of switches that the frame has passed.
     hops: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
-    /// A packet, whose bytes are those that [`Packet::to_bytes`] makes; [`From`] sees to it that it is the one that
-    /// they are read as.
+    /// A packet that stands for the bytes of [`Packet::to_bytes`]. [`From`] makes sure that reading them would give the
+    /// same packet.
     Whole(Packet),
-    /// Bytes that may be anything.
+    /// Any bytes.
     Bytes(Vec<u8>),
 }
 
 impl From<Packet> for Frame {
-    /// A packet has only those bits of its fields that there is room for in headers, and whole words.
+    /// Reduces the fields to the bits that headers have room for, and pads the contents to whole words.
     fn from(mut packet: Packet) -> Self {
         packet.lane &= LOW_4;
         packet.service_level &= LOW_4;
@@ -556,7 +554,7 @@ impl From<Content> for Frame {
 }
 
 impl Frame {
-    /// Bytes, from the local route header to the variant CRC.
+    /// Returns the number of bytes from the local route header to the variant CRC.
     pub fn length(&self) -> usize {
         match &self.content {
             Content::Whole(packet) => packet.length(),
@@ -564,7 +562,7 @@ impl Frame {
         }
     }
 
-    /// Those bytes.
+    /// Returns the bytes from the local route header to the variant CRC.
     pub fn into_bytes(self) -> Vec<u8> {
         match self.content {
             Content::Whole(packet) => packet.to_bytes(),
@@ -572,11 +570,11 @@ impl Frame {
         }
     }
 
-    /// The packet.
+    /// Returns the packet.
     ///
     /// # Errors
     ///
-    /// As [`Packet::parse`].
+    /// Those of [`Packet::parse`].
     pub fn into_packet(self) -> Result<Packet, PacketError> {
         match self.content {
             Content::Bytes(bytes) => Packet::parse(&bytes),
@@ -599,11 +597,11 @@ impl Frame {
         }
     }
 
-    /// What [`check`] says of the bytes.
+    /// Checks the frame as [`check`] does.
     ///
     /// # Errors
     ///
-    /// As [`check`].
+    /// Those of [`check`].
     pub fn check(&self) -> Result<Lrh, PacketError> {
         match &self.content {
             Content::Bytes(bytes) => check(bytes),
@@ -614,7 +612,7 @@ impl Frame {
         }
     }
 
-    /// The local route header; `None` if it is longer than the frame. Nothing is checked.
+    /// Returns the local route header without checking it, or `None` if the frame is shorter than the header.
     pub fn lrh(&self) -> Option<Lrh> {
         match &self.content {
             Content::Whole(packet) => Some(packet.lrh()),
@@ -622,7 +620,7 @@ impl Frame {
         }
     }
 
-    /// What [`transport`] says of the bytes.
+    /// Returns the base transport header as [`transport`] does.
     pub fn transport(&self) -> Option<Bth> {
         match &self.content {
             Content::Bytes(bytes) => transport(bytes),
@@ -633,17 +631,17 @@ impl Frame {
         }
     }
 
-    /// Switches that it has passed.
+    /// Returns the number of switches that the frame has passed.
     pub(crate) fn hops(&self) -> u8 {
         self.hops
     }
 
-    /// The same, after so many switches.
+    /// Returns the frame with this number of passed switches.
     pub(crate) fn after(self, hops: u8) -> Self {
         Self { hops, ..self }
     }
 
-    /// The virtual lane; 0 if there are no bytes.
+    /// Returns the virtual lane, or 0 if there are no bytes.
     pub fn lane(&self) -> u8 {
         match &self.content {
             Content::Whole(packet) => packet.lane,
@@ -651,7 +649,7 @@ impl Frame {
         }
     }
 
-    /// Does what [`set_lane`] does with the bytes.
+    /// Moves the frame to another lane as [`set_lane`] does.
     pub fn set_lane(&mut self, lane: u8) {
         match &mut self.content {
             Content::Whole(packet) => packet.lane = lane & LOW_4,
@@ -660,9 +658,10 @@ impl Frame {
     }
 }
 
-/// The invariant CRC (7.8.1), in the order of bytes in which it is sent, of a packet with a base transport header.
-/// `covered` ends where the CRC begins. What may change on the way counts as ones: with a global route header the whole
-/// local one, traffic class, flow label and hop limit, without it the lane; and the congestion byte.
+/// Returns the invariant CRC (7.8.1), in transmission byte order, of a packet with a base transport header. `covered`
+/// ends where the CRC begins. Fields that may change on the way count as ones: the congestion byte, without a global
+/// route header the lane, and with one the whole local route header, the traffic class, the flow label and the hop
+/// limit.
 pub fn icrc(covered: &[u8]) -> [u8; ICRC_LENGTH] {
     let global = covered.get(1).is_some_and(|byte| byte & 3 == 3);
     let mut headers = [0; LRH_LENGTH + GRH_LENGTH + BTH_LENGTH];
@@ -699,10 +698,10 @@ pub fn icrc(covered: &[u8]) -> [u8; ICRC_LENGTH] {
     crc.finalize().to_le_bytes()
 }
 
-/// The polynomial of the variant CRC, x^16 + x^12 + x^3 + x + 1, with its bits reversed.
+/// Polynomial of the variant CRC, x^16 + x^12 + x^3 + x + 1, with its bits reversed.
 const VCRC_POLYNOMIAL: u16 = 0xd008;
 
-/// What a byte does to the variant CRC.
+/// Change of the variant CRC by each byte.
 const VCRC_TABLE: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -719,7 +718,7 @@ const VCRC_TABLE: [u16; 256] = {
     table
 };
 
-/// The variant CRC (7.8.2), in the order of bytes in which it is sent, of everything before it.
+/// Returns the variant CRC (7.8.2), in transmission byte order, of everything before it.
 pub fn vcrc(covered: &[u8]) -> [u8; VCRC_LENGTH] {
     let step = |crc: u16, &byte: &u8| crc >> 8 ^ VCRC_TABLE[usize::from(crc as u8 ^ byte)];
     (!covered.iter().fold(0xffff, step)).to_le_bytes()
@@ -774,14 +773,13 @@ mod tests {
         assert_eq!(packet.to_bytes(), frame);
     }
 
-    /// The CRC of the catalogue of parametrised CRCs that has this polynomial and conventions is checked by division:
-    /// a frame with its CRC behind it leaves the same remainder whatever the frame is.
+    /// Tests the variant CRC by division: a frame followed by its CRC leaves the same remainder for any frame.
     #[test]
     fn the_variant_crc_leaves_a_constant_remainder() {
         let residue = |bytes: &[u8]| vcrc(&[bytes, &vcrc(bytes)].concat());
         assert_eq!(residue(&[]), residue(&SAMPLE));
         assert_eq!(residue(b"123456789"), residue(&SAMPLE));
-        // Each bit by itself, as the definition has it.
+        // Compute the CRC bit by bit, as it is defined.
         let slow = |bytes: &[u8]| {
             let mut crc = 0xffff_u16;
             for bit in bytes
@@ -806,11 +804,12 @@ mod tests {
             let mut damaged = frame.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(Packet::parse(&damaged).is_err(), "bit {bit}");
-            // One that repairs the variant CRC is caught by the other, but in what that does not cover.
+            // A damaged frame with a repaired variant CRC fails the invariant CRC, except for bits that it does not
+            // cover.
             let end = damaged.len() - VCRC_LENGTH;
             let crc = vcrc(&damaged[..end]);
             damaged[end..].copy_from_slice(&crc);
-            // The bit that makes it a raw packet, which has no other CRC, is free too.
+            // The bit that makes the packet a raw one is free too, because raw packets have no invariant CRC.
             let free = (4..8).contains(&bit) || bit == 9 || bit / 8 == 12 || bit / 8 >= end;
             assert_eq!(Packet::parse(&damaged).is_ok(), free, "bit {bit}");
         }
@@ -830,7 +829,7 @@ mod tests {
         assert_eq!(packet.to_bytes()[..SAMPLE.len()], SAMPLE);
     }
 
-    /// Any packet, also one that nobody can send.
+    /// Any packet, including packets that cannot be sent.
     fn packets() -> impl Strategy<Value = Packet> {
         let grh = (any::<(u8, u32, u8, u8)>(), any::<[[u8; 16]; 2]>()).prop_map(
             |((traffic_class, flow_label, next_header, hop_limit), [source, destination])| Grh {
@@ -924,7 +923,7 @@ mod tests {
             grh.next_header = 17;
         }
         assert_eq!(Packet::parse(&other.to_bytes()), Err(PacketError::Grh));
-        // A router changes the hop limit, and the variant CRC only.
+        // A router changes only the hop limit and the variant CRC.
         frame[15] = 0;
         set_lane(&mut frame, 0);
         assert!(Packet::parse(&frame).is_ok());

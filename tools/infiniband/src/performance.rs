@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Counters of ports, and the agent that answers for them (IBTA volume 1, chapter 16).
+//! Counters of ports, and the agent of performance management (IBTA volume 1, chapter 16).
 
 use crate::{
     attributes::{ClassPortInfo, PortCounters, PortCountersExtended, id},
     mad::{self, Method, PerformanceMad, Status},
 };
 
-/// Value of a port selection that means all ports (16.1.3.5).
+/// Port selection that stands for all ports (16.1.3.5).
 pub const ALL_PORTS: u8 = 0xff;
 
-/// Capabilities in the [`ClassPortInfo`] of performance management.
+/// Capability bits in the [`ClassPortInfo`] of performance management.
 pub mod capability {
-    /// [`ALL_PORTS`](super::ALL_PORTS) is understood.
+    /// [`ALL_PORTS`](super::ALL_PORTS) is supported.
     pub const ALL_PORTS: u16 = 1 << 8;
-    /// There are [`PortCountersExtended`](crate::attributes::PortCountersExtended).
+    /// [`PortCountersExtended`](crate::attributes::PortCountersExtended) is supported.
     pub const EXTENDED: u16 = 1 << 9;
 }
 
-/// Counters of one port. None wraps.
+/// Counters of one port. They do not wrap.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Those of the standard's first table.
+    /// Counters of the `PortCounters` attribute.
     pub counters: PortCounters,
-    /// Those of 64 bits.
+    /// 64-bit counters.
     pub extended: PortCountersExtended,
 }
 
-/// Adds to a counter, which stays at its greatest value.
+/// Adds to a counter, which does not exceed its maximum.
 macro_rules! count {
     ($counter:expr) => {
         count!($counter, 1)
@@ -39,7 +39,7 @@ macro_rules! count {
 pub(crate) use count;
 
 impl Statistics {
-    /// A packet of `words` words of 4 bytes left.
+    /// Counts a packet of `words` words of 4 bytes that was sent.
     pub fn transmitted(&mut self, words: u16, multicast: bool) {
         count!(self.counters.transmit_data, words.into());
         count!(self.counters.transmit_packets);
@@ -52,7 +52,7 @@ impl Statistics {
         }
     }
 
-    /// A packet of `words` words of 4 bytes came.
+    /// Counts a packet of `words` words of 4 bytes that was received.
     pub fn received(&mut self, words: u16, multicast: bool) {
         count!(self.counters.receive_data, words.into());
         count!(self.counters.receive_packets);
@@ -65,23 +65,23 @@ impl Statistics {
         }
     }
 
-    /// The link's integrity was in doubt; this counter has 4 bits.
+    /// Counts that the integrity of the link was in doubt. The counter has 4 bits.
     pub fn link_integrity_error(&mut self) {
         let counter = &mut self.counters.local_link_integrity_errors;
         *counter = (*counter + 1).min(15);
     }
 }
 
-/// What can be done to the counters of an attribute.
+/// Operations on the counters of an attribute.
 trait Counters: Default + Copy {
-    /// Writes those of `values` whose bits are in `select`.
+    /// Sets the counters whose bits are in `select` to those of `values`.
     fn set(&mut self, values: &Self, select: u32);
-    /// Adds all of `other`.
+    /// Adds all counters of `other`.
     fn add(&mut self, other: &Self);
 }
 
-/// Implements it for an attribute, whose counters are listed in the order of their selection bits with their greatest
-/// values.
+/// Implements [`Counters`] for an attribute. Lists its counters in the order of their selection bits, with their
+/// maximums.
 macro_rules! counters {
     ($name:ident: $($field:ident $greatest:expr),*) => {
         impl Counters for $name {
@@ -107,8 +107,8 @@ counters!(PortCountersExtended: transmit_data u64::MAX, receive_data u64::MAX, t
     receive_packets u64::MAX, unicast_transmit_packets u64::MAX, unicast_receive_packets u64::MAX,
     multicast_transmit_packets u64::MAX, multicast_receive_packets u64::MAX);
 
-/// Answers a request of performance management about `ports`, the first of which has the number `first`; `None` where
-/// the standard has no answer.
+/// Answers a request of performance management about `ports`, the first of which has the number `first`. Returns `None`
+/// if the standard defines no answer.
 pub fn answer<'a>(
     request: &PerformanceMad,
     first: u8,
@@ -124,7 +124,7 @@ pub fn answer<'a>(
     Some(response)
 }
 
-/// Does what a request says, and puts the attribute as it is then in `data`.
+/// Executes a request, and puts the resulting attribute into `data`.
 fn execute<'a>(
     request: &PerformanceMad,
     first: u8,
@@ -191,8 +191,8 @@ fn execute<'a>(
     }
 }
 
-/// Writes what is selected to a port or all of them; gives the sum of what these have then. `None` if there is no such
-/// port.
+/// Writes the selected counters of one port or all ports. Returns the sum of the counters of these ports, or `None` if
+/// there is no such port.
 fn exchange<'a, C: Counters + 'a>(
     values: &C,
     select: u32,
@@ -214,7 +214,7 @@ fn exchange<'a, C: Counters + 'a>(
 mod tests {
     use super::*;
 
-    /// Asks for, or sets, counters of two ports with the numbers 1 and 2.
+    /// Gets or sets counters of two ports with the numbers 1 and 2.
     fn ask(
         ports: &mut [Statistics; 2],
         method: Method,

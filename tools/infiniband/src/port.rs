@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A port: its attributes, its state, and what it lets through (IBTA volume 1, 7.2.7).
+//! A port: its attributes, its state and the packets that it lets through (IBTA volume 1, 7.2.7).
 
 use crate::{
     attributes::{
@@ -15,36 +15,36 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Entries of the partition table of a port.
+/// Number of entries in the partition table of a port.
 pub const PARTITIONS: usize = 32;
-/// Partition key that every table begins with (10.9.2): full members of the default partition.
+/// First partition key of every table (10.9.2): full membership in the default partition.
 pub const DEFAULT_PKEY: u16 = 0xffff;
-/// GID prefix of a subnet that has no other one.
+/// GID prefix of a subnet without a configured one.
 const DEFAULT_GID_PREFIX: u64 = 0xfe80 << 48;
-/// Bit of a partition key that makes a full member.
+/// Bit of a partition key that marks a full member.
 pub const FULL_MEMBER: u16 = 0x8000;
 
-/// Longest that a packet waits for a link where no lifetime says less.
+/// Maximum time that a packet waits for a link, even if its lifetime is longer.
 pub const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// Packets at a port with flow control beyond which those that take no room do not wait.
+/// Number of packets at a port with flow control above which packets that occupy no buffer are discarded.
 const MAX_WITHOUT_ROOM: usize = 4096;
 
-/// How fast a lane is.
+/// Speed of one lane.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Speed {
-    /// 2.5 Gb/s, 2 of data.
+    /// 2.5 Gb/s, 2 Gb/s of data.
     Sdr,
-    /// 5 Gb/s, 4 of data.
+    /// 5 Gb/s, 4 Gb/s of data.
     Ddr,
-    /// 10 Gb/s, 8 of data.
+    /// 10 Gb/s, 8 Gb/s of data.
     Qdr,
-    /// 14.0625 Gb/s, 13.64 of data.
+    /// 14.0625 Gb/s, 13.64 Gb/s of data.
     Fdr,
-    /// 25.78125 Gb/s, 25 of data.
+    /// 25.78125 Gb/s, 25 Gb/s of data.
     Edr,
-    /// 53.125 Gb/s, 50 of data.
+    /// 53.125 Gb/s, 50 Gb/s of data.
     Hdr,
 }
 
@@ -59,7 +59,7 @@ impl Speed {
         Self::Hdr,
     ];
 
-    /// Bits of data per second and lane.
+    /// Returns the bits of data per second and lane.
     pub const fn lane_rate(self) -> u64 {
         match self {
             Self::Sdr => 2_000_000_000,
@@ -71,7 +71,7 @@ impl Speed {
         }
     }
 
-    /// Bits of the attribute's basic and extended speeds.
+    /// Returns the bits of the speed in the basic and the extended attribute.
     const fn bits(self) -> (u8, u8) {
         match self {
             Self::Sdr => (speed::SDR, 0),
@@ -84,7 +84,7 @@ impl Speed {
     }
 }
 
-/// How many lanes a link has.
+/// Number of lanes of a link.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Width {
     /// One.
@@ -105,7 +105,7 @@ impl Width {
     /// All widths.
     pub const ALL: [Self; 4] = [Self::X1, Self::X4, Self::X8, Self::X12];
 
-    /// Lanes.
+    /// Returns the number of lanes.
     pub const fn lanes(self) -> u64 {
         match self {
             Self::X1 => 1,
@@ -115,7 +115,7 @@ impl Width {
         }
     }
 
-    /// Bit of the attribute.
+    /// Returns the bit of the width in the attribute.
     const fn bit(self) -> u8 {
         match self {
             Self::X1 => width::X1,
@@ -126,24 +126,24 @@ impl Width {
     }
 }
 
-/// What the hardware of a port can do.
+/// Capabilities of the hardware of a port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
-    /// Greatest width; it can do all smaller ones.
+    /// Maximum width. All smaller ones are supported as well.
     pub width: Width,
-    /// Greatest speed; it can do all slower ones.
+    /// Maximum speed. All slower ones are supported as well.
     pub speed: Speed,
-    /// Greatest MTU, as [`mtu_of`] has it.
+    /// Maximum MTU, in the encoding of [`mtu_of`].
     pub mtu: u8,
-    /// Data lanes, as [`lanes_of`] has it.
+    /// Number of data lanes, in the encoding of [`lanes_of`].
     pub lanes: u8,
-    /// Bytes of packets of each lane that there is room for, at least [`MIN_BUFFER`]: links have flow control and
-    /// arbitration. Without it, packets leave in the order in which they came.
+    /// Bytes of receive buffer for each lane, at least [`MIN_BUFFER`], on links with flow control and arbitration. If
+    /// this is `None`, packets leave in the order in which they arrived.
     pub buffer: Option<u32>,
 }
 
 impl Default for PortConfig {
-    /// 4 lanes of 25 Gb/s, 4096 bytes, 8 data lanes, no flow control.
+    /// Returns a port with 4 lanes of 25 Gb/s, an MTU of 4096 bytes, 8 data lanes and no flow control.
     fn default() -> Self {
         Self {
             width: Width::X4,
@@ -155,13 +155,13 @@ impl Default for PortConfig {
     }
 }
 
-/// Whether a member with the key `pkey` may talk to one with one of `keys` (10.9.3): the same partition, and one of
-/// them a full member.
+/// Returns whether a member with the key `pkey` may communicate with a member that has `keys` (10.9.3): one of these is
+/// of the same partition, and one of the two is a full member.
 pub fn admits(keys: &[u16], pkey: u16) -> bool {
     admitting(keys, pkey).is_some()
 }
 
-/// The one of `keys` by which a member with the key `pkey` may talk to who has them.
+/// Returns the one of `keys` that admits a member with the key `pkey`.
 pub(crate) fn admitting(keys: &[u16], pkey: u16) -> Option<u16> {
     let partition = pkey & !FULL_MEMBER;
     let admits = |key: &u16| key & !FULL_MEMBER == partition && (key | pkey) & FULL_MEMBER != 0;
@@ -171,47 +171,47 @@ pub(crate) fn admitting(keys: &[u16], pkey: u16) -> Option<u16> {
 /// A port.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// Its attributes, as a manager sees them but for what depends on who asks.
+    /// Attributes as a manager sees them, except for those that depend on the requester.
     pub(crate) info: PortInfo,
     /// Partition table.
     pub(crate) pkeys: [u16; PARTITIONS],
-    /// GUIDs; only where packets end.
+    /// GUIDs. Only those of the end port are used.
     pub(crate) guids: [u64; 8],
-    /// Lanes of packets that leave, by the port that they came in by.
+    /// Lanes of outgoing packets, by the port by which they arrived.
     pub(crate) lanes: Vec<SlToVl>,
-    /// Arbitration tables: two blocks of low priority, two of high. Without flow control they are kept for who reads
-    /// them.
+    /// Arbitration tables: two blocks for low priority and two for high priority. Without flow control, they can be
+    /// read and written but have no effect.
     pub(crate) arbitration: [VlArbitration; 4],
     /// Counters.
     pub(crate) statistics: Statistics,
-    /// Until when the link is busy with packets that left.
+    /// When the link finishes the packets that have left.
     busy: Duration,
-    /// What waits for it, and its credits.
+    /// Packets that wait for the link, and its credits.
     pub(crate) queues: Option<Queues>,
-    /// Errors of the physical layer that good packets have not made up for.
+    /// Errors of the physical layer, less the good packets since.
     errors: u8,
 }
 
-/// A frame that leaves, and when its last byte has left.
+/// A frame that leaves, and the time when its last byte has left.
 pub(crate) type Departure = (Frame, Duration);
 
-/// A frame could not leave.
+/// A frame was discarded instead of sent.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Discarded;
 
-/// What came of a frame at the physical end of a port.
+/// Result of receiving a frame from the link.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// It goes on.
+    /// The frame is accepted.
     Good(Lrh),
-    /// It is dropped.
+    /// The frame is dropped.
     Dropped,
-    /// It is dropped, and with it the errors became too many.
+    /// The frame is dropped, and there have been too many errors.
     TooManyErrors,
 }
 
 impl Port {
-    /// A port without a link; `inputs` is the number of ports whose packets can leave by it.
+    /// Creates a port without a link. `inputs` is the number of ports whose packets can leave by it.
     pub(crate) fn new(config: PortConfig, guid: u64, inputs: usize) -> Self {
         let widths = Width::ALL.into_iter().filter(|it| *it <= config.width);
         let widths = widths.fold(0, |bits, width| bits | width.bit());
@@ -277,27 +277,27 @@ impl Port {
         }
     }
 
-    /// Its attributes.
+    /// Returns the attributes.
     pub fn info(&self) -> &PortInfo {
         &self.info
     }
 
-    /// Its counters.
+    /// Returns the counters.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
     }
 
-    /// Its partition table.
+    /// Returns the partition table.
     pub fn pkeys(&self) -> &[u16] {
         &self.pkeys
     }
 
-    /// Its GUIDs.
+    /// Returns the GUIDs.
     pub fn guids(&self) -> &[u64] {
         &self.guids
     }
 
-    /// Whether one of the port's GIDs is that one, with the prefix of the subnet or the default one (4.1.1).
+    /// Returns whether the port has this GID, with the prefix of the subnet or the default one (4.1.1).
     fn has_gid(&self, gid: &[u8; 16]) -> bool {
         let gid = u128::from_be_bytes(*gid);
         let (prefix, guid) = ((gid >> 64) as u64, gid as u64);
@@ -306,7 +306,7 @@ impl Port {
             && self.guids.contains(&guid)
     }
 
-    /// The global route header of the answer to a packet that had `request` (13.5.4).
+    /// Returns the global route header of the response to a packet with the header `request` (13.5.4).
     pub(crate) fn answering(&self, request: &Grh) -> Grh {
         let first = u128::from(self.info.gid_prefix) << 64 | u128::from(self.guids[0]);
         Grh {
@@ -322,18 +322,18 @@ impl Port {
         }
     }
 
-    /// Whether the physical link is up.
+    /// Returns whether the physical link is up.
     pub fn has_link(&self) -> bool {
         self.info.physical_state == PhysicalState::LINK_UP
     }
 
-    /// Whether the port has that unicast LID (4.1.3).
+    /// Returns whether the port has this unicast LID (4.1.3).
     pub fn has_lid(&self, lid: u16) -> bool {
         let mask = (1 << self.info.lmc) - 1;
         self.info.lid != 0 && lid & !mask == self.info.lid & !mask
     }
 
-    /// Bits of data per second.
+    /// Returns the bits of data per second.
     pub fn rate(&self) -> u64 {
         let info = &self.info;
         let width = Width::ALL
@@ -344,7 +344,7 @@ impl Port {
         width.map_or(1, Width::lanes) * speed.unwrap_or(Speed::Sdr).lane_rate()
     }
 
-    /// The best width and speed that both can do and may use; `None` if there are none.
+    /// Returns the best width and speed that both ports support and have enabled, or `None` if there is none.
     pub fn negotiate(&self, peer: &Self) -> Option<(Width, Speed)> {
         let widths = self.info.width_enabled & peer.info.width_enabled;
         let width = Width::ALL
@@ -360,7 +360,7 @@ impl Port {
         Some((width, speed))
     }
 
-    /// The link came up.
+    /// Notes that the link came up.
     pub(crate) fn link_up(&mut self, width: Width, speed: Speed) {
         let info = &mut self.info;
         info.width_active = width.bit();
@@ -371,7 +371,7 @@ impl Port {
         self.discard_waiting();
     }
 
-    /// The link went down, and the physical layer is now in that state. Whether it was up before.
+    /// Notes that the link went down, and sets the state of the physical layer. Returns whether the link was up before.
     pub(crate) fn link_down(&mut self, physical_state: PhysicalState) -> bool {
         self.info.physical_state = physical_state;
         self.busy = Duration::ZERO;
@@ -383,13 +383,13 @@ impl Port {
         was
     }
 
-    /// The link went up or down: nothing waits for it.
+    /// Discards the waiting packets because the link went up or down.
     fn discard_waiting(&mut self) {
         let gone = self.queues.as_mut().map_or(0, Queues::reset);
         count!(self.statistics.counters.transmit_discards, gone as u16);
     }
 
-    /// A frame came in by the link.
+    /// Receives a frame from the link.
     pub(crate) fn receive(&mut self, frame: &Frame) -> Received {
         if !self.has_link() {
             return Received::Dropped;
@@ -425,8 +425,8 @@ impl Port {
         Received::Good(lrh)
     }
 
-    /// A frame that [`check`](Frame::check) takes leaves by the link, now or later; what leaves now, and when its last
-    /// byte has left. It takes `room` where it came in until then.
+    /// Sends a frame that passes [`check`](Frame::check) by the link, now or later. Returns the frame that leaves now,
+    /// and when its last byte has left. Until the frame has left, it occupies `room` of the port by which it arrived.
     pub(crate) fn transmit(
         &mut self,
         frame: Frame,
@@ -436,7 +436,8 @@ impl Port {
     ) -> Result<Option<Departure>, Discarded> {
         let head = life_of(self.info.head_of_queue_life);
         let waits = self.busy.saturating_sub(now);
-        // Room limits how much waits, but for what takes none: copies for several ports, and management.
+        // The buffers limit how many packets wait, except for copies for several ports and management packets, which
+        // occupy no buffer.
         let full = room.is_none()
             && (self.queues.as_ref()).is_some_and(|queues| queues.len() >= MAX_WITHOUT_ROOM);
         let late = self.queues.is_none() && waits > life.min(head);
@@ -454,7 +455,7 @@ impl Port {
         Ok(Some(self.leave(frame, self.busy.max(now))))
     }
 
-    /// Whether the port's state, lanes and MTU let a frame out.
+    /// Returns whether the state, the lanes and the MTU of the port allow a frame to leave.
     fn lets_out(&self, frame: &Frame) -> bool {
         let info = &self.info;
         let mtu = mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU);
@@ -470,7 +471,7 @@ impl Port {
             })
     }
 
-    /// A frame leaves from `start` on.
+    /// Lets a frame leave from `start` on.
     fn leave(&mut self, frame: Frame, start: Duration) -> Departure {
         let bits = frame.length() as u64 * 8;
         self.busy = start + Duration::from_nanos((bits * 1_000_000_000).div_ceil(self.rate()));
@@ -481,7 +482,7 @@ impl Port {
         (frame, self.busy)
     }
 
-    /// If the link has time and a packet waits for it that has credits, that leaves now.
+    /// Lets the next packet that has credits leave now, if the link is idle.
     pub(crate) fn start(&mut self, now: Duration) -> Option<Departure> {
         let head = life_of(self.info.head_of_queue_life);
         let late = self.queues.as_mut()?.expire(head, now);
@@ -500,33 +501,33 @@ impl Port {
         Some(self.leave(frame, now))
     }
 
-    /// When [`start`](Self::start) has something to do, if no credits come.
+    /// Returns when [`start`](Self::start) has something to do if no credits arrive.
     pub(crate) fn next_start(&self) -> Option<Duration> {
         let queues = self.queues.as_ref().filter(|queues| queues.len() > 0)?;
         let head = life_of(self.info.head_of_queue_life);
         Some(queues.stalled_until(head).unwrap_or(self.busy))
     }
 
-    /// How long what leaves now waits.
+    /// Returns how long a packet that is sent now would wait.
     pub(crate) fn backlog(&self, now: Duration) -> Duration {
         self.busy.saturating_sub(now)
     }
 
-    /// Of a frame that [`check`](Frame::check) takes: whether a node with the port's partition table may send it. The
-    /// table of a switch's port is that of the node behind it, so a limited member sends as one.
+    /// Returns whether a node with the port's partition table may send a frame that passes [`check`](Frame::check). The
+    /// table of a switch port describes the node behind it, so a limited member may send with its own key.
     pub(crate) fn is_of_member(&self, frame: &Frame, lrh: &Lrh) -> bool {
         let is_own = |key: u16| key & !FULL_MEMBER != 0 && self.pkeys.contains(&key);
         lrh.is_management() || frame.transport().is_none_or(|bth| is_own(bth.pkey))
     }
 
-    /// Of a frame that [`check`](Frame::check) takes: whether the port's partition table admits it. Raw packets and
-    /// those of subnet management have no partition key.
+    /// Returns whether the port's partition table admits a frame that passes [`check`](Frame::check). Raw packets and
+    /// subnet management packets have no partition key.
     pub(crate) fn admits(&self, frame: &Frame, lrh: &Lrh) -> bool {
         lrh.is_management() || (frame.transport()).is_none_or(|bth| admits(&self.pkeys, bth.pkey))
     }
 }
 
-/// How long a packet may wait, of a lifetime as attributes have it (18.2.5.4).
+/// Returns how long a packet may wait for an encoded lifetime (18.2.5.4).
 pub(crate) fn life_of(exponent: u8) -> Duration {
     if exponent > 19 {
         MAX_WAIT
@@ -535,18 +536,18 @@ pub(crate) fn life_of(exponent: u8) -> Duration {
     }
 }
 
-/// Least multicast LID (4.1.3).
+/// Lowest multicast LID (4.1.3).
 pub const MULTICAST_LID: u16 = 0xc000;
 
-/// Whether a LID is one of multicast.
+/// Returns whether a LID is a multicast LID.
 pub const fn is_multicast(lid: u16) -> bool {
     lid >= MULTICAST_LID && lid != PERMISSIVE
 }
 
-/// Queue pair that all packets to multicast LIDs are for, and no others (9.6.1).
+/// Destination QP of all packets to multicast LIDs, and of no others (9.6.1).
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
-/// Least room for the packets of a lane: that of the longest frame.
+/// Minimum buffer for the packets of a lane, which is that of the longest frame.
 pub const MIN_BUFFER: u32 = MAX_FRAME.next_multiple_of(queue::BLOCK) as u32;
 
 /// Bytes of the longest frame.
@@ -690,7 +691,7 @@ mod tests {
             (counters.symbol_errors, counters.local_link_integrity_errors),
             (109, 1)
         );
-        // Any bytes.
+        // Any bytes can be received.
         for length in 0..40 {
             port.receive(&vec![0xa5; length].into());
         }

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Packets that wait at a port for its link: flow control (IBTA volume 1, 7.9) and arbitration between lanes (7.6.9).
+//! Packets that wait for a link: flow control (IBTA volume 1, 7.9) and arbitration between lanes (7.6.9).
 //!
-//! Each port has room for packets that come in, for each lane on its own, in blocks of 64 bytes. It tells the other end
-//! up to which block that may send: the limit. A packet that leaves by another port of a switch keeps its room until
-//! then. Management packets need no room.
+//! Each port has a receive buffer for each lane, in blocks of 64 bytes. It tells the other end the limit, which is the
+//! block up to which that may send. A packet that leaves a switch by another port occupies the buffer until it has
+//! left. Management packets occupy no buffer.
 
 use crate::packet::{Frame, MANAGEMENT_LANE};
 use std::{collections::VecDeque, time::Duration};
 
-/// Bytes of a block.
+/// Bytes in a block.
 pub(crate) const BLOCK: usize = 64;
-/// Lanes, with the one of management.
+/// Number of lanes, including the one of management.
 const LANES: usize = MANAGEMENT_LANE as usize + 1;
-/// Blocks of a unit of the limit of high priority: 4 KiB.
+/// Blocks in a unit of the high-priority limit: 4 KiB.
 const LIMIT_UNIT: u32 = 64;
-/// The limit of high priority that is none.
+/// High-priority limit that stands for no limit.
 const NO_LIMIT: u8 = 255;
 
-/// Blocks of a frame.
+/// Returns the number of blocks of a frame.
 pub(crate) fn blocks(frame: &Frame) -> u32 {
     frame.length().div_ceil(BLOCK) as u32
 }
 
-/// Room that a packet takes where it came in.
+/// Buffer that a packet occupies at the port by which it arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     /// The port.
     pub port: u8,
-    /// Its lane there.
+    /// The lane in which the packet arrived.
     pub lane: u8,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
@@ -39,48 +39,48 @@ pub(crate) struct Room {
 struct Waiting {
     frame: Frame,
     room: Option<Room>,
-    /// When it is discarded.
+    /// When the packet is discarded.
     end: Duration,
 }
 
-/// Packets that wait for one lane, and its flow control in both directions.
+/// Packets that wait in one lane, and the lane's flow control in both directions.
 #[derive(Clone, Debug, Default)]
 struct Lane {
     waiting: VecDeque<Waiting>,
-    /// Since when the first one is the first.
+    /// When the current first packet became the first.
     first: Duration,
-    /// Blocks that left, and up to which they may.
+    /// Number of blocks sent, and how many may be sent in total.
     sent: u64,
     limit: u64,
-    /// Blocks that the other end sent, and those of them that are still here.
+    /// Number of blocks that the other end sent, and how many of them are still in the buffer.
     received: u64,
     held: u64,
-    /// The limit that the other end knows.
+    /// Last limit that the other end was told.
     told: Option<u64>,
 }
 
 impl Lane {
-    /// Blocks of the first packet.
+    /// Returns the number of blocks of the first packet.
     fn next(&self) -> Option<u32> {
         self.waiting.front().map(|it| blocks(&it.frame))
     }
 }
 
-/// What waits at a port.
+/// Packets that wait at a port.
 #[derive(Clone, Debug)]
 pub(crate) struct Queues {
-    /// Blocks that there is room for, of each lane.
+    /// Number of blocks that the buffer of each lane has.
     buffer: u64,
     lanes: [Lane; LANES],
     arbiter: Arbiter,
-    /// Since when packets wait though the link has time.
+    /// Since when packets have waited for credits on an idle link.
     stalled: Option<Duration>,
-    /// Room of packets that are not here any more.
+    /// Buffers of packets that have left or were discarded.
     freed: Vec<Room>,
 }
 
 impl Queues {
-    /// Of a port with room for so many bytes of each lane.
+    /// Creates the queues of a port with this many bytes of buffer for each lane.
     pub fn new(buffer: u32) -> Self {
         Self {
             buffer: u64::from(buffer) / BLOCK as u64,
@@ -91,7 +91,7 @@ impl Queues {
         }
     }
 
-    /// The link goes up or down: what waits is gone; how much that was.
+    /// Discards the waiting packets because the link goes up or down. Returns their number.
     pub fn reset(&mut self) -> usize {
         let mut gone = 0;
         for lane in &mut self.lanes {
@@ -108,12 +108,12 @@ impl Queues {
         gone
     }
 
-    /// How many wait.
+    /// Returns the number of waiting packets.
     pub fn len(&self) -> usize {
         self.lanes.iter().map(|lane| lane.waiting.len()).sum()
     }
 
-    /// A packet waits from now on, at most until `end`.
+    /// Adds a packet that waits at most until `end`.
     pub fn push(&mut self, frame: Frame, room: Option<Room>, end: Duration, now: Duration) {
         let lane = &mut self.lanes[usize::from(frame.lane()) % LANES];
         if lane.waiting.is_empty() {
@@ -122,13 +122,13 @@ impl Queues {
         lane.waiting.push_back(Waiting { frame, room, end });
     }
 
-    /// When the first packet of a lane is discarded, if the first of a queue may be that for `head`.
+    /// Returns when the first packet of a lane is discarded, if a packet may be the first one for `head` at most.
     fn end(lane: &Lane, head: Duration) -> Option<Duration> {
         let first = lane.waiting.front()?;
         Some(first.end.min(lane.first + head))
     }
 
-    /// Discards what waited too long; how much that was.
+    /// Discards the packets that waited too long, and returns their number.
     pub fn expire(&mut self, head: Duration, now: Duration) -> usize {
         let mut late = 0;
         for lane in &mut self.lanes {
@@ -142,15 +142,15 @@ impl Queues {
         late
     }
 
-    /// When [`expire`](Self::expire) has something to do, if nothing can leave before; `None` if something might.
+    /// Returns when [`expire`](Self::expire) has something to do if no packet can leave before, or `None` if one might.
     pub fn stalled_until(&self, head: Duration) -> Option<Duration> {
         self.stalled?;
         let ends = self.lanes.iter();
         ends.filter_map(|lane| Self::end(lane, head)).min()
     }
 
-    /// The packet that leaves now, as the tables of low and high priority and the limit of the latter say; and how long
-    /// the link had time and could not be used.
+    /// Takes the packet that leaves now by the tables of low and high priority and the limit of the latter. Also
+    /// returns how long packets had waited for credits on an idle link.
     pub fn take(
         &mut self,
         tables: [&[u16]; 2],
@@ -185,47 +185,47 @@ impl Queues {
         Some((packet.frame, stalled))
     }
 
-    /// Blocks of a lane that left so far.
+    /// Returns the number of blocks that a lane has sent.
     pub fn sent(&self, lane: u8) -> u64 {
         self.lanes.get(usize::from(lane)).map_or(0, |it| it.sent)
     }
 
-    /// The other end sent a packet, whether it arrives whole or not; with it, so many blocks of that lane in all.
+    /// Notes that the other end has sent this number of blocks in total, whether the last packet arrived intact or not.
     pub fn received(&mut self, lane: u8, sent: u64) {
         if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
             lane.received = sent;
         }
     }
 
-    /// A packet that came in takes room.
+    /// Occupies the buffer for a packet that arrived.
     pub fn hold(&mut self, room: Room) {
         self.lanes[usize::from(room.lane) % LANES].held += u64::from(room.blocks);
     }
 
-    /// It does not any more.
+    /// Releases the buffer of a packet.
     pub fn release(&mut self, room: Room) {
         let held = &mut self.lanes[usize::from(room.lane) % LANES].held;
         *held = held.saturating_sub(room.blocks.into());
     }
 
-    /// A packet that did not wait here takes no room any more.
+    /// Adds the buffer of a packet that did not wait here to those to release.
     pub fn free(&mut self, room: Room) {
         self.freed.push(room);
     }
 
-    /// Room that became free at other ports by what left here.
+    /// Returns the buffers to release at the ports by which packets arrived.
     pub fn take_freed(&mut self) -> Vec<Room> {
         std::mem::take(&mut self.freed)
     }
 
-    /// The other end may send up to that block.
+    /// Sets the block up to which the other end allows a lane to send.
     pub fn set_limit(&mut self, lane: u8, limit: u64) {
         if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
             lane.limit = limit;
         }
     }
 
-    /// Limits that the other end does not know yet, by lane.
+    /// Returns the limits that the other end does not know yet, by lane.
     pub fn take_limits(&mut self) -> Vec<(u8, u64)> {
         let mut limits = Vec::new();
         for (number, lane) in (0..MANAGEMENT_LANE).zip(&mut self.lanes) {
@@ -238,30 +238,30 @@ impl Queues {
     }
 }
 
-/// Chooses between lanes: weighted and in turn within a table, high priority before low priority within limits.
+/// Chooses between lanes: weighted round-robin within a table, and high before low priority within limits.
 #[derive(Clone, Debug, Default)]
 struct Arbiter {
-    /// Of low and of high priority.
+    /// Turns of low and of high priority.
     turns: [Turn; 2],
-    /// Blocks of high priority since the last of low priority.
+    /// Blocks of high priority since the last packet of low priority.
     high: u32,
 }
 
-/// Where a table is.
+/// Position in a table.
 #[derive(Copy, Clone, Debug, Default)]
 struct Turn {
     place: usize,
-    /// Blocks that the lane at that place may still send.
+    /// Number of blocks that the lane at this place may still send.
     left: u32,
 }
 
-/// Lane and weight of an entry.
+/// Returns the lane and the weight of an entry.
 fn entry(entry: u16) -> (u8, u32) {
     ((entry >> 8) as u8 & 0xf, u32::from(entry & 0xff))
 }
 
 impl Arbiter {
-    /// The lane that sends next. `ready` tells how many blocks a lane would send.
+    /// Returns the lane that sends next. `ready` returns the number of blocks that a lane would send.
     fn choose(
         &mut self,
         tables: [&[u16]; 2],
@@ -290,7 +290,7 @@ impl Arbiter {
 }
 
 impl Turn {
-    /// The place in the table whose turn it is.
+    /// Returns the place in the table whose turn it is.
     fn next(&self, table: &[u16], ready: impl Fn(u8) -> Option<u32>) -> Option<usize> {
         let length = table.len();
         (usize::from(self.left == 0)..=length)
@@ -301,7 +301,7 @@ impl Turn {
             })
     }
 
-    /// A packet of the lane there leaves.
+    /// Counts a packet that the lane at a place sends.
     fn take(&mut self, place: usize, weight: u32, blocks: u32) {
         if place != self.place || self.left == 0 {
             *self = Self {
@@ -320,14 +320,14 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
     const LONG: Duration = Duration::from_secs(1);
 
-    /// A frame of so many blocks.
+    /// Creates a frame of this number of blocks.
     fn frame(lane: u8, blocks: usize) -> Frame {
         let mut frame = vec![0; blocks * BLOCK];
         frame[0] = lane << 4;
         Frame::from(frame)
     }
 
-    /// Entries: lane and weight.
+    /// Creates a table from lanes and weights.
     fn table(entries: &[(u16, u16)]) -> Vec<u16> {
         let mut table: Vec<u16> = entries
             .iter()
@@ -337,7 +337,7 @@ mod tests {
         table
     }
 
-    /// Queues with packets of one block in these lanes, and enough credits.
+    /// Creates queues with packets of one block in these lanes, and enough credits.
     fn queues(lanes: &[u8], count: usize) -> Queues {
         let mut queues = Queues::new(1 << 20);
         for lane in lanes {
@@ -349,7 +349,7 @@ mod tests {
         queues
     }
 
-    /// The lanes in the order in which they send.
+    /// Returns the lanes in the order in which they send.
     fn order(queues: &mut Queues, low: &[u16], high: &[u16], limit: u8) -> Vec<u8> {
         std::iter::from_fn(|| queues.take([low, high], limit, NOW))
             .map(|(frame, _)| frame.lane())
@@ -363,10 +363,10 @@ mod tests {
         let mut waiting = queues(&[0, 1, 2], 60);
         let order = order(&mut waiting, &low, &none, 0);
         assert_eq!(order[..12], [1, 2, 2, 0, 0, 0, 1, 2, 2, 0, 0, 0]);
-        // Who has nothing to send is passed over, and nothing is lost.
+        // A lane that has nothing to send is skipped, and no packet is lost.
         assert_eq!(order.len(), 180);
         assert!(order[150..].iter().all(|lane| *lane == 1));
-        // A lane without weight never sends; management always does, and first.
+        // A lane without weight never sends. Management needs no weight and comes first.
         let mut waiting = queues(&[3, 0], 2);
         waiting.push(frame(15, 4), None, LONG, NOW);
         assert_eq!(
@@ -385,7 +385,7 @@ mod tests {
             order(&mut waiting, &low, &high, 0),
             [1, 0, 1, 0, 1, 0, 1, 0]
         );
-        // 64 blocks.
+        // A limit of 64 blocks.
         let mut waiting = queues(&[0, 1], 130);
         let lanes = order(&mut waiting, &low, &high, 1);
         let first: Vec<_> = (0..lanes.len())
@@ -393,7 +393,7 @@ mod tests {
             .take(3)
             .collect();
         assert_eq!(first, [64, 129, 132]);
-        // As long as there is something.
+        // No limit: high priority sends as long as it has packets.
         let mut waiting = queues(&[0, 1], 500);
         let lanes = order(&mut waiting, &low, &high, NO_LIMIT);
         assert!(lanes[..500].iter().all(|lane| *lane == 1));
@@ -421,7 +421,7 @@ mod tests {
         waiting.set_limit(0, 4);
         let (_, stalled) = waiting.take(tables, 0, later).expect("room");
         assert_eq!((stalled, waiting.sent(0), waiting.sent(1)), (later, 4, 2));
-        // What comes in.
+        // Incoming packets.
         let room = Room {
             port: 1,
             lane: 2,
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(waiting.expire(5 * LONG, LONG / 2), 0);
         assert_eq!(waiting.expire(5 * LONG, LONG), 1);
         assert_eq!(waiting.take_freed(), [room]);
-        // The first of a queue.
+        // The time at the head of a queue is limited too.
         assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 8), 0);
         assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 4), 1);
         waiting.push(frame(0, 1), Some(room), LONG, NOW);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Messages that are longer than one MAD: the reliable multi-packet transaction protocol (IBTA volume 1, 13.6).
+//! Messages longer than one MAD: the reliable multi-packet transaction protocol, RMPP (IBTA volume 1, 13.6).
 //!
-//! A [message](Rmpp::send) goes out in segments. The receiver acknowledges them and says up to which one the sender may
-//! go on: the window. What is not acknowledged in time is sent again. Either end can give up.
+//! A [message](Rmpp::send) is sent in segments. The receiver acknowledges them, and tells the sender the window, which
+//! is the last segment that it may send. Segments that are not acknowledged in time are sent again. Either end can give
+//! up.
 //!
 //! ```
 //! use std::time::Duration;
@@ -34,8 +35,9 @@
 //! assert_eq!(received[36..], message[36..]);
 //! ```
 //!
-//! What peers make it keep is limited: the bytes of a message, the messages of a peer, and messages and bytes of all.
-//! What does not fit in is refused: a peer that begins much, or acknowledges nothing, hinders itself first.
+//! The state that peers can create is limited: the bytes of a message, the messages of a peer, and the messages and
+//! bytes of all peers. What exceeds a limit is refused. A peer that begins many messages or acknowledges none is the
+//! first to run into the limits.
 
 use crate::{
     Lid,
@@ -49,41 +51,41 @@ use std::{
     time::Duration,
 };
 
-/// Version of the protocol.
+/// Version of RMPP.
 const VERSION: u8 = 1;
-/// Bytes of the common header and of the protocol's own.
+/// Bytes of the common header and the RMPP header.
 const HEADERS: usize = 36;
-/// Segments that a receiver allows ahead.
+/// Number of segments that a receiver allows ahead.
 const WINDOW: u32 = 64;
-/// Most segments that a sender has under way, however many it may.
+/// Maximum number of unacknowledged segments of a sender, even if the window is larger.
 const MAX_UNDER_WAY: u32 = 256;
 
-/// Bytes of the longest message.
+/// Maximum length of a message in bytes.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// Most bytes of all messages in one direction.
+/// Maximum number of bytes of all messages in one direction.
 const MAX_BYTES: usize = 4 * MAX_MESSAGE;
-/// Most messages in one direction.
+/// Maximum number of messages in one direction.
 const MAX_MESSAGES: usize = 1024;
-/// Most messages from or to one LID.
+/// Maximum number of messages from or to one LID.
 const MAX_MESSAGES_OF_PEER: usize = 64;
 
-/// Least time between two attempts.
+/// Minimum time between two attempts.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a message may take to arrive.
 const MAX_TIME: Duration = Duration::from_secs(40);
-/// How long a receiver knows that a message is complete, and says so to whoever sends a segment of it again.
+/// How long a receiver remembers a complete message, to acknowledge segments that are sent again.
 const LINGER: Duration = Duration::from_secs(10);
 
 named! {
-    /// What a segment is (13.6.2.1).
+    /// Kind of a segment (13.6.2.1).
     Kind(u8) {
         /// A part of a message.
         DATA = 1,
-        /// Segments arrived, and others may come.
+        /// An acknowledgement of segments, with the window.
         ACK = 2,
         /// The receiver has no room.
         STOP = 3,
-        /// One of the two gives up.
+        /// One of the two ends gives up.
         ABORT = 4,
     }
 }
@@ -91,58 +93,58 @@ named! {
 named! {
     /// Why a transfer ends early (13.6.2.1).
     RmppStatus(u8) {
-        /// It goes on.
+        /// The transfer continues.
         OK = 0,
-        /// No room.
+        /// There is no room.
         NO_RESOURCES = 1,
-        /// It took too long in all.
+        /// The transfer took too long.
         TOO_LONG = 118,
-        /// The length is not that of the segments.
+        /// The length contradicts the segments.
         BAD_LENGTH = 119,
-        /// First segment and segment number contradict each other.
+        /// The flag of the first segment contradicts the segment number.
         BAD_SEGMENT = 120,
-        /// No such kind of segment.
+        /// Unknown kind of segment.
         BAD_KIND = 121,
-        /// The window ends before what is acknowledged.
+        /// The window ends before the acknowledged segment.
         WINDOW_TOO_SMALL = 122,
-        /// What was never sent is acknowledged.
+        /// A segment that was not sent is acknowledged.
         SEGMENT_TOO_BIG = 123,
-        /// No such status.
+        /// The status is not valid for the kind of segment.
         BAD_STATUS = 124,
-        /// No such version.
+        /// Unsupported version.
         BAD_VERSION = 125,
-        /// Nothing was acknowledged, however often it was sent.
+        /// No acknowledgement arrived after all retries.
         TOO_MANY_RETRIES = 126,
     }
 }
 
 layout! {
-    /// What MADs of a class with long messages have behind the common header (13.6.2.1).
+    /// The RMPP header, which follows the common header in classes with long messages (13.6.2.1).
     RmppHeader {
-        /// Version of the protocol.
+        /// Version of RMPP.
         version: u8 = 192, 8;
-        /// What the segment is.
+        /// Kind of the segment.
         kind: Kind = 200, 8;
-        /// Time that the sender takes for its answers, or 31.
+        /// Time that the sender needs to respond. 31 if it is not given.
         response_time: u8 = 208, 5;
-        /// The message ends here.
+        /// The segment is the last one.
         last: bool = 213, 1;
-        /// The message begins here.
+        /// The segment is the first one.
         first: bool = 214, 1;
-        /// The MAD is one of the protocol.
+        /// The MAD uses RMPP.
         active: bool = 215, 1;
         /// Why the transfer ends.
         status: RmppStatus = 216, 8;
-        /// Number of the segment, from 1 on; the last one that an acknowledgement is about.
+        /// Number of the segment, from 1 on, or the last segment that is acknowledged.
         segment: u32 = 224, 32;
-        /// Bytes behind this header: in the whole message if it is the first segment. The end of the window if it is an
-        /// acknowledgement.
+        /// Bytes after this header, in the whole message for the first segment. In an acknowledgement, the end of the
+        /// window.
         length: u32 = 256, 32;
     }
 }
 
 impl RmppHeader {
-    /// What a message has that is to be sent in segments.
+    /// Creates the RMPP header of a message to send.
     pub fn data() -> Self {
         Self {
             version: VERSION,
@@ -154,7 +156,8 @@ impl RmppHeader {
     }
 }
 
-/// Bytes of all headers of a class, which each segment has; `None` if the class has no long messages (13.6.1).
+/// Returns the bytes of all headers of a class, which each segment has, or `None` if the class has no long messages
+/// (13.6.1).
 pub const fn header_length(class: u8) -> Option<usize> {
     match class {
         class::ADMINISTRATION => Some(56),
@@ -164,14 +167,14 @@ pub const fn header_length(class: u8) -> Option<usize> {
     }
 }
 
-/// Who is at the other end, and the way there.
+/// The other end of a transfer, and the path to it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Its LID.
+    /// LID of the other end.
     pub lid: Lid,
-    /// Its queue pair.
+    /// QP of the other end.
     pub qp: u32,
-    /// Own LID.
+    /// LID of this end.
     pub own: Lid,
     /// Service level.
     pub service_level: u8,
@@ -179,19 +182,19 @@ pub struct Peer {
     pub pkey: u16,
 }
 
-/// How a message is sent.
+/// Parameters of sending a message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// How long to wait for an acknowledgement.
     pub interval: Duration,
-    /// How often to send again without one.
+    /// Number of retries without an acknowledgement.
     pub retries: u32,
-    /// There will be an answer: the receiver is told that it may begin with it (13.6.6.3).
+    /// A response will follow, and the receiver is told that it may begin (13.6.6.3).
     pub answered: bool,
 }
 
 impl Default for Delivery {
-    /// Two seconds, three times.
+    /// Returns an interval of two seconds and three retries.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(2),
@@ -201,20 +204,20 @@ impl Default for Delivery {
     }
 }
 
-/// What comes of what happened.
+/// Result of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// This is to be sent.
+    /// Send this MAD.
     Transmit(Peer, Box<[u8; MAD_LENGTH]>),
-    /// A whole message arrived: the headers of its first segment, and all data.
+    /// A whole message arrived, with the headers of its first segment and all data.
     Message(Peer, Vec<u8>),
-    /// All of a message arrived at the other end, or it will not.
+    /// A message was sent, or sending it failed.
     Sent {
         /// The other end.
         peer: Peer,
         /// Header of the message.
         header: Header,
-        /// Why it did not arrive.
+        /// Why the message did not arrive, if it did not.
         result: Result<(), RmppStatus>,
     },
 }
@@ -222,13 +225,13 @@ pub enum Output {
 /// Why a message cannot be sent.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SendError {
-    /// Its class has no long messages.
+    /// The class has no long messages.
     Class,
-    /// It is shorter than its headers, or longer than [`MAX_MESSAGE`].
+    /// The message is shorter than its headers, or longer than [`MAX_MESSAGE`].
     Length,
-    /// A message of this transaction is being sent there.
+    /// A message of this transaction is already being sent to this peer.
     Duplicate,
-    /// Too much is being sent.
+    /// Too many messages or bytes are being sent.
     Busy,
 }
 
@@ -245,7 +248,7 @@ impl fmt::Display for SendError {
 
 impl Error for SendError {}
 
-/// What tells transfers apart. The method is that of the data.
+/// Identity of a transfer. The method is that of the data.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     lid: Lid,
@@ -255,7 +258,7 @@ struct Key {
     method: u8,
 }
 
-/// Bit of a method that the two directions of a transfer differ in.
+/// Bit of the method in which the two directions of a transfer differ.
 const RESPONSE: u8 = 0x80;
 
 impl Key {
@@ -269,7 +272,7 @@ impl Key {
         }
     }
 
-    /// Of the other direction.
+    /// Returns the key of the other direction.
     fn reversed(self) -> Self {
         Self {
             method: self.method ^ RESPONSE,
@@ -286,40 +289,40 @@ struct Sender {
     /// Bytes of the headers.
     headers: usize,
     delivery: Delivery,
-    /// The last segment of the message.
+    /// Number of segments of the message.
     segments: u32,
-    /// The last one that was acknowledged.
+    /// Last segment that was acknowledged.
     acknowledged: u32,
-    /// The last one that was sent.
+    /// Last segment that was sent.
     sent: u32,
-    /// The last one that may be sent.
+    /// Last segment that may be sent.
     window: u32,
     retries: u32,
     due: Duration,
 }
 
-/// A message that arrives.
+/// A message that is being received.
 #[derive(Clone, Debug)]
 struct Receiver {
     peer: Peer,
-    /// Headers of the first segment, and what came in order behind it.
+    /// Headers of the first segment, and the data that arrived in order.
     message: Vec<u8>,
-    /// Segments behind one that is missing, and whether they are the last.
+    /// Segments after a missing one, and whether they are the last.
     ahead: BTreeMap<u32, (bool, Vec<u8>)>,
-    /// Bytes that the first segment announced, or 0.
+    /// Number of bytes that the first segment announced, or 0.
     announced: u32,
-    /// The last segment in order.
+    /// Last segment that arrived in order.
     segment: u32,
-    /// The last segment that may come.
+    /// Last segment that may arrive.
     window: u32,
-    /// Segments that an answer may begin with.
+    /// Number of segments that a response may begin with.
     answer_window: u32,
     complete: bool,
-    /// When it is given up, or forgotten.
+    /// When the message is given up or forgotten.
     due: Duration,
 }
 
-/// One end of transfers: of an agent.
+/// The RMPP state of one agent.
 #[derive(Clone, Debug, Default)]
 pub struct Rmpp {
     senders: BTreeMap<Key, Sender>,
@@ -327,7 +330,7 @@ pub struct Rmpp {
     outputs: VecDeque<Output>,
 }
 
-/// Whether there is room for a message of `bytes` from or to `lid` beside those of other transfers.
+/// Returns whether there is room for a message of `bytes` from or to `lid`, given the other transfers.
 fn has_room(transfers: impl Iterator<Item = (Lid, usize)>, lid: Lid, bytes: usize) -> bool {
     let (mut all, mut own, mut sum) = (0, 0, bytes);
     for (peer, length) in transfers {
@@ -339,11 +342,12 @@ fn has_room(transfers: impl Iterator<Item = (Lid, usize)>, lid: Lid, bytes: usiz
 }
 
 impl Rmpp {
-    /// Sends a message: all headers of its class, and data. [`RmppHeader::data`] says what the protocol's own has.
+    /// Sends a message, which consists of all headers of its class and the data. [`RmppHeader::data`] returns its RMPP
+    /// header.
     ///
     /// # Errors
     ///
-    /// The message is none, or there is no room for it.
+    /// The message is not valid, or there is no room for it.
     pub fn send(
         &mut self,
         peer: Peer,
@@ -386,7 +390,7 @@ impl Rmpp {
         Ok(())
     }
 
-    /// A MAD arrived. Whether it is one of the protocol; if not, it is a whole message itself.
+    /// Receives a MAD. Returns whether it uses RMPP. If not, the MAD is a whole message.
     pub fn receive(&mut self, peer: Peer, mad: &[u8; MAD_LENGTH], now: Duration) -> bool {
         let (header, rmpp) = (Header::read(mad), RmppHeader::read(mad));
         let Some(headers) = header_length(header.class).filter(|_| rmpp.active) else {
@@ -414,7 +418,7 @@ impl Rmpp {
         if wrong != RmppStatus::OK {
             self.end(key, wrong);
             if !ends {
-                // What contradicts the protocol ends the transfer at both ends.
+                // A violation of the protocol ends the transfer at both ends.
                 let kind = match wrong {
                     RmppStatus::NO_RESOURCES => Kind::STOP,
                     _ => Kind::ABORT,
@@ -425,17 +429,17 @@ impl Rmpp {
         true
     }
 
-    /// Whether a MAD is about a message that arrives, or arrived a short time ago.
+    /// Returns whether a MAD belongs to a message that is arriving, or that arrived recently.
     pub fn knows(&self, peer: Peer, header: &Header) -> bool {
         self.receivers.contains_key(&Key::new(peer, header))
     }
 
-    /// The next thing to do.
+    /// Returns the next output.
     pub fn output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// Lets time pass.
+    /// Advances the time: sends again what was not acknowledged, and gives up or forgets old messages.
     pub fn poll(&mut self, now: Duration) {
         let late: Vec<Key> = self
             .senders
@@ -455,7 +459,7 @@ impl Rmpp {
             } else {
                 let (peer, wrong) = (sender.peer, RmppStatus::TOO_MANY_RETRIES);
                 let mut mad = sender.segment(1);
-                // To the receiver, so with the method of the data.
+                // The reply inverts the bit, so that the receiver gets the method of the data.
                 mad[3] ^= RESPONSE;
                 self.end(key.reversed(), wrong);
                 self.reply(peer, &mad, Kind::ABORT, wrong, (0, 0));
@@ -479,14 +483,14 @@ impl Rmpp {
         }
     }
 
-    /// When [`poll`](Self::poll) has something to do.
+    /// Returns when [`poll`](Self::poll) has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
         let senders = self.senders.values().map(|sender| sender.due);
         let receivers = self.receivers.values().map(|receiver| receiver.due);
         senders.chain(receivers).min()
     }
 
-    /// Ends the transfer that a MAD with this key is about, in whichever direction it goes.
+    /// Ends the transfer that a MAD with this key is about, in either direction.
     fn end(&mut self, key: Key, wrong: RmppStatus) {
         if let Some(sender) = self.senders.remove(&key.reversed()) {
             self.outputs.push_back(Output::Sent {
@@ -499,7 +503,7 @@ impl Rmpp {
         }
     }
 
-    /// Answers a MAD of the protocol with another one; `numbers` are those of segment and window.
+    /// Replies to a MAD of RMPP. `numbers` are those of the segment and of the window.
     fn reply(
         &mut self,
         peer: Peer,
@@ -527,7 +531,7 @@ impl Rmpp {
         self.outputs.push_back(Output::Transmit(peer, mad));
     }
 
-    /// An acknowledgement arrived; what is wrong with it.
+    /// Processes an acknowledgement. Returns the status of the transfer.
     fn acknowledged(
         &mut self,
         key: Key,
@@ -540,7 +544,7 @@ impl Rmpp {
             return RmppStatus::WINDOW_TOO_SMALL;
         }
         let Some(sender) = self.senders.get_mut(&key.reversed()) else {
-            // Without a sender, and of no segment: who sent us a message allows the answer to begin.
+            // Without a sender, an acknowledgement of segment 0 lets this end begin its response to the message.
             let answers = self.receivers.get_mut(&key).filter(|_| segment == 0);
             if let Some(receiver) = answers.filter(|receiver| receiver.complete) {
                 receiver.answer_window = window.max(1);
@@ -551,7 +555,7 @@ impl Rmpp {
             return RmppStatus::SEGMENT_TOO_BIG;
         }
         if segment < sender.acknowledged || window < sender.window {
-            // An old one.
+            // An old acknowledgement.
             return RmppStatus::OK;
         }
         if segment > sender.acknowledged {
@@ -580,7 +584,7 @@ impl Rmpp {
         RmppStatus::OK
     }
 
-    /// Data arrived; what is wrong with them.
+    /// Processes a segment of data. Returns the status of the transfer.
     fn data(
         &mut self,
         peer: Peer,
@@ -592,7 +596,7 @@ impl Rmpp {
     ) -> RmppStatus {
         if !self.receivers.contains_key(&key) {
             if !rmpp.first {
-                // The first segment is missing, and will come again.
+                // The first segment was lost, and will be sent again.
                 return RmppStatus::OK;
             }
             let unfinished = self.receivers.values().filter(|it| !it.complete);
@@ -626,7 +630,7 @@ impl Rmpp {
             return RmppStatus::OK;
         };
         if receiver.complete || rmpp.segment <= receiver.segment {
-            // An acknowledgement, or what made one necessary, was lost.
+            // The sender did not get the acknowledgement.
             let numbers = (receiver.segment, receiver.window);
             self.reply(peer, mad, Kind::ACK, RmppStatus::OK, numbers);
             return RmppStatus::OK;
@@ -634,7 +638,7 @@ impl Rmpp {
         if rmpp.segment > receiver.window {
             return RmppStatus::OK;
         }
-        // Only the last segment may be a short one.
+        // Only the last segment may be shorter.
         let length = if rmpp.last {
             rmpp.length as usize
         } else {
@@ -663,7 +667,7 @@ impl Rmpp {
         RmppStatus::OK
     }
 
-    /// The last segment of a message is there, and all before it.
+    /// Completes a message whose last segment has arrived in order.
     fn complete(
         &mut self,
         key: Key,
@@ -690,7 +694,7 @@ impl Rmpp {
         RmppStatus::OK
     }
 
-    /// Makes room: forgets the message that has been complete for longest.
+    /// Makes room by forgetting the message that has been complete the longest.
     fn forget_complete(&mut self) {
         let complete = || self.receivers.iter().filter(|(_, it)| it.complete);
         if complete().count() >= MAX_MESSAGES {
@@ -701,7 +705,7 @@ impl Rmpp {
 }
 
 impl Sender {
-    /// Sends what may be sent.
+    /// Sends the segments that the window allows.
     fn go_on(&mut self, outputs: &mut VecDeque<Output>) {
         let end = self.acknowledged.saturating_add(MAX_UNDER_WAY);
         let end = end.min(self.window).min(self.segments);
@@ -711,7 +715,7 @@ impl Sender {
         self.sent = self.sent.max(end);
     }
 
-    /// A segment, by its number.
+    /// Returns a segment by its number.
     fn segment(&self, number: u32) -> Box<[u8; MAD_LENGTH]> {
         let mut mad = Box::new([0; MAD_LENGTH]);
         let (headers, data) = self.message.split_at(self.headers);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A whole subnet in virtual time: HCAs, switches, and links that take their time, damage packets, and are cut and
-//! restored. The same description and the same calls give the same result.
+//! A whole subnet in virtual time: HCAs, switches, and links that have a latency, damage packets, and can be cut and
+//! restored. The same description and the same calls always give the same result.
 
 use crate::{
     Lid,
@@ -23,19 +23,19 @@ use std::{
     time::Duration,
 };
 
-/// How long two ports take to agree on a link.
+/// How long two ports take to train a link.
 pub const TRAINING: Duration = Duration::from_millis(10);
 
-/// Most bytes of memory for what waits for a link or is on it, in one direction.
+/// Maximum bytes of memory for the packets of a link in one direction.
 const MAX_ON_LINK: usize = 16 << 20;
-/// Most bytes of memory for what waits for links or is on them.
+/// Maximum bytes of memory for the packets of all links.
 const MAX_ON_LINKS: usize = 256 << 20;
 
-/// A node of a subnet.
+/// Identifies a node of a subnet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(usize);
 
-/// A link of a subnet.
+/// Identifies a link of a subnet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(usize);
 
@@ -49,19 +49,19 @@ enum Device {
 struct Node {
     name: String,
     device: Device,
-    /// The link of each port, from port 1 on, and which of its ends that is.
+    /// The link of each port, from port 1 on, and the end of the link at this port.
     links: Vec<Option<(usize, usize)>>,
-    /// When it is woken.
+    /// When the node is woken.
     wake: Option<Duration>,
 }
 
 #[derive(Debug)]
 struct Cable {
     link: Link,
-    /// Counts how often the link went up or down: what was on it then is lost.
+    /// Number of times that the link went up or down. Packets that were on the link at that time are lost.
     epoch: u64,
     training: bool,
-    /// Bytes of memory for what is on the way to each of its ends.
+    /// Bytes of memory for the packets on the way to each end.
     bytes: [usize; 2],
 }
 
@@ -73,10 +73,10 @@ enum Event {
         end: usize,
         epoch: u64,
         frame: Frame,
-        /// With it, so many blocks of its lane were sent.
+        /// The lane of the frame, and the number of blocks sent in it including this frame.
         sent: (u8, u64),
     },
-    /// A port at an end of a link hears up to which block of a lane it may send.
+    /// A port at an end of a link learns up to which block of a lane it may send.
     Limit {
         link: usize,
         end: usize,
@@ -84,13 +84,13 @@ enum Event {
         lane: u8,
         limit: u64,
     },
-    /// The ports of a link have agreed.
+    /// The ports of a link have finished training.
     Trained { link: usize },
     /// An agent has something to do.
     Wake { node: usize },
 }
 
-/// Bytes of memory for a frame on a link, about.
+/// Returns the approximate bytes of memory for a frame on a link.
 fn cost(frame: &Frame) -> usize {
     frame.length() + 2 * size_of::<Event>()
 }
@@ -101,22 +101,22 @@ pub struct Subnet {
     nodes: Vec<Node>,
     cables: Vec<Cable>,
     events: BTreeMap<(Duration, u64), Event>,
-    /// Events so far: of those at the same time, the older one is first.
+    /// Number of events so far. Of events at the same time, the older one is handled first.
     order: u64,
     now: Duration,
     chance: ChaCha8Rng,
     delivered: VecDeque<(NodeId, Packet)>,
-    /// Bytes of memory for what is on the way on all links.
+    /// Bytes of memory for the packets on all links.
     bytes: usize,
 }
 
 impl Subnet {
-    /// The subnet of a description, at time 0. Its links that are plugged in come up after [`TRAINING`].
+    /// Creates the subnet of a description at time 0. Links that are plugged in come up after [`TRAINING`].
     pub fn new(topology: &Topology) -> Self {
         Self::beginning(topology, Duration::ZERO)
     }
 
-    /// The same, but it is `now` already.
+    /// Creates the subnet of a description at time `now`.
     pub fn beginning(topology: &Topology, now: Duration) -> Self {
         let mut links: Vec<Vec<_>> = topology
             .nodes
@@ -177,23 +177,23 @@ impl Subnet {
         subnet
     }
 
-    /// The time.
+    /// Returns the time.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// When something happens next, if nobody does anything.
+    /// Returns when the next event happens.
     pub fn next_event(&self) -> Option<Duration> {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Lets time pass until `end`.
+    /// Runs the subnet until `end`.
     pub fn run_until(&mut self, end: Duration) {
         while self.step(end) {}
         self.now = self.now.max(end);
     }
 
-    /// Lets time pass until the next event, unless that is after `end`. Whether there was one.
+    /// Runs the subnet until its next event, unless that is after `end`. Returns whether there was an event.
     pub fn step(&mut self, end: Duration) -> bool {
         let Some(entry) = self
             .events
@@ -239,7 +239,7 @@ impl Subnet {
                 }
             }
             Event::Trained { link } => self.trained(link),
-            // Another one was earlier, or there was one already.
+            // A wakeup that was replaced by an earlier one, or has already been handled.
             Event::Wake { node } if self.nodes[node].wake != Some(self.now) => {}
             Event::Wake { node } => {
                 self.nodes[node].wake = None;
@@ -254,17 +254,17 @@ impl Subnet {
         true
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
         (0..self.nodes.len()).map(NodeId)
     }
 
-    /// The HCAs.
+    /// Returns the HCAs.
     pub fn hcas(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes().filter(|node| self.hca(*node).is_some())
     }
 
-    /// The node of that name.
+    /// Returns the node with this name.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.nodes
             .iter()
@@ -272,12 +272,12 @@ impl Subnet {
             .map(NodeId)
     }
 
-    /// The name of a node.
+    /// Returns the name of a node.
     pub fn name(&self, node: NodeId) -> &str {
         &self.nodes[node.0].name
     }
 
-    /// The agents of a node.
+    /// Returns the agents of a node.
     pub fn agent(&self, node: NodeId) -> &Agent {
         match &self.nodes[node.0].device {
             Device::Hca(hca) => hca.agent(),
@@ -285,7 +285,7 @@ impl Subnet {
         }
     }
 
-    /// A node as an HCA; `None` if it is a switch.
+    /// Returns a node as an HCA, or `None` if it is a switch.
     pub fn hca(&self, node: NodeId) -> Option<&Hca> {
         match &self.nodes[node.0].device {
             Device::Hca(hca) => Some(hca),
@@ -293,14 +293,14 @@ impl Subnet {
         }
     }
 
-    /// Changes what an agent knows.
+    /// Changes the state of the agents of a node.
     pub fn change_agent<R>(&mut self, node: NodeId, change: impl FnOnce(&mut Agent) -> R) -> R {
         let result = change(self.agent_mut(node.0));
         self.after(node.0, Vec::new());
         result
     }
 
-    /// Lets the owner of an HCA do more itself, as [`Hca::set_bare`] says. Whether the node is an HCA.
+    /// Makes the owner of an HCA do more itself, as described at [`Hca::set_bare`]. Returns whether the node is an HCA.
     pub fn set_bare(&mut self, node: NodeId) -> bool {
         let device = &mut self.nodes[node.0].device;
         let is_hca = matches!(device, Device::Hca(_));
@@ -310,12 +310,12 @@ impl Subnet {
         is_hca
     }
 
-    /// What a subnet manager changed at a node since this was called.
+    /// Returns what a subnet manager changed at a node since the last call.
     pub fn take_changes(&mut self, node: NodeId) -> Changes {
         self.agent_mut(node.0).take_changes()
     }
 
-    /// An agent of an HCA processes a management datagram, as [`Hca::process`] does; `None` of a switch.
+    /// Lets an agent of an HCA process a management datagram, as [`Hca::process`] does. Returns `None` for a switch.
     pub fn process(&mut self, node: NodeId, packet: &Packet) -> Option<Option<Vec<u8>>> {
         let now = self.now;
         let result = match &mut self.nodes[node.0].device {
@@ -326,7 +326,7 @@ impl Subnet {
         result
     }
 
-    /// Lets an HCA receive packets to a multicast LID, or no longer. Whether the node is an HCA.
+    /// Starts or stops receiving packets to a multicast LID at an HCA. Returns whether the node is an HCA.
     pub fn attach(&mut self, node: NodeId, group: Lid, attached: bool) -> bool {
         match &mut self.nodes[node.0].device {
             Device::Hca(hca) if attached => hca.attach(group),
@@ -340,7 +340,7 @@ impl Subnet {
     ///
     /// # Errors
     ///
-    /// As [`Hca::send`]; a switch is always [`SendError::Down`].
+    /// Those of [`Hca::send`], and [`SendError::Down`] for a switch.
     pub fn send(&mut self, node: NodeId, packet: Packet) -> Result<(), SendError> {
         let now = self.now;
         let outputs = match &mut self.nodes[node.0].device {
@@ -351,11 +351,11 @@ impl Subnet {
         Ok(())
     }
 
-    /// What a packet is on the link if an HCA sends it now: its source and its lane are the HCA's choice.
+    /// Returns a packet as it would be on the link if an HCA sent it now. The HCA chooses the source and the lane.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send), but for what depends on the link.
+    /// Those of [`send`](Self::send), except for those that depend on the state of the link.
     pub fn as_sent(&self, node: NodeId, packet: Packet) -> Result<Packet, SendError> {
         match &self.nodes[node.0].device {
             Device::Hca(hca) => hca.as_sent(packet),
@@ -363,37 +363,37 @@ impl Subnet {
         }
     }
 
-    /// Sends a packet of subnet management from an HCA, along its directed route or to `lid`.
+    /// Sends a subnet management packet from an HCA, along its directed route or to `lid`.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn send_smp(&mut self, node: NodeId, smp: &Smp, lid: Lid) -> Result<(), SendError> {
         self.send(node, smp_packet(smp, (0, lid), 0))
     }
 
-    /// The next packet that an HCA received and that is not for its agents.
+    /// Returns the next packet that an HCA received and that is not for its agents.
     pub fn receive(&mut self) -> Option<(NodeId, Packet)> {
         self.delivered.pop_front()
     }
 
-    /// All links.
+    /// Returns all links.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.cables.len()).map(LinkId)
     }
 
-    /// A link.
+    /// Returns the properties of a link.
     pub fn link(&self, link: LinkId) -> &Link {
         &self.cables[link.0].link
     }
 
-    /// The nodes that a link joins, and their ports.
+    /// Returns the nodes and ports at the ends of a link.
     pub fn ends(&self, link: LinkId) -> [(NodeId, u8); 2] {
         let ends = self.cables[link.0].link.ends;
         ends.map(|end| (NodeId(end.node), end.port))
     }
 
-    /// Whether the ports of a link have agreed.
+    /// Returns whether the ports of a link have finished training.
     pub fn is_up(&self, link: LinkId) -> bool {
         self.cables[link.0]
             .link
@@ -402,7 +402,7 @@ impl Subnet {
             .all(|end| self.has_link(*end))
     }
 
-    /// The link at a port, and what is at its other end.
+    /// Returns the link at a port, and the node and port at its other end.
     pub fn peer(&self, node: NodeId, port: u8) -> Option<(LinkId, NodeId, u8)> {
         let place = usize::from(port).checked_sub(1)?;
         let (link, end) = (*self.nodes[node.0].links.get(place)?)?;
@@ -416,7 +416,7 @@ impl Subnet {
         self.settle(link.0);
     }
 
-    /// Changes how many bits arrive wrong, 0 to 1.
+    /// Changes the probability, from 0 to 1, that a bit arrives wrong.
     pub fn set_bit_error_rate(&mut self, link: LinkId, rate: f64) {
         self.cables[link.0].link.bit_error_rate = rate;
     }
@@ -433,7 +433,7 @@ impl Subnet {
         self.events.insert((at, self.order), event);
     }
 
-    /// A frame arrives at a port.
+    /// Lets a frame arrive at a port.
     fn arrive(&mut self, end: End, frame: Frame) {
         let now = self.now;
         let outputs = match &mut self.nodes[end.node].device {
@@ -443,7 +443,7 @@ impl Subnet {
         self.after(end.node, outputs);
     }
 
-    /// Does what a node wants.
+    /// Handles the outputs of a node and other changes of its state.
     fn after(&mut self, node: usize, outputs: Vec<Output>) {
         for output in outputs {
             match output {
@@ -489,7 +489,7 @@ impl Subnet {
         }
     }
 
-    /// A frame leaves a port.
+    /// Puts a frame that leaves a port on the link.
     fn transmit(&mut self, from: End, frame: Frame, at: Duration) {
         let Some((link, end)) = self.nodes[from.node].links[usize::from(from.port) - 1] else {
             return;
@@ -507,7 +507,7 @@ impl Subnet {
         let cost = cost(&frame);
         let cable = &mut self.cables[link].bytes[1 - end];
         let full = *cable + cost > MAX_ON_LINK || self.bytes + cost > MAX_ON_LINKS;
-        // With flow control, room limits it.
+        // With flow control, the receive buffers limit the packets on a link.
         if full && !controlled {
             let statistics = self.agent_mut(from.node).statistics_mut(from.port);
             if let Some(statistics) = statistics {
@@ -530,7 +530,7 @@ impl Subnet {
         );
     }
 
-    /// Changes a bit of a frame with the probability that one or more arrive wrong.
+    /// Inverts a bit of a frame with the probability that any of its bits arrives wrong.
     fn damage(&mut self, frame: Frame, rate: f64) -> Frame {
         if rate <= 0.0 {
             return frame;
@@ -557,7 +557,7 @@ impl Subnet {
         port.is_some_and(|port| port.info().physical_state == PhysicalState::POLLING)
     }
 
-    /// Makes both ends of a link agree about it.
+    /// Brings both ends of a link to the same state.
     fn settle(&mut self, link: usize) {
         let Link { ends, up, .. } = self.cables[link].link;
         let linked = ends.map(|end| self.has_link(end));
@@ -577,7 +577,7 @@ impl Subnet {
         }
     }
 
-    /// The ports of a link agree now, if they still can.
+    /// Brings a link up at the end of its training, if the ports are still polling.
     fn trained(&mut self, link: usize) {
         self.cables[link].training = false;
         let Link { ends, up, .. } = self.cables[link].link;

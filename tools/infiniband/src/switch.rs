@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A switch (IBTA volume 1, chapter 18): frames come in by a port and leave by others, as the forwarding tables say
-//! that a subnet manager has filled.
+//! A switch (IBTA volume 1, chapter 18). It forwards frames between its ports by the forwarding tables that a subnet
+//! manager has filled.
 
 use crate::{
     Lid,
@@ -19,20 +19,20 @@ use std::time::Duration;
 
 pub use crate::node::Output;
 
-/// Switches that a packet may pass. A directed route has at most 63 hops, so a shortest way between two nodes that one
-/// manager reaches has fewer; a packet that went further is in a circle.
+/// Maximum number of switches that a packet may pass. A directed route has at most 63 hops, so the shortest path
+/// between two nodes that one manager reaches has fewer than this. A packet that has gone further is in a loop.
 pub const MAX_SWITCHES: u8 = 128;
 
 /// A switch. It never [delivers](Output::Deliver).
 #[derive(Clone, Debug)]
 pub struct Switch {
     agent: Agent,
-    /// Of a packet that is being forwarded, where it came in.
+    /// Buffer of the packet that is being forwarded at the port by which it arrived.
     room: Option<Room>,
 }
 
 impl Switch {
-    /// A switch with these external ports, none of which has a link.
+    /// Creates a switch with these external ports, none of which has a link.
     pub fn new(identity: &Identity, ports: &[PortConfig]) -> Self {
         Self {
             agent: Agent::switch(identity, ports),
@@ -40,17 +40,17 @@ impl Switch {
         }
     }
 
-    /// Its agents.
+    /// Returns the agents.
     pub fn agent(&self) -> &Agent {
         &self.agent
     }
 
-    /// Its agents, to change what they know.
+    /// Returns a mutable reference to the agents.
     pub fn agent_mut(&mut self) -> &mut Agent {
         &mut self.agent
     }
 
-    /// Lets time pass: traps.
+    /// Advances the time. Sends packets that waited, and traps.
     pub fn poll(&mut self, now: Duration) -> Vec<Output> {
         let mut outputs = self.agent.start_ports(now);
         if let Some(trap) = self.agent.poll(now) {
@@ -61,8 +61,8 @@ impl Switch {
         outputs
     }
 
-    /// A frame came in by the link of port `input`. It is dropped if it has passed [`MAX_SWITCHES`], unless it is for
-    /// this one.
+    /// Receives a frame from the link of port `input`. If it has passed [`MAX_SWITCHES`], drops it unless it is for
+    /// this switch.
     pub fn receive(&mut self, input: u8, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         if let Some(lrh) = self.agent.receive(input, &frame) {
@@ -78,14 +78,14 @@ impl Switch {
             } else {
                 self.take_room(input, &frame, &lrh);
                 self.route(frame, input, now, &mut outputs);
-                // It goes no further.
+                // Release the buffer if no port took the frame.
                 self.release_room();
             }
         }
         outputs
     }
 
-    /// The packet that came in takes no room any more.
+    /// Releases the buffer of the packet that is being forwarded.
     fn release_room(&mut self) {
         if let Some(room) = self.room.take()
             && let Some(queues) = self.agent.queues_mut(room.port)
@@ -94,7 +94,7 @@ impl Switch {
         }
     }
 
-    /// A packet that came in takes room until it has left, if it is none of management.
+    /// Occupies the buffer for a packet that arrived, unless it is a management packet.
     fn take_room(&mut self, input: u8, frame: &Frame, lrh: &Lrh) {
         let queues = self.agent.queues_mut(input);
         if let Some(queues) = queues.filter(|_| !lrh.is_management()) {
@@ -108,7 +108,7 @@ impl Switch {
         }
     }
 
-    /// A frame goes where its LID says.
+    /// Forwards a frame by its LID.
     fn route(&mut self, frame: Frame, input: u8, now: Duration, outputs: &mut Vec<Output>) {
         let Some(lrh) = frame.lrh() else {
             return;
@@ -125,7 +125,7 @@ impl Switch {
             let Some((last, others)) = ports.split_last() else {
                 return self.relay_error(input);
             };
-            // Its room is that of the last copy.
+            // The last copy takes the buffer.
             let room = self.room.take();
             for port in others {
                 self.forward(frame.clone(), &lrh, (input, *port), now, outputs);
@@ -134,7 +134,7 @@ impl Switch {
             return self.forward(frame, &lrh, (input, *last), now, outputs);
         }
         match self.agent.unicast_port(to) {
-            // Back where it came from would be for ever.
+            // Sending it back to where it came from would create a loop.
             Some(port) if port != input || input == 0 => {
                 self.forward(frame, &lrh, (input, port), now, outputs);
             }
@@ -142,7 +142,7 @@ impl Switch {
         }
     }
 
-    /// The tables have no way for a packet that came in by `input`; what the switch sends itself did not come in.
+    /// Counts a packet that arrived by `input` and cannot be forwarded. Packets from the switch itself are not counted.
     fn relay_error(&mut self, input: u8) {
         let external = self.agent.statistics_mut(input).filter(|_| input != 0);
         if let Some(statistics) = external {
@@ -150,7 +150,7 @@ impl Switch {
         }
     }
 
-    /// A frame goes from a port to a port.
+    /// Forwards a frame from one port to another.
     fn forward(
         &mut self,
         mut frame: Frame,
@@ -188,7 +188,7 @@ impl Switch {
         }));
     }
 
-    /// Whether a port lets a packet in: partition, raw packets (18.2.4.2).
+    /// Returns whether a port accepts a packet: checks its partition, and whether it is raw (18.2.4.2).
     fn lets_in(&mut self, number: u8, frame: &Frame, lrh: &Lrh) -> bool {
         let Some(port) = self.agent.port_mut(number) else {
             return false;
@@ -205,7 +205,7 @@ impl Switch {
         !raw && !foreign
     }
 
-    /// Whether a port lets a packet out.
+    /// Returns whether a port may send a packet.
     fn lets_out(&mut self, number: u8, frame: &Frame, lrh: &Lrh) -> bool {
         let Some(port) = self.agent.port_mut(number) else {
             return false;
@@ -222,7 +222,7 @@ impl Switch {
         !raw && !foreign
     }
 
-    /// A port stopped a packet for its partition key.
+    /// Raises a trap about a packet that a port stopped because of its partition key.
     fn tell_of(&mut self, port: u8, frame: &Frame) {
         let (Ok(packet), Some(bth)) = (frame.clone().into_packet(), frame.transport()) else {
             return;
@@ -243,7 +243,7 @@ impl Switch {
         }));
     }
 
-    /// A frame that came in by `input` is for the switch itself, or has a directed route.
+    /// Processes a frame that arrived by `input` and is for the switch itself or has a directed route.
     fn accept(&mut self, frame: Frame, input: u8, now: Duration, outputs: &mut Vec<Output>) {
         self.release_room();
         let Ok(packet) = frame.into_packet() else {
@@ -262,7 +262,7 @@ impl Switch {
         if management {
             return self.accept_smp(&packet, input, now, outputs);
         }
-        // No agent is in a group.
+        // The agents are not in any multicast group.
         let here = bth.destination_qp == 1 && !is_multicast(packet.destination);
         if !here || !check_pkey(&mut self.agent, &packet) {
             return;
@@ -303,7 +303,7 @@ impl Switch {
         }
     }
 
-    /// A packet of subnet management leaves.
+    /// Sends a subnet management packet.
     fn answer(&mut self, packet: Packet, step: Step, now: Duration, outputs: &mut Vec<Output>) {
         let frame = Frame::from(packet);
         match step {
@@ -313,18 +313,18 @@ impl Switch {
                 }
             }
             Step::Lid(lid) if !is_own(&self.agent, lid) => self.route(frame, 0, now, outputs),
-            // Nobody is at home here but the agent.
+            // The switch has no owner to deliver to.
             Step::Lid(_) | Step::Here | Step::Discard => {}
         }
     }
 }
 
-/// Whether the switch itself has that LID.
+/// Returns whether the switch itself has this LID.
 fn is_own(agent: &Agent, lid: Lid) -> bool {
     agent.end_port().has_lid(lid)
 }
 
-/// Whether a packet is a raw one.
+/// Returns whether a packet is a raw one.
 fn is_raw(lrh: &Lrh) -> bool {
     matches!(lrh.next, NextHeader::RawEtherType | NextHeader::RawIpv6)
 }

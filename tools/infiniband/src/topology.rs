@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a subnet consists of: switches, HCAs and links. A file in TOML describes it.
+//! The switches, HCAs and links of a subnet, described in a TOML file.
 //!
 //! ```
 //! use vrnic_infiniband::topology::Topology;
@@ -48,82 +48,82 @@ use std::{
 };
 use toml::Spanned;
 
-/// Most nodes of a subnet.
+/// Maximum number of nodes of a subnet.
 pub const MAX_NODES: usize = 10_000;
-/// Most switches of a shape.
+/// Maximum number of switches of a shape.
 const MAX_SWITCHES: usize = 1000;
-/// GUID of the first node, unless the description says another: locally administered ones.
+/// Default GUID of the first node, which is locally administered.
 const FIRST_GUID: u64 = 0x0200_0000_0001_0000;
-/// Distance between GUIDs of nodes; those of ports are between.
+/// Distance between the GUIDs of nodes. The GUIDs of ports are in between.
 const GUID_STEP: u64 = 16;
 
-/// What kind of node.
+/// Kind of a node.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An HCA, whose one port is 1.
+    /// An HCA, whose only port has number 1.
     Hca,
-    /// A switch with that many external ports, whose first is 1.
+    /// A switch with this many external ports, which begin at number 1.
     Switch(u8),
 }
 
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, which is also its description.
+    /// Name, which is also the node description.
     pub name: String,
     /// Kind of node.
     pub kind: Kind,
-    /// Its GUID.
+    /// GUID of the node.
     pub guid: u64,
-    /// That of the port of an HCA; the next one, if a description does not say otherwise.
+    /// GUID of the port of an HCA. Follows that of the node.
     pub port_guid: u64,
 }
 
 /// A port of a node.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct End {
-    /// Place of the node in [`Topology::nodes`].
+    /// Index of the node in [`Topology::nodes`].
     pub node: usize,
-    /// Port.
+    /// Port number.
     pub port: u8,
 }
 
 /// A link.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Link {
-    /// What it joins.
+    /// Ports that the link connects.
     pub ends: [End; 2],
-    /// What the ports at its ends can do.
+    /// Capabilities of these ports.
     pub ports: PortConfig,
-    /// How long a bit takes from end to end.
+    /// How long a bit takes from one end to the other.
     pub latency: Duration,
     /// Probability that a bit arrives wrong.
     pub bit_error_rate: f64,
-    /// Whether it is plugged in at the beginning.
+    /// Whether the link is plugged in at the beginning.
     pub up: bool,
 }
 
 /// A subnet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
-    /// Where chance starts.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// Switches and HCAs.
     pub nodes: Vec<Node>,
-    /// What joins them.
+    /// Links between the nodes.
     pub links: Vec<Link>,
-    /// What ports without a link can do.
+    /// Capabilities of ports without a link.
     pub ports: PortConfig,
 }
 
-/// What is wrong with a description, and where.
+/// An error in a description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopologyError {
-    /// Line, from 1 on.
+    /// Line number, from 1 on.
     pub line: usize,
-    /// The line.
+    /// Text of the line, at most 60 characters.
     pub text: String,
-    /// What is wrong.
+    /// Error message.
     pub message: String,
 }
 
@@ -135,7 +135,7 @@ impl fmt::Display for TopologyError {
 
 impl Error for TopologyError {}
 
-/// A description as it was written. It may be a part of a larger text, such as the configuration of a program.
+/// The text of a description in parsed form. It may be part of a larger text, such as the configuration of a program.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
@@ -230,7 +230,7 @@ fn up() -> bool {
     true
 }
 
-/// The text of a description, to say where in it something is wrong.
+/// The text of a description, to find the line of an error.
 struct Source<'a>(&'a str);
 
 impl Source<'_> {
@@ -245,7 +245,7 @@ impl Source<'_> {
         }
     }
 
-    /// A number that has to be in a range.
+    /// Returns a number if it is in a range, and an error otherwise.
     fn number<T: Copy + PartialOrd + fmt::Display>(
         &self,
         value: &Spanned<T>,
@@ -262,26 +262,26 @@ impl Source<'_> {
     }
 }
 
-/// A subnet that is being made.
+/// A subnet that is being built.
 struct Builder<'a> {
     source: Source<'a>,
     topology: Topology,
     latency: Duration,
     bit_error_rate: f64,
     guid: u64,
-    /// Links at a port.
+    /// Ports with a link that the description names.
     used: BTreeSet<End>,
     names: BTreeMap<String, usize>,
-    /// Ports of each switch that links by hand do not name.
+    /// Next free port of each node for links that the description does not name.
     next_port: BTreeMap<usize, u8>,
 }
 
 impl Description {
-    /// Reads a description that is a text of its own.
+    /// Parses the whole text of a description.
     ///
     /// # Errors
     ///
-    /// A key or a value that cannot be.
+    /// The first key or value that is not valid.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
         toml::from_str(text).map_err(|error| {
             let message = error.message().replace('\n', ", ");
@@ -291,20 +291,20 @@ impl Description {
 }
 
 impl Topology {
-    /// Reads a description.
+    /// Parses a description and builds its subnet.
     ///
     /// # Errors
     ///
-    /// The first thing in it that makes no sense.
+    /// The first error in the description.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
         Self::new(&Description::parse(text)?, text)
     }
 
-    /// What a description says. `text` is the whole text that it is a part of.
+    /// Builds the subnet of a description. `text` is the whole text that the description is a part of.
     ///
     /// # Errors
     ///
-    /// The first thing in it that makes no sense, with its line in `text`.
+    /// The first error in the description, with its line in `text`.
     pub fn new(file: &Description, text: &str) -> Result<Self, TopologyError> {
         let source = Source(text);
         let ports = port_config(&source, file)?;
@@ -337,7 +337,7 @@ impl Topology {
         Ok(builder.topology)
     }
 
-    /// The links of a node.
+    /// Returns the links of a node.
     pub fn links_of(&self, node: usize) -> impl Iterator<Item = &Link> {
         let joins = move |link: &&Link| link.ends.iter().any(|end| end.node == node);
         self.links.iter().filter(joins)
@@ -383,14 +383,14 @@ impl Builder<'_> {
         node
     }
 
-    /// The next port of a node that has no link.
+    /// Returns the next port of a node that has no link.
     fn next_port(&mut self, node: usize) -> u8 {
         let next = self.next_port.entry(node).or_insert(1);
         *next += 1;
         *next - 1
     }
 
-    /// Joins two nodes.
+    /// Links two nodes.
     fn join(&mut self, one: usize, other: usize) {
         let ends = [one, other].map(|node| End {
             node,
@@ -416,7 +416,7 @@ impl Builder<'_> {
         switch
     }
 
-    /// Makes what a shape consists of.
+    /// Adds the nodes and links of the shape.
     fn shape(&mut self, file: &Description) -> Result<(), TopologyError> {
         let shapes = [
             file.single.as_ref().map(Spanned::span),
@@ -474,7 +474,7 @@ impl Builder<'_> {
             .number(&tree.hosts, 0..=most, "a leaf of this tree", " hosts")?;
         self.check_nodes(spines + leaves * (hosts + 1), &tree.hosts)?;
         let spines: Vec<_> = (1..=spines)
-            // Some ports are free for links by hand.
+            // Some ports stay free for links that the description adds.
             .map(|spine| self.add_switch(format!("spine{spine}"), (leaves + 8).min(MAX_PORTS), 0))
             .collect();
         for leaf in 1..=leaves {
@@ -494,7 +494,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A torus, or a ring.
+    /// Adds the switches of a torus or a ring.
     fn torus(&mut self, size: &[usize], hosts: &Spanned<usize>) -> Result<(), TopologyError> {
         let links = 2 * size.len();
         let switches: usize = size.iter().product();
@@ -513,7 +513,7 @@ impl Builder<'_> {
             for &side in size {
                 let coordinate = place / stride % side;
                 let next = place - coordinate * stride + (coordinate + 1) % side * stride;
-                // Two are joined once, and one not to itself.
+                // On a side of two, the switches are linked once, and a switch is never linked to itself.
                 if side > 2 || side == 2 && coordinate == 0 {
                     self.join(node, nodes[next]);
                 }
@@ -523,7 +523,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A tree of switches in which each one is linked to any of those before, and more links.
+    /// Adds switches in a random tree, in which each one is linked to an earlier one, and extra links.
     fn random(&mut self, random: &Random) -> Result<(), TopologyError> {
         let count = self.source.number(
             &random.switches,
@@ -571,7 +571,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Adds what is named in the description.
+    /// Adds the nodes and links that the description names.
     fn by_hand(&mut self, file: &Description) -> Result<(), TopologyError> {
         for section in &file.switch {
             let section = section.get_ref();
@@ -637,7 +637,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// An end of a link: `hca` or `switch/port`.
+    /// Returns an end of a link, which is written as `hca` or `switch/port`.
     fn end(&mut self, text: &Spanned<String>) -> Result<End, TopologyError> {
         let span = text.span();
         let (name, port) = match text.get_ref().split_once('/') {
@@ -685,7 +685,7 @@ mod tests {
         topology.nodes.iter().filter(is_switch).count()
     }
 
-    /// No port has two links, each link has two ends that there are, and one can go from anywhere to anywhere.
+    /// No port has two links, both ends of each link exist, and the subnet is connected.
     fn check(text: &str, expected: (usize, usize, usize)) -> Topology {
         let topology = Topology::parse(text).unwrap_or_else(|error| panic!("{error}"));
         let mut ends = BTreeSet::new();

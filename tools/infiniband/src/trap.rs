@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What nodes tell the subnet manager by themselves (IBTA volume 1, 14.2.5.1): the details of a
-//! [`Notice`].
+//! Traps that nodes send to the subnet manager (IBTA volume 1, 14.2.5.1), which are the details of a [`Notice`].
 
 use crate::{
     Lid,
@@ -10,43 +9,43 @@ use crate::{
 };
 
 layout! {
-    /// Where the state of a link changed: trap 128.
+    /// The state of a link changed: trap 128.
     LinkChange {
-        /// The switch.
+        /// LID of the switch.
         lid: Lid = 0, 16;
     }
 }
 
 layout! {
-    /// Whose errors are too many: traps 129 to 131.
+    /// A port had too many errors: traps 129 to 131.
     PortTrouble {
-        /// The node.
+        /// LID of the node.
         lid: Lid = 16, 16;
-        /// Its port.
+        /// Port number.
         port: u8 = 32, 8;
     }
 }
 
 layout! {
-    /// What a port can do now: trap 144.
+    /// The capabilities of a port changed: trap 144.
     CapabilityChange {
-        /// The port.
+        /// LID of the port.
         lid: Lid = 16, 16;
-        /// [`other`](Self::other) tells of more than the mask.
+        /// [`other`](Self::other) is valid.
         local_changes: bool = 47, 1;
-        /// Its capability mask.
+        /// New capability mask.
         mask: u32 = 48, 32;
-        /// What else changed: bit 0 the node description, bits 1 and 2 the enabled width and speed.
+        /// Other changes: bit 0 for the node description, bits 1 and 2 for the enabled width and speed.
         other: u16 = 80, 16;
     }
 }
 
 layout! {
-    /// Who used a wrong management key: trap 256.
+    /// A packet had a wrong management key: trap 256.
     MKeyViolation {
-        /// The port that it was used at.
+        /// LID of the port that received the packet.
         lid: Lid = 16, 16;
-        /// LID that the directed route of the packet began at.
+        /// Source LID of the packet's directed route.
         source: Lid = 32, 16;
         /// Method of the packet.
         method: u8 = 48, 8;
@@ -60,27 +59,27 @@ layout! {
         directed: bool = 184, 1;
         /// The route has more hops than fit in here.
         truncated: bool = 185, 1;
-        /// Hops of the route.
+        /// Number of hops of the route.
         hops: u8 = 186, 6;
-        /// Ports that the packet came in by.
+        /// Ports by which the packet arrived at the nodes.
         back: [u8; 30] = 192, 240;
     }
 }
 
 layout! {
-    /// Who used a wrong partition key or Q_Key: traps 257 and 258.
+    /// A packet had a wrong partition key or Q_Key: traps 257 and 258.
     KeyViolation {
-        /// Where it came from.
+        /// Source LID.
         source: Lid = 16, 16;
-        /// Where it went to.
+        /// Destination LID.
         destination: Lid = 32, 16;
         /// The wrong key.
         key: u32 = 48, 32;
         /// Service level.
         service_level: u8 = 80, 4;
-        /// Queue pair of the sender, 0 if it is not known.
+        /// QP of the sender, 0 if it is not known.
         source_qp: u32 = 88, 24;
-        /// Queue pair of the receiver.
+        /// QP of the receiver.
         destination_qp: u32 = 120, 24;
         /// GID of the sender, if the packet had one.
         source_gid: [u8; 16] = 144, 128;
@@ -90,50 +89,50 @@ layout! {
 }
 
 layout! {
-    /// Whose wrong partition key a switch stopped: trap 259.
+    /// A switch stopped a packet with a wrong partition key: trap 259.
     SwitchKeyViolation {
-        /// Which of the following are known, the first in the highest bit.
+        /// A bit for each of the following fields, the first in the highest bit, that says whether it is known.
         valid: u16 = 0, 16;
-        /// Where it came from.
+        /// Source LID.
         source: Lid = 16, 16;
-        /// Where it went to.
+        /// Destination LID.
         destination: Lid = 32, 16;
         /// The wrong key.
         pkey: u16 = 48, 16;
         /// Service level.
         service_level: u8 = 64, 4;
-        /// Queue pair of the sender.
+        /// QP of the sender.
         source_qp: u32 = 72, 24;
-        /// Queue pair of the receiver.
+        /// QP of the receiver.
         destination_qp: u32 = 104, 24;
         /// GID of the sender.
         source_gid: [u8; 16] = 128, 128;
         /// GID of the receiver.
         destination_gid: [u8; 16] = 256, 128;
-        /// The switch.
+        /// LID of the switch.
         switch: Lid = 384, 16;
-        /// Its port.
+        /// Port of the switch.
         port: u8 = 400, 8;
     }
 }
 
 macro_rules! traps {
     ($($(#[$meta:meta])* $name:ident($details:ident) = $number:literal, $kind:ident;)*) => {
-        /// What happened.
+        /// A trap.
         #[derive(Copy, Clone, Debug, PartialEq, Eq)]
         pub enum Trap {
             $($(#[$meta])* $name($details),)*
         }
 
         impl Trap {
-            /// Its number.
+            /// Returns the trap number.
             pub const fn number(&self) -> u16 {
                 match self {
                     $(Self::$name(_) => $number,)*
                 }
             }
 
-            /// The notice of a node of that kind at that LID.
+            /// Returns the notice of a node of this type at this LID.
             pub fn notice(&self, producer: NodeType, issuer: Lid) -> Notice {
                 let mut notice = Notice {
                     generic: true,
@@ -151,7 +150,7 @@ macro_rules! traps {
                 notice
             }
 
-            /// What a notice is about; `None` if it is none of these.
+            /// Returns the trap that a notice is about, or `None` if it is not one of these.
             pub fn of(notice: &Notice) -> Option<Self> {
                 match notice.number {
                     _ if !notice.generic => None,
@@ -168,24 +167,24 @@ traps! {
     LinkState(LinkChange) = 128, URGENT;
     /// A port had too many errors of the physical layer.
     LinkIntegrity(PortTrouble) = 129, URGENT;
-    /// A port was overrun too often.
+    /// A port had too many buffer overruns.
     BufferOverrun(PortTrouble) = 130, URGENT;
-    /// A port got no flow control packets.
+    /// A port received no flow control packets.
     FlowControl(PortTrouble) = 131, URGENT;
     /// The capabilities of a port changed.
     Capability(CapabilityChange) = 144, INFORMATION;
-    /// A packet with a wrong management key.
+    /// A packet had a wrong management key.
     MKey(MKeyViolation) = 256, SECURITY;
-    /// A packet with a wrong partition key.
+    /// A packet had a wrong partition key.
     PKey(KeyViolation) = 257, SECURITY;
-    /// A packet with a wrong Q_Key.
+    /// A packet had a wrong Q_Key.
     QKey(KeyViolation) = 258, SECURITY;
-    /// A packet with a wrong partition key at a port of a switch.
+    /// A packet at a port of a switch had a wrong partition key.
     SwitchPKey(SwitchKeyViolation) = 259, SECURITY;
 }
 
 impl Trap {
-    /// The same from a node with that LID, which it may not have had when it happened.
+    /// Returns the trap with the current LID of its node, which may have changed since the event.
     #[must_use]
     pub(crate) fn by(mut self, node: Lid) -> Self {
         match &mut self {
@@ -201,7 +200,8 @@ impl Trap {
         self
     }
 
-    /// Whom it is about, of those with its number: the source of a violation, the port of trouble.
+    /// Returns the subject that tells traps with the same number apart: the source of a violation, or the port with
+    /// errors.
     pub(crate) fn subject(&self) -> u16 {
         match self {
             Self::LinkState(_) | Self::Capability(_) => 0,
@@ -214,7 +214,7 @@ impl Trap {
         }
     }
 
-    /// Whether it is about a packet, so that whoever sends packets decides when there are how many.
+    /// Returns whether the trap is about a packet, which means that senders of packets control how many there are.
     pub(crate) fn is_violation(&self) -> bool {
         matches!(
             self,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Long messages over a network that loses, repeats and reorders, and from peers that do what they like.
+//! Long messages over a network that loses, repeats and reorders MADs, and from peers that break the protocol.
 
 use proptest::{collection::vec, prelude::*};
 use rand_chacha::ChaCha8Rng;
@@ -16,14 +16,14 @@ use vrnic_infiniband::{
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// The answer to a request for a table.
+/// A response that contains a table.
 const TABLE: Method = Method(0x92);
-/// A request that is a table itself.
+/// A request that contains a table.
 const MULTIPLE: Method = Method(0x14);
 
 type Mad = Box<[u8; MAD_LENGTH]>;
 
-/// A message of subnet administration with `data` bytes that tell where they are.
+/// Creates a message of subnet administration with `data` bytes, which depend on their positions.
 fn message(method: Method, transaction: u64, data: usize) -> Vec<u8> {
     let mut message = vec![0; 56];
     message.extend((0..data).map(|place| (place % 251) as u8));
@@ -33,7 +33,7 @@ fn message(method: Method, transaction: u64, data: usize) -> Vec<u8> {
     };
     header.write(&mut message);
     RmppHeader::data().write(&mut message);
-    // The class's own header.
+    // The header of the class.
     message[36..56].copy_from_slice(&[9; 20]);
     message
 }
@@ -46,7 +46,7 @@ fn peer(lid: u16) -> Peer {
     }
 }
 
-/// What an end wants to send.
+/// Returns the MADs that an end sends.
 fn transmitted(rmpp: &mut Rmpp) -> Vec<Mad> {
     let outputs = std::iter::from_fn(|| rmpp.output());
     outputs
@@ -57,14 +57,14 @@ fn transmitted(rmpp: &mut Rmpp) -> Vec<Mad> {
         .collect()
 }
 
-/// Kind, status, segment and length of a MAD.
+/// Returns the kind, status, segment and length of a MAD.
 fn about(mad: &Mad) -> (Kind, RmppStatus, u32, u32) {
     let rmpp = RmppHeader::read(&mad[..]);
     assert!(rmpp.active && rmpp.version == 1);
     (rmpp.kind, rmpp.status, rmpp.segment, rmpp.length)
 }
 
-/// What the other end says to a MAD whose header was changed.
+/// Returns the replies of an end to a MAD with a changed header.
 fn reaction(rmpp: &mut Rmpp, mad: &Mad, change: impl Fn(&mut RmppHeader)) -> Vec<Mad> {
     let mut mad = mad.clone();
     let mut header = RmppHeader::read(&mad[..]);
@@ -74,7 +74,7 @@ fn reaction(rmpp: &mut Rmpp, mad: &Mad, change: impl Fn(&mut RmppHeader)) -> Vec
     transmitted(rmpp)
 }
 
-/// An end that sends a message, and its first segment.
+/// Returns an end that sends a message, and the first segment of the message.
 fn sending(data: usize, delivery: Delivery) -> (Rmpp, Mad) {
     let mut rmpp = Rmpp::default();
     rmpp.send(peer(1), message(TABLE, 7, data), delivery, Duration::ZERO)
@@ -102,11 +102,11 @@ fn segments_are_as_the_standard_has_them() {
     });
     assert_eq!(rest.len(), 2);
     assert_eq!(rest[0][24..36], [1, 1, 0xf9, 0, 0, 0, 0, 2, 0, 0, 0, 0]);
-    // The last one says how many bytes it has.
+    // The last segment has its own length.
     assert_eq!(rest[1][24..36], [1, 1, 0xfd, 0, 0, 0, 0, 3, 0, 0, 0, 70]);
     let all = message(TABLE, 7, 450);
     assert_eq!(rest[1][56..106], all[456..]);
-    // An acknowledgement goes the other way.
+    // An acknowledgement has the method of the other direction.
     let mut other = Rmpp::default();
     assert!(other.receive(peer(1), &first, Duration::ZERO));
     let acks = transmitted(&mut other);
@@ -138,7 +138,7 @@ fn what_is_not_acknowledged_is_sent_again_from_there_on() {
     assert_eq!(again, [2, 3, 4, 5, 6, 7, 8, 9, 10]);
     one.poll(200 * MILLISECOND);
     assert_eq!(transmitted(&mut one).len(), 9);
-    // Nobody is there.
+    // The other end does not reply.
     one.poll(300 * MILLISECOND);
     let Some(Output::Sent { result, header, .. }) = one.output() else {
         panic!("the owner has to know");
@@ -148,7 +148,7 @@ fn what_is_not_acknowledged_is_sent_again_from_there_on() {
     let abort = transmitted(&mut one);
     assert_eq!(about(&abort[0]).0, Kind::ABORT);
     assert_eq!(one.next_deadline(), None);
-    // The other end forgets the message, and says nothing.
+    // The other end forgets the message and does not reply.
     assert!(other.next_deadline().is_some());
     assert!(other.receive(peer(1), &abort[0], SECOND));
     assert_eq!((other.output(), other.next_deadline()), (None, None));
@@ -180,7 +180,7 @@ fn a_message_that_does_not_end_is_given_up() {
 #[test]
 fn what_contradicts_the_protocol_ends_the_transfer() {
     type Change = fn(&mut RmppHeader);
-    // The end that receives.
+    // Errors at the receiving end.
     let wrong: [(RmppStatus, Change); 8] = [
         (RmppStatus::BAD_VERSION, |header| header.version = 2),
         (RmppStatus::BAD_KIND, |header| header.kind = Kind(5)),
@@ -208,7 +208,7 @@ fn what_contradicts_the_protocol_ends_the_transfer() {
         assert_eq!((said.len(), about(&said[0])), (1, (kind, status, 0, 0)));
         assert_eq!(other.next_deadline(), None, "{status:?}");
     }
-    // The end that sends.
+    // Errors at the sending end.
     let wrong: [(RmppStatus, Change); 4] = [
         (RmppStatus::WINDOW_TOO_SMALL, |header| {
             (header.segment, header.length) = (1, 0);
@@ -232,7 +232,7 @@ fn what_contradicts_the_protocol_ends_the_transfer() {
             (1, (Kind::ABORT, status, 0, 0))
         );
         assert_eq!(one.next_deadline(), None, "{status:?}");
-        // Nothing is said to what ends it.
+        // There is no reply to a MAD that ends the transfer.
         for kind in [Kind::STOP, Kind::ABORT] {
             let (mut one, _) = sending(2000, Delivery::default());
             let said = reaction(&mut one, &ack, |header| header.kind = kind);
@@ -292,7 +292,7 @@ fn a_peer_that_begins_much_hinders_itself() {
     let accepted = (0..100).filter(|number| begin(5, *number) == Kind::ACK);
     assert_eq!(accepted.count(), 64);
     assert_eq!(begin(6, 0), Kind::ACK);
-    // And one that acknowledges nothing.
+    // A peer that acknowledges nothing.
     let mut send = |lid, transaction, data| {
         let message = message(TABLE, transaction, data);
         rmpp.send(peer(lid), message, Delivery::default(), Duration::ZERO)
@@ -311,7 +311,7 @@ fn a_peer_that_begins_much_hinders_itself() {
 
 #[test]
 fn a_message_that_is_too_long_is_stopped() {
-    // Who does not say how much it will be.
+    // A peer that does not announce the length of its message.
     let mut rmpp = Rmpp::default();
     let (_, first) = sending(2000, Delivery::default());
     let mut number = 0;
@@ -350,19 +350,19 @@ fn only_some_classes_have_long_messages() {
     }
 }
 
-/// Two ends, and a network between them.
+/// Two ends and a network between them.
 struct Scene {
     ends: [Rmpp; 2],
     chance: ChaCha8Rng,
-    /// Of 256 MADs: how many are lost, and how many come twice.
+    /// How many of 256 MADs are lost, and how many arrive twice.
     lost: u8,
     twice: u8,
-    /// Most milliseconds that one takes.
+    /// Maximum milliseconds that a MAD is on the way.
     slowest: u32,
     now: Duration,
     order: u64,
     way: BTreeMap<(Duration, u64), (usize, Mad)>,
-    /// What an end received, and how its own messages ended.
+    /// Messages that each end received, and the results of those that it sent.
     received: [Vec<Vec<u8>>; 2],
     sent: [Vec<(u64, Result<(), RmppStatus>)>; 2],
 }
@@ -389,7 +389,7 @@ impl Scene {
             .expect("room");
     }
 
-    /// Until nothing happens any more, but for what is forgotten after a long time.
+    /// Runs until nothing is left to do except to forget old messages.
     fn run(&mut self, end: Duration) {
         loop {
             for from in 0..2 {
@@ -436,7 +436,8 @@ impl Scene {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// What arrives is what was sent, once; and what the sender believes to have arrived has.
+    /// Each message that arrives is one that was sent, and arrives once. Each message that the sender reports as sent
+    /// has arrived.
     #[test]
     fn a_message_arrives_whole_and_once(
         seed: u64, lengths in vec(0_usize..40_000, 1..4), lost in 0_u8..60, twice in 0_u8..60, slowest in 1_u32..40,
@@ -457,14 +458,14 @@ proptest! {
         sent.sort();
         prop_assert_eq!(sent, (1..).zip(&lengths).map(|(number, _)| (number, Ok(()))).collect::<Vec<_>>());
         prop_assert_eq!(scene.received[0].len() + scene.sent[1].len(), 0);
-        // Nothing is left.
+        // Everything is forgotten in the end.
         for end in &mut scene.ends {
             end.poll(scene.now + 60 * SECOND);
             prop_assert_eq!(end.next_deadline(), None);
         }
     }
 
-    /// With few attempts on a bad network a transfer may fail, and then the sender knows.
+    /// With few retries on a bad network, a transfer may fail, and then the sender reports it.
     #[test]
     fn no_message_is_believed_to_have_arrived_that_did_not(seed: u64, data in 0_usize..10_000, lost in 0_u8..=255) {
         let mut scene = Scene::new(seed, lost, 0, 10);
@@ -478,7 +479,7 @@ proptest! {
         }
     }
 
-    /// A request in segments, and an answer in segments.
+    /// Both a request and its response can have several segments.
     #[test]
     fn both_directions_can_be_long(seed: u64, asked in 0_usize..5000, answer in 0_usize..20_000, lost in 0_u8..40) {
         let mut scene = Scene::new(seed, lost, 0, 10);
@@ -493,7 +494,7 @@ proptest! {
         prop_assert_eq!(&scene.received[0][0][56..], &message(MULTIPLE, 1, answer)[56..]);
     }
 
-    /// Anything may come, of any length of time.
+    /// No sequence of MADs and times causes a panic.
     #[test]
     fn nothing_that_comes_panics(steps in vec((any::<[u8; 16]>(), 0_u32..8, 0_u32..4, any::<u16>(), 0_usize..3000), 1..60)) {
         let mut rmpp = Rmpp::default();

@@ -15,7 +15,7 @@ use vrnic_infiniband::{
     switch::Switch,
 };
 
-/// A packet that is right or nearly so, with `changes` made to it.
+/// Creates valid or nearly valid packets with random changes.
 fn packets() -> impl Strategy<Value = Vec<u8>> {
     let mad = (
         0_u8..4,
@@ -83,7 +83,7 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// What leaves is what a receiver takes, and by a port that there is.
+/// Checks that packets leave by existing ports and that a receiver accepts them.
 fn check_outputs(outputs: Vec<Output>, ports: u8) {
     assert!(outputs.len() <= usize::from(ports) + 1);
     for output in outputs {
@@ -124,8 +124,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
 
-    /// An HCA sends what it likes; those that it does not manage to reconfigure go on, and the manager, whose key it
-    /// does not have, repairs nothing.
+    /// A hostile HCA sends arbitrary packets. The nodes that it cannot configure, because it does not have the
+    /// manager's key, still work without any repair by the manager.
     #[test]
     fn a_hostile_hca_changes_nothing(frames in vec(packets(), 1..60)) {
         const KEY: u64 = 0x6c6f_636b_6564;
@@ -135,10 +135,10 @@ proptest! {
         manager.sweep(&mut subnet);
         manager.protection = 1;
         manager.m_key = KEY;
-        // The key is set with any key while there is none.
+        // While there is no key, a request with any key can set one.
         manager.sweep(&mut subnet);
         for frame in frames {
-            // Who has the key already is the manager.
+            // A sender with the right key is the manager, so its packets are left out.
             if let Ok(packet) = Packet::parse(&frame) {
                 let _ = subnet.send(hcas[1], packet);
                 subnet.run_until(subnet.now() + MILLISECOND);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a node that does wrong, or a manager that does, cannot do to the others and to whoever runs the subnet.
+//! Faulty nodes and managers cannot harm other nodes or the program that runs the subnet.
 
 use super::{
     MILLISECOND, SECOND, arrivals, datagram, discards, general, lid, managed, management,
@@ -21,10 +21,10 @@ use vrnic_infiniband::{
     trap::Trap,
 };
 
-/// A ring of three switches whose tables send `CIRCLING` and the group `GROUP` around it for ever.
+/// Creates a ring of three switches whose tables send packets to `CIRCLING` and the group `GROUP` around it in a loop.
 fn circle(more: &str) -> (Subnet, Manager, [NodeId; 3]) {
     let (mut subnet, mut manager) = managed(&format!("{more}[ring]\nswitches = 3\nhosts = 1"));
-    // No trap is left to be told.
+    // Wait until no traps are pending.
     manager.wait(&mut subnet, SECOND);
     let switches = ["switch1", "switch2", "switch3"].map(|name| subnet.find(name).unwrap());
     for place in 0..3 {
@@ -39,7 +39,7 @@ fn circle(more: &str) -> (Subnet, Manager, [NodeId; 3]) {
         let table = LinearForwarding { ports }.to_data();
         manager.set(&mut subnet, &path, id::LINEAR_FORWARDING, 0, table);
         let mut groups = MulticastForwarding::default();
-        // To the switch itself too.
+        // Send the group to the switch itself as well.
         groups.ports[usize::from(GROUP - 0xc000)] = 1 << port | 1;
         manager.set(
             &mut subnet,
@@ -62,7 +62,7 @@ const CIRCLING: Lid = 60;
 
 const GROUP: Lid = 0xc005;
 
-/// Packets that switches sent, and those that they had no way for.
+/// Returns the number of packets that switches sent, and of those that they could not forward.
 fn sent(subnet: &Subnet, switches: &[NodeId]) -> (u64, u16) {
     let ports = switches.iter().flat_map(|switch| {
         let agent = subnet.agent(*switch);
@@ -77,8 +77,8 @@ fn sent(subnet: &Subnet, switches: &[NodeId]) -> (u64, u16) {
     })
 }
 
-/// What circles costs its sender's subnet no more than a hundred hops, whatever it is and whether or not there is flow
-/// control.
+/// A packet in a loop ends after a limited number of hops, whether it is unicast, multicast or management, and with or
+/// without flow control.
 #[test]
 fn a_circle_in_the_tables_has_an_end() {
     for more in ["", "buffer = 20000\n"] {
@@ -108,7 +108,7 @@ fn a_circle_in_the_tables_has_an_end() {
     }
 }
 
-/// Who sends more than a link carries loses it, and nobody else does.
+/// A sender that exceeds the rate of a link loses packets, and other senders do not.
 #[test]
 fn what_waits_for_a_link_has_bounds() {
     let (mut subnet, _) = managed(
@@ -135,7 +135,8 @@ fn what_waits_for_a_link_has_bounds() {
     assert_eq!(of(to_slow) + discards(&subnet) as usize, 6000);
 }
 
-/// A guest has no more of its own port than whoever is on the network: the key is the subnet manager's.
+/// The owner of an HCA has no more access to its port than the network, because the management key belongs to the
+/// subnet manager.
 #[test]
 fn the_owner_of_an_hca_does_not_get_its_management_key() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -165,13 +166,13 @@ fn the_owner_of_an_hca_does_not_get_its_management_key() {
     }
     assert_eq!(subnet.agent(hca).end_port().pkeys()[1], 0);
     assert_eq!(subnet.agent(hca).end_port().info().m_key_violations, 4);
-    // Counters have no key.
+    // Counters are not protected by a key.
     let counters = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
     let packet = general((0, own), 0xffff, &counters);
     assert!(matches!(subnet.process(hca, &packet), Some(Some(_))));
 }
 
-/// Whoever provokes traps keeps none of another cause, or about another one, from the manager.
+/// A flood of traps about violations does not keep traps of another kind or about another source from the manager.
 #[test]
 fn a_flood_of_violations_hides_no_trap() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 4");
@@ -206,11 +207,11 @@ fn a_flood_of_violations_hides_no_trap() {
         let is = |trap: &&Trap| matches!(trap, Trap::QKey(it) if it.source == from);
         manager.traps.iter().filter(is).count()
     };
-    // The first, and the last of the flood.
+    // The first trap of the flood, and the last one.
     assert_eq!((of(hcas[1]), of(hcas[2])), (2, 1), "{:?}", manager.traps);
 }
 
-/// What changes while the manager has not heard of the last change is told as it is in the end.
+/// If the same attribute changes again before the manager has acknowledged the trap, the manager learns the last value.
 #[test]
 fn the_last_change_is_told() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -233,7 +234,7 @@ fn the_last_change_is_told() {
     assert!(masks.len() <= 3, "{masks:x?}");
 }
 
-/// What happened before there was a LID is told with that of today.
+/// A trap about an event before the node had a LID is sent with its current LID.
 #[test]
 fn traps_have_the_lid_that_a_node_has() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -248,7 +249,7 @@ fn traps_have_the_lid_that_a_node_has() {
     }
 }
 
-/// An HCA sends nothing with an empty entry of its table.
+/// An HCA cannot send with the key of an empty entry of its partition table.
 #[test]
 fn an_empty_entry_is_no_partition() {
     let (mut subnet, manager) = managed("[single]\nhosts = 2");
@@ -262,7 +263,7 @@ fn an_empty_entry_is_no_partition() {
     assert_eq!(subnet.agent(peer).end_port().info().p_key_violations, 0);
 }
 
-/// An agent answers as the member that it is, also to one that is no full one.
+/// An agent responds with its own partition key, even if it or the requester is only a limited member.
 #[test]
 fn answers_have_the_partition_key_of_who_answers() {
     for limited in [0, 1] {
@@ -283,7 +284,7 @@ fn answers_have_the_partition_key_of_who_answers() {
                 own,
                 &PerformanceMad::request(Method::GET, id::CLASS_PORT_INFO),
             );
-            // With a global route header, so has the answer.
+            // The response has a global route header if the request has one.
             let gid = |hca: NodeId| {
                 let port = subnet.agent(hca).end_port();
                 let prefix = u128::from(port.info().gid_prefix) << 64;
@@ -317,8 +318,8 @@ fn answers_have_the_partition_key_of_who_answers() {
     }
 }
 
-/// Agents are nobody's group: a request to all of them changes nothing and is not answered. Nor is the queue pair of
-/// groups one of a port.
+/// Agents are not in any multicast group: a request to a group changes nothing and gets no response. The multicast QP
+/// is not one of a port either.
 #[test]
 fn agents_are_in_no_group() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 3");
@@ -353,7 +354,7 @@ fn agents_are_in_no_group() {
         let port = subnet.agent(node).port(port).unwrap();
         assert!(port.statistics().counters.receive_packets > 1);
     }
-    // A wrong key of it is nobody's violation.
+    // A wrong key in a request to a group is not a violation at any node.
     let mut packet = general((0, GROUP), 0xffff, &clear);
     if let Body::Transport { rest, .. } = &mut packet.body {
         rest[..4].copy_from_slice(&(MANAGEMENT_QKEY + 1).to_be_bytes());
@@ -375,7 +376,7 @@ fn agents_are_in_no_group() {
     }
 }
 
-/// Only subnet management is on its lane, whatever the tables say.
+/// Responses about counters never use the lane of subnet management, whatever the SL to VL tables say.
 #[test]
 fn answers_of_counters_are_not_on_the_lane_of_management() {
     for lane in [8, 15] {
@@ -404,7 +405,7 @@ fn answers_of_counters_are_not_on_the_lane_of_management() {
     }
 }
 
-/// What the capabilities say that an agent has, it has, and nothing else.
+/// An agent has exactly the capabilities that it reports.
 #[test]
 fn capabilities_are_true() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -423,7 +424,7 @@ fn capabilities_are_true() {
         assert_eq!(says(capability::NOTICE), has(id::NOTICE), "{path:?}");
         assert_eq!(says(capability::SL_TO_VL), has(id::SL_TO_VL), "{path:?}");
         assert_eq!(says(capability::SM), has(id::SM_INFO), "{path:?}");
-        // Nobody is here yet who has those.
+        // The capabilities of software are not set before there is any.
         for bit in [
             capability::AUTOMATIC_MIGRATION,
             capability::COMMUNICATION_MANAGEMENT,
@@ -433,7 +434,7 @@ fn capabilities_are_true() {
     }
 }
 
-/// A manager cannot take a port's LID away, and can write what it read before there was one.
+/// A manager cannot remove the LID of a port, and can write back the attributes of a port that has none.
 #[test]
 fn a_lid_is_not_taken_away() {
     let mut subnet = super::subnet("[single]\nhosts = 2");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Subnets that a manager manages: whoever is to reach whom does, whatever the topology, and what is broken, forbidden
-//! or hostile has the consequences that the standard names.
+//! Subnets with a manager: HCAs reach each other in any topology, and failures, missing permissions and hostile packets
+//! have the effects that the standard defines.
 
 mod hostile;
 mod isolation;
@@ -30,7 +30,7 @@ use vrnic_infiniband::{
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// A subnet whose links have come up.
+/// Creates a subnet and waits until its links are up.
 fn subnet(text: &str) -> Subnet {
     let topology = Topology::parse(text).unwrap_or_else(|error| panic!("{error}"));
     let mut subnet = Subnet::new(&topology);
@@ -38,7 +38,7 @@ fn subnet(text: &str) -> Subnet {
     subnet
 }
 
-/// A subnet that a manager on the first HCA has brought up.
+/// Creates a subnet, and brings it up with a manager on the first HCA.
 fn managed(text: &str) -> (Subnet, Manager) {
     let mut subnet = subnet(text);
     let at = subnet.hcas().next().expect("an HCA");
@@ -51,10 +51,10 @@ fn lid(subnet: &Subnet, node: NodeId) -> Lid {
     subnet.agent(node).end_port().info().lid
 }
 
-/// Queue pair of packets to groups.
+/// Destination QP of packets to groups.
 const GROUPS: u32 = 0xff_ffff;
 
-/// A datagram of a program to queue pair 77, or to a group.
+/// Creates a datagram to QP 77 or to a group.
 fn datagram(destination: Lid, pkey: u16, payload: &[u8]) -> Packet {
     let bth = Bth {
         pkey,
@@ -72,7 +72,7 @@ fn datagram(destination: Lid, pkey: u16, payload: &[u8]) -> Packet {
     Packet::datagram((0, destination), 0, bth, deth, payload)
 }
 
-/// The next packet of a program; those of management go to nobody.
+/// Returns the next datagram that is not a management packet. Management packets are dropped.
 fn next_datagram(subnet: &mut Subnet) -> Option<(NodeId, Packet)> {
     loop {
         let (node, packet) = subnet.receive()?;
@@ -83,7 +83,7 @@ fn next_datagram(subnet: &mut Subnet) -> Option<(NodeId, Packet)> {
     }
 }
 
-/// Sends from each of `hcas` to each, and gives the pairs that something arrived from and at.
+/// Sends a datagram from each of `hcas` to each other one. Returns the pairs between which one arrived.
 fn reached(subnet: &mut Subnet, hcas: &[NodeId]) -> BTreeSet<(Lid, Lid)> {
     while subnet.receive().is_some() {}
     for &from in hcas {
@@ -109,7 +109,7 @@ fn reached(subnet: &mut Subnet, hcas: &[NodeId]) -> BTreeSet<(Lid, Lid)> {
     pairs
 }
 
-/// All pairs of LIDs of `hcas`.
+/// Returns all pairs of LIDs of `hcas`.
 fn all(subnet: &Subnet, hcas: &[NodeId]) -> BTreeSet<(Lid, Lid)> {
     let lids: Vec<Lid> = hcas.iter().map(|hca| lid(subnet, *hca)).collect();
     assert!(lids.iter().all(|lid| *lid != 0), "each has a LID");
@@ -134,8 +134,8 @@ fn topologies() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever the topology: a manager finds everything, and then each reaches each. Without one, nobody reaches
-    /// anybody.
+    /// In any topology, a manager finds all nodes and then all HCAs reach each other. Without a manager, none reaches
+    /// another.
     #[test]
     fn every_hca_reaches_every_hca(text in topologies(), lmc in 0_u8..3, buffer in option::of(5000..9000)) {
         let buffer = buffer.map_or(String::new(), |bytes| format!("buffer = {bytes}\n"));
@@ -148,7 +148,7 @@ proptest! {
         prop_assert_eq!(manager.found.len(), subnet.nodes().count());
         let expected = all(&subnet, &hcas);
         prop_assert_eq!(reached(&mut subnet, &hcas), expected);
-        // By the other LIDs of a port too.
+        // The other LIDs of a port work as well.
         for &to in &hcas[1..] {
             let to = lid(&subnet, to) + (1 << lmc) - 1;
             subnet.send(hcas[0], datagram(to, 0xffff, b"")).expect("it leaves");
@@ -158,7 +158,8 @@ proptest! {
         }
     }
 
-    /// A link is cut: what can be reached still is, after a sweep, and everything once it is there again.
+    /// After a link is cut and the manager has swept, all HCAs that are still connected reach each other. Once the link
+    /// is restored, all of them do.
     #[test]
     fn a_cut_link_is_routed_around(text in topologies(), which: prop::sample::Index) {
         let (mut subnet, mut manager) = managed(&text);
@@ -167,7 +168,7 @@ proptest! {
         let link = links[which.index(links.len())];
         subnet.set_link(link, false);
         if subnet.peer(manager.at, 1).is_some_and(|(own, ..)| own == link) {
-            // The manager is alone.
+            // The cut link was that of the manager.
             prop_assert_eq!(subnet.agent(manager.at).end_port().info().state, PortState::DOWN);
         } else {
             manager.sweep(&mut subnet);
@@ -214,7 +215,7 @@ fn the_same_calls_give_the_same_result() {
     assert_eq!(run(), run());
 }
 
-/// A ring of three: what goes one way goes the other way after a cut, and the manager hears of it.
+/// In a ring of three, packets take the other way after a cut, and the manager gets a trap.
 #[test]
 fn traps_tell_of_links() {
     let (mut subnet, mut manager) = managed("[ring]\nswitches = 3\nhosts = 1");
@@ -236,7 +237,7 @@ fn traps_tell_of_links() {
             other => panic!("{other:?}"),
         })
         .collect();
-    // Who is behind the cut cannot tell until there is another way; the other one can.
+    // The switch behind the cut has no path to the manager until there is a new one, but the other switch has.
     assert!(told.contains(&lid(&subnet, one)), "{told:?}");
     assert!(subnet.agent(one).switch_info().unwrap().state_change);
     let after = subnet.agent(one).port(2).unwrap().statistics();
@@ -248,7 +249,7 @@ fn traps_tell_of_links() {
     );
 }
 
-/// A trap is sent again and again, and not too often, until it is repressed.
+/// A trap is repeated at limited intervals until it is repressed.
 #[test]
 fn traps_are_repeated_until_they_are_repressed() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -319,7 +320,7 @@ fn attributes_are_read_by_lid_too() {
             NodeDescription::new(name)
         );
     }
-    // Over a switch and back, beginning by LID: the directed part starts at the switch.
+    // Over a switch and back: the request goes to the switch by LID, where the directed part starts.
     let to = lid(&subnet, switch);
     let own = lid(&subnet, manager.at);
     let route = Route {
@@ -340,7 +341,7 @@ fn attributes_are_read_by_lid_too() {
 /// A change of a port's attributes.
 type Change = fn(&mut vrnic_infiniband::attributes::PortInfo);
 
-/// What a request must not ask for, and what it is told then.
+/// Requests that are not allowed, and the status in the response.
 #[test]
 fn bad_requests_are_told_so() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -505,7 +506,7 @@ fn bad_requests_are_told_so() {
     assert_eq!(response.header.status, Status::BAD_VERSION);
 }
 
-/// What a manager may write, it reads; and what it may not stays.
+/// Attributes that a manager may write read back as written. The others do not change.
 #[test]
 fn what_is_set_is_read() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -558,7 +559,8 @@ fn what_is_set_is_read() {
     );
 }
 
-/// The key guards a node as its protection bits say, violations are counted and told, and a lease ends the protection.
+/// The key protects a node as its protection bits say, violations are counted and cause traps, and the end of the lease
+/// ends the protection.
 #[test]
 fn the_management_key_protects() {
     const KEY: u64 = 0x1234_5678_9abc_def0;
@@ -575,7 +577,7 @@ fn the_management_key_protects() {
         });
         manager.wait(&mut subnet, SECOND);
         manager.traps.clear();
-        // Without the key.
+        // Requests without the key.
         let seen = attacker.port_info(&mut subnet, &[1, 2], 1);
         assert_eq!(
             seen.map(|info| info.m_key),
@@ -611,13 +613,13 @@ fn the_management_key_protects() {
             (lid(&subnet, peer), 2, true, 2)
         );
         assert_eq!(told.back[..2], [1, 1]);
-        // With it.
+        // Requests with the key.
         manager.represses = false;
         let info = manager
             .port_info(&mut subnet, &[1, 2], 1)
             .expect("a response");
         assert_eq!((info.m_key, info.m_key_protection), (KEY, protection));
-        // That ended the lease that was running; the next one runs out.
+        // The request ended the lease that was running. The next lease expires.
         manager.wait(&mut subnet, 5 * SECOND);
         assert_eq!(
             subnet.agent(peer).end_port().info().m_key_protection,
@@ -644,7 +646,8 @@ fn the_management_key_protects() {
     }
 }
 
-/// A switch that knows its manager, but not the way there yet, has received nothing that it cannot forward.
+/// A switch that knows its manager but has no path to it does not count its own traps as packets that it could not
+/// forward.
 #[test]
 fn a_trap_without_a_way_is_no_error_of_a_port() {
     let mut subnet = subnet("[single]\nhosts = 2");
@@ -662,8 +665,8 @@ fn a_trap_without_a_way_is_no_error_of_a_port() {
     assert_eq!(port.statistics().counters.receive_switch_relay_errors, 0);
 }
 
-/// Shortest ways around a ring let its lanes wait for each other; ways that cross one of its links on a lane of their
-/// own do not, if there is one.
+/// With the shortest paths around a ring, lanes can wait for each other. If there is a second lane, paths that cross
+/// one link of the ring can use it, and there is no credit loop.
 #[test]
 fn credit_loops_are_found() {
     for shape in [
@@ -684,7 +687,7 @@ fn credit_loops_are_found() {
             assert_eq!(peer, found[(place + 1) % 5].node, "each waits for the next");
             assert_eq!(channel.lane, 0);
         }
-        // The switch of each LID.
+        // Returns the index of the switch of a LID.
         let place = |lid_of_hca| {
             let at = |node: &NodeId| lid(&subnet, *node) == lid_of_hca;
             subnet.hcas().position(|node| at(&node)).expect("an HCA")
@@ -692,7 +695,7 @@ fn credit_loops_are_found() {
         let crosses = |from, to| u8::from(place(from).abs_diff(place(to)) > 2);
         assert_eq!(subnet.credit_loop(crosses).is_none(), lanes == 2);
     }
-    // Packets that circle themselves.
+    // Packets that are in a loop themselves.
     let (mut subnet, mut manager) = managed("[ring]\nswitches = 3\nhosts = 1");
     let hcas: Vec<_> = subnet.hcas().collect();
     let to = lid(&subnet, hcas[2]);
@@ -703,7 +706,7 @@ fn credit_loops_are_found() {
         }
         let data = manager.get(&mut subnet, &found.path, id::LINEAR_FORWARDING, 0);
         let mut table = LinearForwarding::read(&data.expect("a table"));
-        // Of the links to switches always the same one.
+        // Always forward by the same link to another switch.
         let is_switch = |(_, peer): &(&u8, &(usize, u8))| manager.found[peer.0].is_switch();
         let node = subnet
             .nodes()
@@ -743,8 +746,8 @@ fn credit_loops_are_found() {
     );
 }
 
-/// Sends packets of 4096 bytes, and gives how many arrive within a time. Each is an HCA, the LID that it sends to, a
-/// service level, and how many.
+/// Sends packets of 4096 bytes, and returns how many arrive in a period. Each sender is an HCA, with the LID that it
+/// sends to, a service level and a number of packets.
 fn arrivals(
     subnet: &mut Subnet,
     flows: &[(NodeId, Lid, u8, usize)],
@@ -763,7 +766,7 @@ fn arrivals(
         .collect()
 }
 
-/// Discards of all ports.
+/// Returns the sum of discards at all ports.
 fn discards(subnet: &Subnet) -> u32 {
     let nodes = subnet.nodes();
     let ports =
@@ -773,8 +776,8 @@ fn discards(subnet: &Subnet) -> u32 {
         .sum()
 }
 
-/// Lanes that wait for each other stand still until packets are too old. Ways that cross one of the ring's links on
-/// another lane do not. Without flow control there is nothing to wait for.
+/// Lanes that wait for each other stand still until their packets expire. If paths that cross one link of the ring use
+/// another lane, or without flow control, they do not.
 #[test]
 fn a_credit_loop_stands_still() {
     for (buffer, levels, stands) in [
@@ -806,7 +809,7 @@ fn a_credit_loop_stands_still() {
     }
 }
 
-/// A slow receiver loses nothing if there is flow control, and holds up only its own lane.
+/// With flow control, a slow receiver loses no packets, and delays only its own lane.
 #[test]
 fn a_slow_receiver_slows_its_senders() {
     let topology = |buffer: &str| {
@@ -817,7 +820,7 @@ fn a_slow_receiver_slows_its_senders() {
              [[link]]\nends = ['t/1', 'slow']\nwidth = '1x'\nspeed = 'sdr'\n[[link]]\nends = ['t/2', 'fast']"
         )
     };
-    // In this time the slow link carries about 60 packets, the others 3000.
+    // In this time, the slow link carries about 60 packets, and the others 3000.
     let time = MILLISECOND;
     for (buffer, level) in [("buffer = 20000\n", 0), ("buffer = 20000\n", 1), ("", 0)] {
         let (mut subnet, _) = managed(&topology(buffer));
@@ -850,7 +853,7 @@ fn a_slow_receiver_slows_its_senders() {
     }
 }
 
-/// The tables of a port say how its lanes share the link.
+/// The arbitration tables of a port determine how its lanes share the link.
 #[test]
 fn lanes_share_a_link_as_the_tables_say() {
     let (mut subnet, mut manager) = managed("buffer = 100000\n[single]\nhosts = 2");
@@ -885,7 +888,7 @@ fn lanes_share_a_link_as_the_tables_say() {
             (hcas[0], to, 2, 100),
         ];
         let arrived = arrivals(&mut subnet, &flows, SECOND);
-        // The first one left before the others came.
+        // The first packet left before the others arrived.
         let first = arrived[1..61]
             .iter()
             .map(|packet| usize::from(packet.service_level));
@@ -901,8 +904,8 @@ fn lanes_share_a_link_as_the_tables_say() {
     assert_eq!(share(&[(0, 255), (1, 65), (2, 0)], &[], 0)[2], 0);
 }
 
-/// Two tenants on one switch do not reach each other, whether the HCAs or the switch check, and the manager hears of
-/// who tried.
+/// Two tenants on one switch cannot reach each other, whether the HCAs or the switch enforce partitions, and the
+/// manager gets a trap about the sender.
 #[test]
 fn partitions_separate() {
     for at_switch in [false, true] {
@@ -920,7 +923,7 @@ fn partitions_separate() {
             };
             let port = place as u32 + 1;
             if at_switch {
-                // The HCAs would take anything.
+                // Let the HCAs accept any packet.
                 let mut any = table;
                 any.keys[3..7].copy_from_slice(&[0x8001, 0x8002, 0x8003, 1]);
                 manager.set(&mut subnet, &path, id::PKEY_TABLE, 0, any.to_data());
@@ -1026,7 +1029,7 @@ fn multicast_reaches_each_member_once() {
     }
     got.sort_unstable();
     assert_eq!(got, hcas[..8]);
-    // In no table: the default port, which is none.
+    // A LID that no table covers goes to the default port, and there is none.
     subnet
         .send(hcas[3], datagram(0xd000, 0xffff, b"none"))
         .unwrap();
@@ -1034,7 +1037,7 @@ fn multicast_reaches_each_member_once() {
     assert!(next_datagram(&mut subnet).is_none());
 }
 
-/// Reads counters by LID from queue pair 1.
+/// Reads counters by LID from QP 1.
 fn counters(
     subnet: &mut Subnet,
     from: NodeId,
@@ -1093,7 +1096,7 @@ fn counters_count_words_and_packets() {
             .status,
         Status::BAD_FIELD
     );
-    // A wrong Q_Key has no answer, is counted, and is told.
+    // A request with a wrong Q_Key gets no response, is counted and causes a trap.
     let bth = Bth {
         pkey: 0xffff,
         destination_qp: 1,
@@ -1117,7 +1120,7 @@ fn counters_count_words_and_packets() {
     );
 }
 
-/// A bad link loses packets, its receiver's counters say so, and a good one does not.
+/// A bad link loses packets, which the counters of its receiver show. A good link does not.
 #[test]
 fn errors_grow_with_the_bit_error_rate() {
     let mut errors = Vec::new();
@@ -1153,7 +1156,7 @@ fn errors_grow_with_the_bit_error_rate() {
     );
 }
 
-/// One bad packet after the other: the receiver tells, as soon as it can.
+/// Consecutive bad packets cause a trap, which the receiver sends as soon as it can.
 #[test]
 fn too_many_errors_are_told() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1179,7 +1182,7 @@ fn too_many_errors_are_told() {
     assert!(matches!(manager.traps[..], [Trap::LinkIntegrity(it)] if (it.lid, it.port) == (to, 1)));
 }
 
-/// An HCA cannot send as another one.
+/// An HCA cannot send with the source of another one.
 #[test]
 fn a_source_is_ones_own() {
     let (mut subnet, manager) = managed("[single]\nhosts = 3");
@@ -1200,7 +1203,7 @@ fn a_source_is_ones_own() {
     assert_eq!((node, packet.source), (hcas[2], own));
 }
 
-/// What an owner finds of wrong keys is counted, and told of.
+/// Violations that the owner of an HCA reports are counted and cause a trap.
 #[test]
 fn violations_that_an_owner_found_count() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1221,7 +1224,7 @@ fn violations_that_an_owner_found_count() {
     assert!(manager.traps.iter().any(told), "{:?}", manager.traps);
 }
 
-/// More packets of management than an agent takes are dropped and counted; those after that are answered.
+/// Management packets that exceed the rate of an agent are dropped and counted. Later ones are answered.
 #[test]
 fn a_flood_is_dropped() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1259,7 +1262,7 @@ fn a_flood_is_dropped() {
     assert!(manager.get(&mut subnet, &[1], id::NODE_INFO, 0).is_some());
 }
 
-/// A manager can switch a port off, and on again.
+/// A manager can switch a port off and on again.
 #[test]
 fn ports_are_switched_off_and_on() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1279,7 +1282,7 @@ fn ports_are_switched_off_and_on() {
     });
     manager.wait(&mut subnet, SECOND);
     assert_eq!(state(&subnet), (PortState::INIT, PhysicalState::LINK_UP));
-    // Down is not for long: the physical layer looks for its peer at once.
+    // The link goes down only briefly, because the physical layer polls at once.
     manager.sweep(&mut subnet);
     assert_eq!(state(&subnet), (PortState::ACTIVE, PhysicalState::LINK_UP));
     manager.change_port(&mut subnet, &[1], 2, |info| info.state = PortState::DOWN);
@@ -1288,7 +1291,7 @@ fn ports_are_switched_off_and_on() {
     assert_eq!(state(&subnet), (PortState::INIT, PhysicalState::LINK_UP));
 }
 
-/// The first packet that comes to an armed port makes it active.
+/// The first packet that arrives at an armed port makes it active.
 #[test]
 fn a_packet_activates_an_armed_port() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1317,7 +1320,7 @@ fn a_packet_activates_an_armed_port() {
     );
 }
 
-/// What a manager changes at an HCA is what its driver has to tell of.
+/// Changes that a manager makes at an HCA are reported once to its driver.
 #[test]
 fn changes_are_told_once() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1347,7 +1350,7 @@ fn changes_are_told_once() {
     assert!(!info.client_reregister, "that is a request, not a state");
 }
 
-/// Another manager's question about the manager goes to whoever has the HCA, which answers by itself.
+/// A request of another manager about the subnet manager is delivered to the owner of the HCA, which responds itself.
 #[test]
 fn managers_see_each_other() {
     let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
@@ -1391,7 +1394,7 @@ fn managers_see_each_other() {
     );
 }
 
-/// A packet of subnet management between queue pairs 0.
+/// Creates a subnet management packet between QPs 0.
 fn management(addresses: (Lid, Lid), smp: &Smp) -> Packet {
     let bth = Bth {
         pkey: 0xffff,
@@ -1400,7 +1403,7 @@ fn management(addresses: (Lid, Lid), smp: &Smp) -> Packet {
     Packet::datagram(addresses, 0, bth, Deth::default(), &smp.to_bytes())
 }
 
-/// A request of performance management between queue pairs 1.
+/// Creates a request of performance management between QPs 1.
 fn general(addresses: (Lid, Lid), pkey: u16, mad: &PerformanceMad) -> Packet {
     let bth = Bth {
         pkey,
@@ -1414,7 +1417,7 @@ fn general(addresses: (Lid, Lid), pkey: u16, mad: &PerformanceMad) -> Packet {
     Packet::datagram(addresses, 0, bth, deth, &mad.to_bytes())
 }
 
-/// An owner that does what a node does with directed routes gets packets as they came, and theirs leave as they are.
+/// An owner that handles directed routes itself gets packets as they arrived, and its own are sent unchanged.
 #[test]
 fn a_bare_hca_leaves_directed_routes_to_its_owner() {
     let mut subnet = subnet("[single]\nhosts = 2");
@@ -1422,10 +1425,10 @@ fn a_bare_hca_leaves_directed_routes_to_its_owner() {
     assert!(subnet.set_bare(from));
     let mut smp = Smp::request(Method::GET, id::NODE_INFO, 0);
     let mut route = Route::along(&[1, 2]).expect("a route");
-    // What the owner does of it.
+    // The owner has already taken the first step of the route.
     route.hop_pointer = 1;
     smp.route = Some(route);
-    // The source that it wants is not its own.
+    // The packet has a source LID that does not belong to the HCA.
     subnet
         .send(from, management((77, 0xffff), &smp))
         .expect("it leaves");
@@ -1440,7 +1443,7 @@ fn a_bare_hca_leaves_directed_routes_to_its_owner() {
     let route = response.route.expect("a route");
     assert!(route.returning);
     assert_eq!(route.hop_pointer, 1, "the last step is the owner's");
-    // Without a route it would go nowhere.
+    // Without a route, a packet to the permissive LID is refused.
     let lost = Smp::request(Method::GET, id::NODE_INFO, 0);
     let sent = subnet.send(from, management((0, 0xffff), &lost));
     assert_eq!(sent, Err(SendError::Management));
@@ -1466,7 +1469,7 @@ fn a_bare_hca_sends_with_its_own_lid_and_does_not_hear_its_groups() {
         assert_eq!((at, packet.source), (hcas[1], lid(&subnet, hcas[0])));
         assert!(next_datagram(&mut subnet).is_none());
     }
-    // The permissive LID is for directed routes alone.
+    // Only directed routes use the permissive LID.
     let packet = Packet {
         source: 0xffff,
         ..datagram(0xffff, 0xffff, b"x")
@@ -1494,7 +1497,7 @@ fn agents_process_what_does_not_come_from_the_network() {
     };
     let counters = PerformanceMad::request(Method::GET, id::PORT_COUNTERS).to_bytes();
     assert!(subnet.process(hca, &general(&counters)).is_some());
-    // Others' matters.
+    // Datagrams that are not for the agents.
     let pass = Smp {
         header: response.header,
         ..get.clone()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A small subnet manager: finds the nodes along directed routes, gives them LIDs, fills forwarding tables with
-//! shortest ways, and brings the ports up. It knows of the subnet only what packets tell.
+//! A small subnet manager. It finds the nodes along directed routes, assigns LIDs, fills the forwarding tables with
+//! shortest paths, and brings the ports up. It knows only what it learns from packets.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,14 +22,14 @@ use vrnic_infiniband::{
 /// How long the manager waits for a response.
 const PATIENCE: Duration = Duration::from_millis(2);
 
-/// What the manager found.
+/// A node that the manager found.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub info: NodeInfo,
-    /// Ports on the way to it.
+    /// Ports on the path to the node.
     pub path: Vec<u8>,
     pub lid: Lid,
-    /// What is behind each port: place in [`Manager::found`], and its port.
+    /// Peer of each port: its index in [`Manager::found`], and its port.
     pub links: BTreeMap<u8, (usize, u8)>,
 }
 
@@ -40,23 +40,23 @@ impl Found {
 }
 
 pub struct Manager {
-    /// The HCA that it runs on.
+    /// The HCA on which the manager runs.
     pub at: NodeId,
     pub m_key: u64,
-    /// Gives ports these.
+    /// Protection bits and lease that the manager sets at ports.
     pub protection: u8,
     pub lease: u16,
     pub lmc: u8,
     pub found: Vec<Found>,
-    /// Nodes with the GUID of another one.
+    /// Node GUIDs that several nodes have.
     pub duplicates: Vec<u64>,
-    /// What else arrived.
+    /// Other packets that arrived.
     pub traps: Vec<Trap>,
     pub delivered: Vec<(NodeId, Packet)>,
-    /// LIDs of nodes by GUID, which they keep.
+    /// LIDs of nodes by GUID, which nodes keep.
     lids: BTreeMap<u64, Lid>,
     transaction: u64,
-    /// Whether it answers traps.
+    /// Whether the manager represses traps.
     pub represses: bool,
 }
 
@@ -78,7 +78,7 @@ impl Manager {
         }
     }
 
-    /// Sends a request, and waits for the response.
+    /// Sends a request, and returns the response.
     pub fn ask(&mut self, subnet: &mut Subnet, mut smp: Smp, lid: Lid) -> Option<Smp> {
         self.transaction += 1;
         smp.header.transaction = self.transaction;
@@ -99,7 +99,7 @@ impl Manager {
         }
     }
 
-    /// Takes what arrived; gives the response that is waited for.
+    /// Processes a packet that arrived. Returns it if it is the expected response.
     fn take(&mut self, subnet: &mut Subnet, node: NodeId, packet: Packet) -> Option<Smp> {
         let smp = packet
             .as_datagram()
@@ -126,7 +126,7 @@ impl Manager {
         (smp.header.transaction == self.transaction).then_some(smp)
     }
 
-    /// Lets time pass.
+    /// Lets time pass, and processes what arrives.
     pub fn wait(&mut self, subnet: &mut Subnet, time: Duration) {
         let end = subnet.now() + time;
         loop {
@@ -191,7 +191,7 @@ impl Manager {
         Some(PortInfo::read(&data))
     }
 
-    /// Changes attributes of a port.
+    /// Changes the attributes of a port.
     pub fn change_port(
         &mut self,
         subnet: &mut Subnet,
@@ -208,7 +208,7 @@ impl Manager {
         self.set(subnet, path, id::PORT_INFO, port.into(), info.to_data())
     }
 
-    /// Finds everything, and makes it work.
+    /// Finds all nodes, and configures them.
     pub fn sweep(&mut self, subnet: &mut Subnet) {
         self.discover(subnet);
         self.assign(subnet);
@@ -233,7 +233,7 @@ impl Manager {
         self.found.clear();
         self.duplicates.clear();
         let mut places: BTreeMap<u64, usize> = BTreeMap::new();
-        // Paths, and the port of a known node that they end behind.
+        // Paths, and the port of a known node at which they end.
         let mut paths = VecDeque::from([(Vec::new(), None)]);
         while let Some((path, from)) = paths.pop_front() {
             let Some(data) = self.get(subnet, &path, id::NODE_INFO, 0) else {
@@ -282,7 +282,7 @@ impl Manager {
         }
     }
 
-    /// Gives LIDs, and tells of the manager's own.
+    /// Assigns LIDs, and tells nodes the LID of the manager.
     fn assign(&mut self, subnet: &mut Subnet) {
         let step = 1 << self.lmc;
         for place in 0..self.found.len() {
@@ -310,7 +310,7 @@ impl Manager {
         }
     }
 
-    /// Fills the forwarding tables: what is reached over the fewest switches, by the lowest port of those.
+    /// Fills the forwarding tables with shortest paths, by the lowest port if there are several.
     fn route(&mut self, subnet: &mut Subnet) {
         let tables = self.tables();
         for place in 0..self.found.len() {
@@ -337,7 +337,7 @@ impl Manager {
         }
     }
 
-    /// The port of each LID, for each switch.
+    /// Returns the port to each LID for each switch.
     fn tables(&self) -> BTreeMap<usize, Vec<u8>> {
         let step = 1_usize << self.lmc;
         let length = self
@@ -351,7 +351,7 @@ impl Manager {
         let mut tables: BTreeMap<_, _> =
             switches.map(|place| (place, vec![0xff; length])).collect();
         for (target, found) in self.found.iter().enumerate() {
-            // From the target outwards: whoever sees a node first is next to it on a shortest way.
+            // Search outwards from the target: the node from which another one is first seen is its next hop.
             let mut distance = BTreeMap::from([(target, 0)]);
             let mut queue = VecDeque::from([target]);
             while let Some(place) = queue.pop_front() {
@@ -388,7 +388,7 @@ impl Manager {
         tables
     }
 
-    /// Makes all HCAs members of a group: a tree of switches, each of which sends to its HCAs.
+    /// Makes all HCAs members of a group, with a tree of switches.
     pub fn join_all(&mut self, subnet: &mut Subnet, group: Lid) {
         let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
         let root = (0..self.found.len())
