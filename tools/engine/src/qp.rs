@@ -54,7 +54,7 @@ use vrnic_wire::{
 /// Q_Key of the GSI queue pair (IBTA volume 1, 3.5.3).
 const GSI_QKEY: u32 = 0x8001_0000;
 
-/// What a queue pair is made of, decided when it is created.
+/// Properties of a queue pair that are fixed when it is created.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Creation {
     #[serde(with = "wire")]
@@ -65,7 +65,7 @@ pub(crate) struct Creation {
     pub(crate) pd: u32,
     pub(crate) send_cqn: u32,
     pub(crate) recv_cqn: u32,
-    /// Shared receive queue, whose receives it takes instead of those of `rq`.
+    /// Shared receive queue, which replaces `rq`.
     pub(crate) srqn: Option<u32>,
     /// XRC domain of an XRC target.
     pub(crate) xrcdn: Option<u32>,
@@ -76,14 +76,14 @@ pub(crate) struct Creation {
     pub(crate) rq: WorkQueue,
 }
 
-/// For whom requests of the peer are executed. An XRC target learns it from each request.
+/// On whose behalf requests of the peer are executed. An XRC target learns it from each request.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 struct Receiver {
     /// Protection domain of the memory that the peer accesses.
     pd: u32,
-    /// Completion queue of receives.
+    /// Completion queue for receives.
     cqn: u32,
-    /// Shared receive queue that they come from.
+    /// Shared receive queue from which receives are taken.
     srqn: Option<u32>,
 }
 
@@ -100,7 +100,7 @@ impl Receiver {
 /// A queue pair.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Qp {
-    /// Its number.
+    /// QP number.
     number: u32,
     created: Creation,
     #[serde(with = "wire")]
@@ -109,30 +109,30 @@ pub(crate) struct Qp {
     /// Path to the peer of a connection.
     path: Path,
     migration: PathMigration,
-    /// Most payload of a segment.
+    /// Maximum payload of a segment.
     #[serde(deserialize_with = "state::mtu")]
     mtu: u32,
     requester: Requester,
     responder: Responder,
     receiver: Receiver,
     receive: Receive,
-    /// The last access of this queue pair or its peer that was refused, and why.
+    /// The last access by this queue pair or its peer that was refused, and the reason.
     refused: Option<(Cause, Access)>,
     congestion: Congestion,
-    /// How each [`Half`] waits for pages.
+    /// Whether and how each [`Half`] waits for pages.
     awaits: [Await; Half::ALL.len()],
-    /// Whether it waits for its turn.
+    /// Whether the queue pair waits for its turn.
     pub(crate) scheduled: bool,
-    /// Whether it waits for the rate limit of the device.
+    /// Whether the queue pair waits for the rate limit of the device.
     pub(crate) held_back: bool,
-    /// When it will be reminded to look at its timer.
+    /// When the queue pair will be reminded to check its timer.
     pub(crate) reminder: Option<Instant>,
-    /// What counts for it; the port's counters do if there is none.
+    /// Counter set of the queue pair. If there is none, only the port's counters count.
     pub(crate) counter_set: Option<u32>,
 }
 
 impl Qp {
-    /// A queue pair in the reset state.
+    /// Creates a queue pair in the reset state.
     pub(crate) fn new(number: u32, created: Creation) -> Self {
         Self {
             number,
@@ -156,12 +156,12 @@ impl Qp {
         }
     }
 
-    /// What it was created with.
+    /// Returns the properties that are fixed at creation.
     pub(crate) fn created(&self) -> &Creation {
         &self.created
     }
 
-    /// In whose name it accesses memory.
+    /// Returns the identity with which the queue pair accesses memory.
     fn accessor(&self) -> Accessor {
         Accessor {
             qpn: self.number,
@@ -170,7 +170,7 @@ impl Qp {
         }
     }
 
-    /// As [`accessor`](Self::accessor), for memory of the protection domain `pd`.
+    /// Returns the [`accessor`](Self::accessor) for memory of the protection domain `pd`.
     fn accessor_in(&self, pd: u32) -> Accessor {
         Accessor {
             pd,
@@ -178,12 +178,12 @@ impl Qp {
         }
     }
 
-    /// Whether it is an unreliable connection.
+    /// Returns whether the queue pair is an unreliable connection.
     fn is_unreliable(&self) -> bool {
         self.created.qp_type == QpType::UnreliableConnection
     }
 
-    /// Whether it is a reliable connection, extended or not.
+    /// Returns whether the queue pair is a reliable connection, XRC or not.
     fn is_reliable(&self) -> bool {
         matches!(
             self.created.qp_type,
@@ -191,12 +191,13 @@ impl Qp {
         )
     }
 
-    /// Whether it has one peer.
+    /// Returns whether the queue pair has exactly one peer.
     fn is_connection(&self) -> bool {
         self.is_unreliable() || self.is_reliable()
     }
 
-    /// The service of its packets. Of an extended connection, they are for the shared receive queue `srqn`.
+    /// Returns the service of packets of this queue pair. Packets of an XRC connection are for the shared receive queue
+    /// `srqn`.
     fn service(&self, srqn: u32) -> Service {
         match self.created.qp_type {
             QpType::XrcInitiator | QpType::XrcTarget => Service::Xrc { srqn },
@@ -205,7 +206,7 @@ impl Qp {
         }
     }
 
-    /// Whether packets of the peer may be of that service and kind. Each end of an extended connection has only one
+    /// Returns whether the peer may send packets of this service and kind. Each end of an XRC connection has only one
     /// half of a reliable one.
     fn takes(&self, service: Service, body: &Body) -> bool {
         match (self.created.qp_type, service) {
@@ -217,12 +218,12 @@ impl Qp {
         }
     }
 
-    /// Whether it may not send or receive.
+    /// Returns whether the state allows neither sending nor receiving.
     fn is_quiet(&self) -> bool {
         matches!(self.state, QpState::Reset | QpState::Init)
     }
 
-    /// Whether it takes messages.
+    /// Returns whether the state allows receiving messages.
     fn receives(&self) -> bool {
         matches!(
             self.state,
@@ -233,7 +234,7 @@ impl Qp {
         )
     }
 
-    /// Does what there is to do until the turn is over.
+    /// Works until the turn is over or there is nothing to do.
     pub(crate) fn run<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -245,7 +246,7 @@ impl Qp {
         }
         self.take_held(resources, io);
         turn.half(|part| self.take_kept(part, resources, io));
-        // Half of the turn for the peer's requests, so that neither side's are kept waiting.
+        // Half of the turn is for the peer's requests, so that neither side's requests are kept waiting.
         turn.half(|part| self.respond(part, resources, io));
         if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             match self.created.qp_type {
@@ -270,7 +271,7 @@ impl Qp {
         self.arm_timer(resources);
     }
 
-    /// Takes a segment that came for this queue pair.
+    /// Processes a segment that arrived for this queue pair.
     pub(crate) fn take_segment<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -285,7 +286,7 @@ impl Qp {
         let from_peer = matches!(way, Way::Current | Way::Alternate);
         let expected = match segment.body {
             Body::Datagram { .. } => !self.is_connection(),
-            // It does not tell the service. InfiniBand has none.
+            // Notifications do not carry the service. There are none on InfiniBand.
             Body::CongestionNotification => from_peer && segment.path.lids.is_none(),
             ref body => from_peer && self.takes(segment.service, body),
         };
@@ -328,7 +329,7 @@ impl Qp {
         self.arm_timer(resources);
     }
 
-    /// Whether it takes packets with the P_Key of that one, which came like this.
+    /// Returns whether the queue pair accepts the P_Key of a segment that arrived by `way`.
     fn admits(&self, segment: &Segment<'_>, way: Way, resources: &Resources) -> bool {
         match self.created.qp_type {
             QpType::Smi => true,
@@ -340,7 +341,7 @@ impl Qp {
         }
     }
 
-    /// Looks at the timer.
+    /// Checks the timer.
     pub(crate) fn remind<M: Memory>(
         &mut self,
         reminder: Instant,
@@ -355,7 +356,7 @@ impl Qp {
         self.arm_timer(resources);
     }
 
-    /// Asks to be reminded of the timer, if it runs.
+    /// Requests a reminder for the timer, if it runs.
     fn arm_timer(&mut self, resources: &mut Resources) {
         let deadlines = [self.requester.deadline(), self.congestion.deadline()];
         if let Some(mut deadline) = deadlines.into_iter().flatten().min() {
@@ -369,12 +370,12 @@ impl Qp {
         }
     }
 
-    /// Its state.
+    /// Returns the state.
     pub(crate) fn state(&self) -> QpState {
         self.state
     }
 
-    /// What a fault may want to know of it.
+    /// Returns the properties by which a fault chooses a queue pair.
     pub(crate) fn subject(&self) -> Subject {
         Subject {
             qpn: self.number,
@@ -387,8 +388,8 @@ impl Qp {
         }
     }
 
-    /// Goes to the state that a completion with an error leads to: that of sends of all but reliable
-    /// connections to the error state of the send queue.
+    /// Enters the state that follows a completion with an error. For a send on a queue pair that is not a reliable
+    /// connection, that is the send queue error state.
     pub(crate) fn fail_quietly<M: Memory>(&mut self, send: bool, io: &Io<'_, M>) {
         if !send || self.is_reliable() {
             self.enter_error(io);
@@ -397,8 +398,8 @@ impl Qp {
         }
     }
 
-    /// Goes to the error state: what was posted is flushed in the following turns, and the peer is told of nothing
-    /// but of what arrived before.
+    /// Enters the error state. Posted requests are flushed in the following turns. The peer still gets an
+    /// acknowledgement of what arrived before, but nothing else.
     pub(crate) fn enter_error<M: Memory>(&mut self, io: &Io<'_, M>) {
         if self.state == QpState::Error {
             return;
@@ -410,7 +411,7 @@ impl Qp {
         self.created.rq.need_doorbell(io.memory);
     }
 
-    /// Fails for a reason that no completion tells.
+    /// Raises a fatal event and enters the error state, for a failure that no completion reports.
     pub(crate) fn fail<M: Memory>(
         &mut self,
         cause: Cause,
@@ -436,7 +437,7 @@ impl Qp {
         self.fail(cause, resources, io);
     }
 
-    /// A packet to the peer of a connection.
+    /// Creates a packet to the peer of a connection.
     fn segment(
         &self,
         psn: Psn,
@@ -452,7 +453,7 @@ impl Qp {
             psn,
             solicited: false,
             ack_request: false,
-            // Of a notification, which is not about paths, it says nothing.
+            // A congestion notification is not about paths, so its bit is clear.
             migrated: self.migration.is_migrated() && !matches!(body, Body::CongestionNotification),
             service: self.service(0),
             body,
@@ -461,7 +462,7 @@ impl Qp {
         }
     }
 
-    /// Raises an event of this queue pair.
+    /// Raises an event for this queue pair.
     fn raise(&self, event: EventType, cause: Option<Cause>, resources: &mut Resources) {
         if cause.is_some() {
             let refused = self
@@ -478,7 +479,7 @@ impl Qp {
             .raise(event, self.number, cause, &mut resources.counters);
     }
 
-    /// A completion of this queue pair.
+    /// Creates a completion of this queue pair.
     fn cqe(&self, wr_id: u64, opcode: Opcode, status: Status, cause: Option<Cause>) -> Cqe {
         Cqe {
             wr_id: wr_id.into(),
@@ -490,7 +491,7 @@ impl Qp {
         }
     }
 
-    /// State and attributes, as queries report them.
+    /// Returns the state and the attributes, as queries report them.
     pub(crate) fn query(&self) -> QpAttributes {
         let mut attributes = self.attributes.report();
         attributes.state = self.state.raw();
@@ -509,7 +510,7 @@ impl Qp {
         attributes
     }
 
-    /// As [`query`](Self::query), with the alternate path.
+    /// Returns the result of [`query`](Self::query) and the alternate path.
     pub(crate) fn query_paths(&self) -> QpPaths {
         QpPaths {
             attributes: self.query(),
@@ -517,12 +518,12 @@ impl Qp {
         }
     }
 
-    /// Memory of all entries of the send queue, and of the receive queue.
+    /// Returns the memory of all entries of the send queue and of the receive queue.
     pub(crate) fn places(&self) -> [Vec<HostRange>; 2] {
         [self.created.sq.places(), self.created.rq.places()]
     }
 
-    /// What it is doing, for people.
+    /// Returns what the queue pair is doing, for display.
     pub(crate) fn snapshot<M: Memory>(&self, memory: &M) -> QpSnapshot {
         let posted = |queue: &WorkQueue| {
             let (posted, _) = queue.posted(&|range, offset| memory.glance(range, offset));
@@ -564,9 +565,9 @@ pub struct QpSnapshot {
     pub qp_type: QpType,
     /// State.
     pub state: QpState,
-    /// Context that owns it.
+    /// Context that owns the queue pair.
     pub context: u32,
-    /// Whom that is for.
+    /// Owner of the context.
     pub owner: Owner,
     /// Protection domain.
     pub pd: u32,
@@ -576,27 +577,27 @@ pub struct QpSnapshot {
     pub path: Path,
     /// PSN of the next request.
     pub send_psn: u32,
-    /// Oldest PSN that the peer did not acknowledge.
+    /// Oldest PSN that the peer has not acknowledged.
     pub unacknowledged_psn: u32,
     /// Next PSN from the peer.
     pub receive_psn: u32,
     /// Send work requests taken from the ring and not yet completed.
     pub sends_in_flight: usize,
-    /// Reads and atomics of the peer that wait for their turn.
+    /// Reads, atomics and flushes of the peer that wait to be answered.
     pub responses_waiting: usize,
     /// Completion queue of sends.
     pub send_cqn: u32,
     /// Completion queue of receives.
     pub receive_cqn: u32,
-    /// Most payload bytes of a packet.
+    /// Maximum payload of a packet.
     pub mtu: u32,
-    /// Send work requests that were posted and are not completed; `None` if the ring is broken.
+    /// Send work requests that were posted and have not completed; `None` if the ring is broken.
     pub sends_posted: Option<u32>,
-    /// Places of the send queue; 0 if there is none.
+    /// Number of entries of the send queue; 0 if there is none.
     pub send_entries: u32,
-    /// Receives that were posted and are not used; `None` if the ring is broken.
+    /// Receives that were posted and have not been used; `None` if the ring is broken.
     pub receives_posted: Option<u32>,
-    /// Places of the receive queue; 0 if there is none.
+    /// Number of entries of the receive queue; 0 if there is none.
     pub receive_entries: u32,
     /// Shared receive queue.
     pub srqn: Option<u32>,

@@ -32,73 +32,73 @@ use vrnic_wire::{
     qp::{GSI_QPN, MULTICAST_QPN, SMI_QPN},
 };
 
-/// Most contexts whose notify areas are looked at in a turn.
+/// Maximum number of contexts whose notify areas are checked in a turn.
 const LOOKS_PER_TURN: usize = 32;
 
-/// Most timers that run out in a turn.
+/// Maximum number of timers that expire in a turn.
 const TIMERS_PER_TURN: usize = 64;
 
-/// How messages are cut into segments.
+/// How messages are divided into segments.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Segmentation {
-    /// For the local fabric: [`LOCAL_MTU`] bytes each.
+    /// For the local fabric, with [`LOCAL_MTU`] bytes each.
     #[default]
     Local,
-    /// For a wire: the path MTU of each queue pair.
+    /// For a wire, by the path MTU of each queue pair.
     PathMtu,
 }
 
-/// What the port of a device is.
+/// Link layer of the port of a device.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum LinkLayer {
     /// Ethernet.
     #[default]
     Ethernet,
-    /// InfiniBand: messages are cut as for a wire, and the GID table is that of the subnet.
+    /// InfiniBand. Messages are divided as for a wire, and the GID table is that of the subnet.
     InfiniBand,
 }
 
-/// How a reliable connection makes up for packets that are lost.
+/// How a reliable connection recovers lost packets.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Recovery {
-    /// The responder keeps what arrives behind a missing packet, and the requester sends only that one again if its
-    /// peer keeps the rest, too.
+    /// The responder keeps packets that arrive after a missing one. The requester sends only the missing packet again
+    /// if its peer keeps the others, too.
     #[default]
     Selective,
-    /// The responder drops what arrives behind a missing packet, and the requester sends it again with that one. As the
-    /// standard describes it, and as other devices do.
+    /// The responder drops packets that arrive after a missing one, and the requester sends them again with that one.
+    /// This is what the standard describes and other devices do.
     GoBackN,
 }
 
-/// What a device is made with.
+/// Configuration of a device.
 #[derive(Clone, Debug)]
 pub struct RnicConfig {
-    /// MAC address of the network device that the device is paired with.
+    /// MAC address of the network device with which the device is paired.
     pub mac: [u8; 6],
     /// GUID of the node.
     pub node_guid: u64,
-    /// Completion vectors; at least 1.
+    /// Number of completion vectors, at least 1.
     pub completion_vectors: u16,
-    /// Doorbell pages; 0 if there is no doorbell region. Bounds the number of contexts if not 0.
+    /// Number of doorbell pages, which limits the number of contexts; 0 if there is no doorbell region.
     pub doorbell_pages: u32,
-    /// Largest path MTU, which is also the longest datagram.
+    /// Maximum path MTU, which is also the maximum length of a datagram.
     pub max_mtu: Mtu,
-    /// How messages are cut into segments.
+    /// How messages are divided into segments.
     pub segmentation: Segmentation,
-    /// What the port is.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// How connections make up for loss.
+    /// How connections recover lost packets.
     pub recovery: Recovery,
     /// Features that were negotiated.
     pub features: Features,
     /// Limits.
     pub limits: Limits,
-    /// What keys are derived from. Never use one twice, and never let a guest know it.
+    /// Seed from which keys are derived. It must never be used twice, and guests must not know it.
     pub seed: [u8; 32],
 }
 
 impl Default for RnicConfig {
-    /// A device for tests: its keys can be guessed.
+    /// Returns a configuration for tests, with keys that can be guessed.
     fn default() -> Self {
         Self {
             mac: [2, 0, 0, 0, 0, 1],
@@ -122,20 +122,20 @@ pub(crate) struct Pd {
     pub(crate) context: u32,
     #[serde(with = "wire")]
     pub(crate) kind: ContextKind,
-    /// Regions, windows and queue pairs that belong to it.
+    /// Number of regions, windows and queue pairs that belong to the domain.
     pub(crate) users: u32,
 }
 
 /// An XRC domain.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Xrcd {
-    /// Queue pairs that belong to it.
+    /// Queue pairs that belong to the domain.
     pub(crate) targets: BTreeSet<u32>,
-    /// Shared receive queues that belong to it.
+    /// Number of shared receive queues that belong to the domain.
     pub(crate) srqs: u32,
 }
 
-/// Queue pairs, and whose turn it is.
+/// Queue pairs, and the order of their turns.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct QueuePairs {
     pub(crate) table: Table<Box<Qp>>,
@@ -143,14 +143,14 @@ pub(crate) struct QueuePairs {
     pub(crate) gsi: Option<Box<Qp>>,
     /// QP0, if it exists.
     pub(crate) smi: Option<Box<Qp>>,
-    /// Queue pairs with work, first come first served.
+    /// Queue pairs with work, in the order of arrival.
     ready: VecDeque<u32>,
-    /// Queue pairs that wait for the rate limit of the device, first come first served.
+    /// Queue pairs that wait for the rate limit of the device, in the order of arrival.
     held_back: VecDeque<u32>,
 }
 
 impl QueuePairs {
-    /// The queue pair with that number.
+    /// Returns the queue pair with this number.
     pub(crate) fn get(&self, qpn: u32) -> Option<&Qp> {
         match qpn {
             SMI_QPN => self.smi.as_deref(),
@@ -159,7 +159,7 @@ impl QueuePairs {
         }
     }
 
-    /// The queue pair with that number.
+    /// Returns a mutable reference to the queue pair with this number.
     pub(crate) fn get_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
         match qpn {
             SMI_QPN => self.smi.as_deref_mut(),
@@ -168,12 +168,12 @@ impl QueuePairs {
         }
     }
 
-    /// Queue pairs that exist.
+    /// Returns the number of queue pairs.
     pub(crate) fn len(&self) -> u32 {
         self.table.len() + u32::from(self.gsi.is_some()) + u32::from(self.smi.is_some())
     }
 
-    /// Gives the queue pair a turn, unless it waits for one already.
+    /// Schedules a turn of the queue pair, unless it already waits for one.
     pub(crate) fn schedule(&mut self, qpn: u32) {
         if let Some(qp) = self.get_mut(qpn)
             && !std::mem::replace(&mut qp.scheduled, true)
@@ -182,7 +182,7 @@ impl QueuePairs {
         }
     }
 
-    /// Gives the queue pair a turn when the rate limit lets it send.
+    /// Schedules a turn of the queue pair for when the rate limit lets it send.
     fn hold_back(&mut self, qpn: u32) {
         if let Some(qp) = self.get_mut(qpn)
             && !std::mem::replace(&mut qp.held_back, true)
@@ -191,7 +191,7 @@ impl QueuePairs {
         }
     }
 
-    /// The queue pair whose turn it is: one that the rate limit held back only if it `may_send` now.
+    /// Returns the next queue pair. One that the rate limit held back gets a turn only if it `may_send` now.
     fn next(&mut self, may_send: bool) -> Option<u32> {
         if let Some(qpn) = self.ready.pop_front() {
             return Some(qpn);
@@ -204,7 +204,7 @@ impl QueuePairs {
     }
 }
 
-/// How many objects a device has, and what it is doing.
+/// Numbers of a device's objects, and what it is doing.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Contexts.
@@ -225,22 +225,22 @@ pub struct Snapshot {
     pub xrcds: u32,
     /// Queue pairs.
     pub qps: u32,
-    /// Multicast groups' queue pairs, all together.
+    /// Attachments of queue pairs to multicast groups.
     pub attachments: usize,
     /// Counter sets.
     pub counter_sets: u32,
     /// Queue pairs with work.
     pub ready_qps: usize,
-    /// Host ranges that page lists need.
+    /// Host ranges used by page lists.
     pub translations: usize,
-    /// Bytes of packets that came before their turn.
+    /// Bytes of packets that arrived before their turn.
     pub kept_bytes: usize,
 }
 
 /// An RDMA device. See the [crate documentation](crate) for how to drive it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Engine {
-    /// Whoever has the state has it.
+    /// Not part of the saved state. The caller supplies it again when the state is restored.
     #[serde(skip)]
     pub(crate) config: RnicConfig,
     pub(crate) resources: Resources,
@@ -250,17 +250,17 @@ pub struct Engine {
     pub(crate) pds: Table<Pd>,
     pub(crate) xrcds: Table<Xrcd>,
     pub(crate) qps: QueuePairs,
-    /// Host ranges that all page lists need.
+    /// Number of host ranges used by all page lists.
     pub(crate) translations: usize,
-    /// Page list of a command that takes long.
+    /// Page list of a command that takes several turns.
     pub(crate) resolution: Option<Resolution>,
-    /// Contexts that are, or are to be, polled.
+    /// Contexts that are polled, or about to be.
     polled: Vec<u32>,
-    /// Whose look is next among these.
+    /// Index of the context to check next.
     next_look: usize,
-    /// Keeps the device to its rate limit.
+    /// Enforces the rate limit of the device.
     pacer: Pacer,
-    /// Bytes that earlier turns took beyond their budget.
+    /// Bytes by which earlier turns exceeded their budgets.
     overdrawn: u64,
     /// Whether a fault made the device fail.
     pub(crate) failing: bool,
@@ -269,7 +269,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// A device in the state after a reset. To reset a device, make a new one with a fresh seed.
+    /// Creates a device in the state after a reset. To reset a device, create a new one with a fresh seed.
     pub fn new(mut config: RnicConfig) -> Self {
         config.completion_vectors = config.completion_vectors.max(1);
         config.limits = config.limits.clamped();
@@ -296,7 +296,7 @@ impl Engine {
         resources.mtu = config.max_mtu;
         if infiniband {
             resources.subnet = Some(Box::default());
-            // Until the subnet manager says more.
+            // The link is down until the subnet manager brings the port up.
             resources.port.link = false;
         }
         resources.recovers_selectively = config.recovery == Recovery::Selective;
@@ -308,7 +308,7 @@ impl Engine {
             pds: Table::new(1, config.limits.pd),
             xrcds: Table::new(1, MAX_XRCDS),
             qps: QueuePairs {
-                // QP0 and QP1, which count, have no place in the table.
+                // The limit includes QP0 and QP1, which are not in the table.
                 table: Table::new(2, config.limits.qp),
                 gsi: None,
                 smi: None,
@@ -327,12 +327,12 @@ impl Engine {
         }
     }
 
-    /// Features that were negotiated.
+    /// Returns the features that were negotiated.
     pub fn features(&self) -> Features {
         self.config.features
     }
 
-    /// Device configuration space.
+    /// Returns the device configuration space.
     pub fn config_space(&self) -> Config {
         Config {
             mac: self.config.mac,
@@ -344,9 +344,9 @@ impl Engine {
         }
     }
 
-    /// Executes a control command: `request` is its readable part, and the writable part is appended
-    /// to `reply`. Any bytes get an answer. `false` if the command takes long: there is no reply
-    /// yet, and after others had their turn this has to be called again with the same request.
+    /// Executes a control command. `request` is its readable part, and its writable part is appended to `reply`. Any
+    /// bytes get an answer. Returns `false` if the command takes several turns: there is no reply yet, and the caller
+    /// must call this again with the same request after other work had its turn.
     #[must_use]
     pub fn execute<M: Memory>(
         &mut self,
@@ -360,7 +360,7 @@ impl Engine {
         done
     }
 
-    /// The driver side wrote `value` to doorbell page `page`.
+    /// Processes a write of `value` to doorbell page `page` by the driver.
     pub fn doorbell(&mut self, page: u32, value: u32) {
         self.resources.counters.count(Counter::Doorbells);
         let context = self.pages.get(page as usize).copied().flatten();
@@ -369,7 +369,7 @@ impl Engine {
         }
     }
 
-    /// A doorbell of a context was rung for a slot. Whether the slot names a queue pair.
+    /// Rings a doorbell of a context for a slot. Returns whether the slot belongs to a queue pair.
     pub(crate) fn ring(&mut self, number: u32, slot: u32) -> bool {
         if self.resources.faults.is_busy() {
             let owner = self
@@ -383,7 +383,7 @@ impl Engine {
         self.ring_now(number, slot)
     }
 
-    /// As [`ring`](Self::ring), without a fault.
+    /// Rings a doorbell as [`ring`](Self::ring) does, but ignores faults.
     pub(crate) fn ring_now(&mut self, number: u32, slot: u32) -> bool {
         let Some(context) = self.contexts.get_mut(number) else {
             return false;
@@ -398,13 +398,12 @@ impl Engine {
         owner.is_some()
     }
 
-    /// Looks at the notify areas of polled contexts, and does as much work as `budget` is for. What
-    /// the last segment is longer than that, later turns have less. Whether there was or still is
-    /// work, or there are new events.
+    /// Checks the notify areas of polled contexts, and works as much as `budget` allows. Later turns pay for the part
+    /// of the last segment that exceeds it. Returns whether there was or still is work, or there are new events.
     pub fn poll<M: Memory>(&mut self, budget: Budget, io: &mut Io<'_, M>) -> bool {
         self.resources.now = io.now;
         let mut left = self.resources.faults.budget(budget, io.now);
-        // A turn without work still tells events, unless a fault holds the device back.
+        // A turn without work still reports events, unless a fault holds the device back.
         if left.is_over() && !budget.is_over() {
             return false;
         }
@@ -444,8 +443,8 @@ impl Engine {
         found || worked || told || !self.qps.ready.is_empty()
     }
 
-    /// Before the worker sleeps: announces it to all polled contexts and looks once more. If this
-    /// gives `true` there is work after all, and the worker must not sleep.
+    /// Announces to all polled contexts that the worker is about to sleep, and checks for work again. Returns `true` if
+    /// there is work, in which case the worker must not sleep.
     pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         self.resources.now = io.now;
         let told = self.settle(io);
@@ -467,7 +466,7 @@ impl Engine {
             let Some(context) = contexts.get_mut(number) else {
                 return false;
             };
-            // One that was rung but not looked at yet has work, for all we know.
+            // A context that was rung and has not been checked yet may have work.
             if !context.polled || context.has_work(io.memory) {
                 context.start_polling(io.now, io.memory);
                 work = true;
@@ -480,7 +479,7 @@ impl Engine {
         work
     }
 
-    /// Takes pending bits of the polled contexts whose look is next. Whether there were any.
+    /// Takes the pending bits of the polled contexts that are next. Returns whether there were any.
     fn look_at_contexts<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         let mut found = false;
         for _ in 0..self.polled.len().min(LOOKS_PER_TURN) {
@@ -518,8 +517,8 @@ impl Engine {
         found
     }
 
-    /// A segment arrived for a GID of this device. Its payload is taken back by `io.outbox`.
-    /// [`poll`](Self::poll) has to follow.
+    /// Receives a segment for a GID of this device. `io.outbox` takes back its payload. The caller must call
+    /// [`poll`](Self::poll) afterwards.
     pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
         if self.resources.faults.is_busy() {
@@ -528,11 +527,11 @@ impl Engine {
         self.accept(segment, io);
     }
 
-    /// Takes a segment that no fault keeps back.
+    /// Processes a segment that no fault holds back.
     pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.note_arrived(&segment);
         if segment.path.is_multicast() {
-            // What comes back was delivered when it was sent.
+            // The device's own packets were delivered when they were sent.
             if !self.is_own(&segment.path) {
                 self.receive_multicast(&segment, io);
             }
@@ -554,8 +553,7 @@ impl Engine {
         io.outbox.recycle(segment.payload);
     }
 
-    /// Lets a queue pair act, if there is one of that number. What is counted meanwhile is counted
-    /// for it.
+    /// Lets the queue pair with this number act, if there is one. Events are counted for it meanwhile.
     pub(crate) fn act<R>(
         &mut self,
         qpn: u32,
@@ -577,7 +575,7 @@ impl Engine {
         Some(result)
     }
 
-    /// Delivers a datagram to all members of its group. Nobody misses it if there are none.
+    /// Delivers a datagram to all members of its group. It does not count as dropped if there are none.
     fn receive_multicast<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
         let path = &segment.path;
         if !self.resources.port.is_active()
@@ -597,7 +595,7 @@ impl Engine {
         }
     }
 
-    /// Delivers what queue pairs sent to groups that have members here.
+    /// Delivers datagrams that queue pairs sent to groups with local members.
     fn loop_back<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         if self.resources.looped.is_empty() {
             return;
@@ -610,7 +608,7 @@ impl Engine {
         self.resources.looped = looped;
     }
 
-    /// Counts a packet that arrived but is no segment, or not for a GID of this device.
+    /// Counts a packet that is not a valid segment, or not for a GID of this device.
     pub fn count_bad_packet(&mut self, wrong_crc: bool) {
         self.resources.counters.count(if wrong_crc {
             Counter::IcrcErrors
@@ -619,7 +617,7 @@ impl Engine {
         });
     }
 
-    /// Acts on the timers that are due.
+    /// Handles expired timers.
     pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
         if self.resources.faults.is_busy() {
@@ -643,7 +641,7 @@ impl Engine {
         self.settle(io);
     }
 
-    /// When [`advance`](Self::advance) is to be called at the latest.
+    /// Returns the latest time for the next call of [`advance`](Self::advance).
     pub fn next_deadline(&self) -> Option<Instant> {
         let resources = &self.resources;
         let faults = resources.faults.next_deadline();
@@ -666,8 +664,8 @@ impl Engine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Raises the completion events that are due, and tells queue pairs that their completion
-    /// queue failed. Whether there was anything to tell.
+    /// Raises completion events that are due, and tells queue pairs that their completion queue failed. Returns whether
+    /// there is anything to report.
     fn settle<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         let failed = !self.resources.failed_cqs.is_empty();
         while let Some(cqn) = self.resources.failed_cqs.pop() {
@@ -692,7 +690,7 @@ impl Engine {
         self.resources.announce(io.memory) || failed
     }
 
-    /// The next asynchronous event, when the driver has a buffer for it.
+    /// Returns the next asynchronous event. To be called when the driver has a buffer for it.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
         let event = self.take_async_event();
         self.resources.note_event(event)
@@ -715,7 +713,7 @@ impl Engine {
         }
     }
 
-    /// The next completion event of a vector, when the driver has a buffer for it.
+    /// Returns the next completion event of a vector. To be called when the driver has a buffer for it.
     pub fn next_completion_event(&mut self, vector: u16) -> Option<CompletionEvent> {
         let event = self.resources.completion_events.pop(vector)?;
         if let Some(cq) = self.resources.cqs.get_mut(event.cqn.get()) {
@@ -724,7 +722,7 @@ impl Engine {
         Some(event)
     }
 
-    /// Whether the GID is one of this device.
+    /// Returns whether the device has this GID.
     pub fn has_gid(&self, gid: &Gid) -> bool {
         match &self.resources.subnet {
             Some(subnet) => subnet.port.has_gid(gid),
@@ -732,13 +730,13 @@ impl Engine {
         }
     }
 
-    /// Whether the LID is one of this device.
+    /// Returns whether the device has this LID.
     pub fn has_lid(&self, lid: u16) -> bool {
         let subnet = self.resources.subnet.as_ref();
         subnet.is_some_and(|subnet| subnet.port.has_lid(lid))
     }
 
-    /// Whether a packet by that path came from this device.
+    /// Returns whether a packet by this path came from this device.
     fn is_own(&self, path: &Path) -> bool {
         match path.lids {
             Some(lids) => self.has_lid(lids.source),
@@ -746,18 +744,18 @@ impl Engine {
         }
     }
 
-    /// Whether the port is on an InfiniBand subnet.
+    /// Returns whether the port is on an InfiniBand subnet.
     pub fn is_on_subnet(&self) -> bool {
         self.resources.subnet.is_some()
     }
 
-    /// What the device knows of its port on a subnet; `None` of an Ethernet port.
+    /// Returns the state of a port on a subnet, or `None` for an Ethernet port.
     pub fn hca_port(&self) -> Option<&HcaPort> {
         Some(&self.resources.subnet.as_ref()?.port)
     }
 
-    /// A subnet manager or the link changed the port of a device on a subnet, which is now like this; and clients are
-    /// to register again, if it wants that. Raises the events for what changed.
+    /// Sets the state of a port on a subnet, which a subnet manager or the link changed. `reregister` says whether
+    /// clients must register again. Raises events for all changes.
     pub fn set_hca_port(&mut self, port: HcaPort, reregister: bool) {
         let resources = &mut self.resources;
         let Some(subnet) = &mut resources.subnet else {
@@ -786,59 +784,59 @@ impl Engine {
         });
     }
 
-    /// What a command asks of an agent of the port, once.
+    /// Returns what a command asks of an agent of the port, once.
     pub fn next_port_request(&mut self) -> Option<PortRequest> {
         self.resources.subnet.as_mut()?.next_request()
     }
 
-    /// The agent did what a command asked of it. The command has to be executed again.
+    /// Sets the answer of the agent. The command must then be executed again.
     pub fn answer_port_request(&mut self, answer: PortAnswer) {
         if let Some(subnet) = &mut self.resources.subnet {
             subnet.answer(answer);
         }
     }
 
-    /// The next packet that used a wrong key, for the agent to count and to tell of.
+    /// Returns the next packet with a wrong key, for the agent to count and report.
     pub fn next_violation(&mut self) -> Option<Violation> {
         self.resources.subnet.as_mut()?.next_violation()
     }
 
-    /// Whether queue pairs of this device are attached to the multicast group.
+    /// Returns whether queue pairs of this device are attached to the multicast group.
     pub fn has_group(&self, group: &Group) -> bool {
         !self.resources.groups.members(group).is_empty()
     }
 
-    /// The LIDs of the multicast groups to which queue pairs are attached.
+    /// Returns the LIDs of the multicast groups to which queue pairs are attached.
     pub fn group_lids(&self) -> impl Iterator<Item = u16> {
         self.resources.groups.iter().map(|((_, lid), _)| *lid)
     }
 
-    /// A number that changes whenever these do.
+    /// Returns a number that changes whenever these LIDs do.
     pub fn group_generation(&self) -> u64 {
         self.resources.groups.generation()
     }
 
-    /// All entries of the GID table that are in use.
+    /// Returns all entries of the GID table that are in use.
     pub fn gids(&self) -> impl Iterator<Item = &GidEntry> {
         self.resources.gids.iter()
     }
 
-    /// A number that changes whenever the GID table does.
+    /// Returns a number that changes whenever the GID table does.
     pub fn gid_generation(&self) -> u64 {
         self.resources.gids.generation()
     }
 
-    /// Gives the device another rate limit, from now on.
+    /// Sets the rate limit of the device.
     pub fn set_rate_limit(&mut self, limit: RateLimit) {
         self.pacer.set(limit, self.resources.now);
     }
 
-    /// Brings the link of the port up or down. While the port is down everything sent or received is lost.
+    /// Brings the link of the port up or down. While it is down, all packets sent or received are lost.
     pub fn set_link(&mut self, up: bool) {
         self.change_port(|port| port.link = up);
     }
 
-    /// Changes what the state of the port is made of, and tells of it if that changes.
+    /// Changes the properties that the state of the port depends on. Raises an event if the state changes.
     pub(crate) fn change_port(&mut self, change: impl FnOnce(&mut Port)) {
         let resources = &mut self.resources;
         let before = resources.port.is_active();
@@ -852,14 +850,14 @@ impl Engine {
         } else {
             EventType::PortError
         };
-        // What waits is out of date.
+        // Pending events about the port are out of date.
         resources.async_events.forget(1, names_port);
         resources
             .async_events
             .raise(event, 1, None, &mut resources.counters);
     }
 
-    /// Attributes of the port.
+    /// Returns the attributes of the port.
     pub fn port_attributes(&self) -> PortAttributes {
         const _: () = assert!(Mtu::Mtu4096.bytes() == DATAGRAM_MTU);
         /// Verbs encoding of four lanes.
@@ -915,12 +913,12 @@ impl Engine {
         }
     }
 
-    /// Values of all counters, in the order of [`Counter::ALL`].
+    /// Returns the values of all counters, in the order of [`Counter::ALL`].
     pub fn counters(&self) -> &[u64] {
         self.resources.counters.values()
     }
 
-    /// How many objects there are.
+    /// Returns the numbers of objects.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             contexts: self.contexts.len(),

@@ -2,9 +2,9 @@
 
 //! The port of a device on an InfiniBand subnet.
 //!
-//! The engine has no agents of management: whoever carries its packets has them, and tells the engine what a subnet
-//! manager made of the port ([`HcaPort`]). The other way round, the engine asks for what only an agent can do
-//! ([`PortRequest`]), and tells of packets that used a wrong key ([`Violation`]).
+//! The engine has no management agents. The owner of the engine, which carries its packets, has them and tells the
+//! engine how a subnet manager configured the port ([`HcaPort`]). In return, the engine asks for what only an agent can
+//! do ([`PortRequest`]), and reports packets with wrong keys ([`Violation`]).
 
 use crate::{
     cause::Cause,
@@ -21,22 +21,22 @@ use vrnic_wire::{
     work::{AddressVector, LidAddress, lid_flags},
 };
 
-/// GIDs of a port.
+/// Number of GIDs of a port.
 pub const GIDS: u32 = 8;
 
-/// The upper half of a link-local GID.
+/// Upper half of a link-local GID.
 const DEFAULT_GID_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 
-/// Most violations that wait to be told, beside one of a kind of key of which none does.
+/// Maximum number of pending violations, plus one if none with the same kind of key is pending.
 const MAX_VIOLATIONS: usize = 16;
 
-/// What a link and a subnet manager made of a port (IBTA volume 1, 14.2.5.5 to 14.2.5.7).
+/// State of a port as a link and a subnet manager have set it (IBTA volume 1, 14.2.5.5 to 14.2.5.7).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HcaPort {
     /// State.
     #[serde(with = "wire")]
     pub state: PortState,
-    /// Greatest MTU of the port.
+    /// Maximum MTU of the port.
     #[serde(with = "wire")]
     pub max_mtu: Mtu,
     /// MTU of the link.
@@ -46,21 +46,21 @@ pub struct HcaPort {
     pub width: u8,
     /// Speed of a lane, in the encoding of the verbs.
     pub speed: u16,
-    /// LIDs and the rest.
+    /// LIDs and other attributes of the subnet.
     #[serde(with = "wire")]
     pub subnet: SubnetPort,
-    /// P_Key table; 0 is an empty entry.
+    /// P_Key table. An empty entry is 0.
     pub pkeys: Vec<u16>,
-    /// GUIDs, of which the first [`GIDS`] count; 0 is an empty entry.
+    /// GUIDs, of which the first [`GIDS`] are used. An empty entry is 0.
     pub guids: Vec<u64>,
-    /// Violations of P_Keys that the agent counted.
+    /// Number of P_Key violations that the agent has counted.
     pub bad_pkeys: u32,
-    /// Violations of Q_Keys that the agent counted.
+    /// Number of Q_Key violations that the agent has counted.
     pub bad_qkeys: u32,
 }
 
 impl Default for HcaPort {
-    /// A port without a link.
+    /// Returns a port without a link.
     fn default() -> Self {
         Self {
             state: PortState::Down,
@@ -78,18 +78,18 @@ impl Default for HcaPort {
 }
 
 impl HcaPort {
-    /// Bits of a LID that say which of the port's it is.
+    /// Returns the bits of a LID that select one of the port's LIDs.
     fn path_mask(&self) -> u16 {
         (1 << (self.subnet.lmc & 7)) - 1
     }
 
-    /// Whether the unicast LID is one of the port's.
+    /// Returns whether the port has this unicast LID.
     pub fn has_lid(&self, lid: u16) -> bool {
         let (base, mask) = (self.subnet.lid.get(), self.path_mask());
         base != 0 && lid & !mask == base & !mask
     }
 
-    /// The GID with that index, if there is one.
+    /// Returns the GID with this index, if there is one.
     pub fn gid(&self, index: u32) -> Option<Gid> {
         let guid = self.guids.iter().take(GIDS as usize).nth(index as usize)?;
         let mut gid = [0; 16];
@@ -98,14 +98,14 @@ impl HcaPort {
         (*guid != 0).then_some(gid)
     }
 
-    /// Whether the GID is one of the port's.
+    /// Returns whether the port has this GID.
     pub fn has_gid(&self, gid: &Gid) -> bool {
         (0..GIDS).any(|index| self.gid(index).as_ref() == Some(gid))
     }
 
-    /// Whether a packet by that path, which has no multicast LID, is for the port: if it has a global route header, one
-    /// of the port's GIDs is its destination. The default prefix is valid whatever the subnet's is (IBTA volume 1,
-    /// 4.1.1, 9.6.1.2).
+    /// Returns whether a packet by this path, which has no multicast LID, is for the port. If the packet has a global
+    /// route header, its destination must be one of the port's GIDs. The default prefix is valid on any subnet (IBTA
+    /// volume 1, 4.1.1, 9.6.1.2).
     pub(crate) fn is_named_by(&self, path: &Path) -> bool {
         let (prefix, guid) = path.destination.split_at(8);
         let own = self.subnet.gid_prefix.get().to_be_bytes();
@@ -114,12 +114,12 @@ impl HcaPort {
             || (prefix == own || prefix == DEFAULT_GID_PREFIX) && (0..GIDS).any(has_guid)
     }
 
-    /// The P_Key with that index; 0 if there is none.
+    /// Returns the P_Key with this index, or 0 if there is none.
     pub(crate) fn pkey(&self, index: u16) -> u16 {
         self.pkeys.get(usize::from(index)).copied().unwrap_or(0)
     }
 
-    /// The lower bits of the LID that a packet was sent to.
+    /// Returns the lower bits of the LID to which a packet was sent.
     pub(crate) fn path_bits(&self, destination: u16) -> u8 {
         if is_multicast_lid(destination) {
             0
@@ -128,7 +128,7 @@ impl HcaPort {
         }
     }
 
-    /// What changed since it was like `before`, beside the state: LIDs, the manager, P_Keys, GIDs.
+    /// Returns what changed since the port was like `before`, apart from the state: LIDs, the manager, P_Keys, GIDs.
     pub(crate) fn changes_since(&self, before: &Self) -> [bool; 4] {
         let lids = |port: &Self| (port.subnet.lid, port.subnet.lmc);
         let manager = |port: &Self| (port.subnet.sm_lid, port.subnet.sm_service_level);
@@ -142,50 +142,51 @@ impl HcaPort {
     }
 }
 
-/// Whether two P_Keys match (IBTA volume 1, 10.9.3).
+/// Returns whether two P_Keys match (IBTA volume 1, 10.9.3).
 pub(crate) fn pkeys_match(one: u16, other: u16) -> bool {
     let partition = one & !FULL_MEMBERSHIP;
     partition != 0 && other & !FULL_MEMBERSHIP == partition && (one | other) & FULL_MEMBERSHIP != 0
 }
 
-/// What the engine asks of an agent, on behalf of a command that waits for it.
+/// A request to an agent, on behalf of a command that waits for the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortRequest {
-    /// To process a management datagram.
+    /// Process a management datagram.
     Mad {
-        /// Whether the driver asks for itself, and says that the M_Key does not matter. It is not the driver's to say.
+        /// Whether the driver asks on its own behalf and says that the M_Key does not matter. That is not for the
+        /// driver to decide.
         ignore_m_key: bool,
-        /// LID of who asks.
+        /// LID of the requester.
         slid: u16,
-        /// Service level of it.
+        /// Service level of the request.
         service_level: u8,
         /// The datagram, of [`MAD_LENGTH`] bytes.
         mad: Vec<u8>,
     },
-    /// To change the port.
+    /// Change the port.
     Modify {
-        /// Bits of the capability mask to set.
+        /// Capability bits to set.
         set: u32,
-        /// Bits of it to clear.
+        /// Capability bits to clear.
         clear: u32,
-        /// Whether the count of Q_Key violations is to be 0.
+        /// Whether to reset the count of Q_Key violations.
         reset_bad_qkeys: bool,
     },
 }
 
-/// What an agent did about a [`PortRequest`].
+/// Answer of an agent to a [`PortRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortAnswer {
-    /// It did nothing: another's matter.
+    /// The datagram is not for the agent, which did nothing.
     Passed,
-    /// It answered with this management datagram.
+    /// The agent answered with this management datagram.
     Answered(Vec<u8>),
-    /// It did what there was to do.
+    /// The agent did what was requested.
     Done,
 }
 
 impl PortAnswer {
-    /// As a reply has it.
+    /// Returns the answer for a command's reply.
     pub(crate) fn reply(&self) -> (MadResult, [u8; MAD_LENGTH]) {
         let mut mad = [0; MAD_LENGTH];
         let result = match self {
@@ -201,20 +202,20 @@ impl PortAnswer {
     }
 }
 
-/// A packet that used a key which does not match that of its queue pair.
+/// A packet with a key that does not match that of its queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
-    /// Whether it is the Q_Key, not the P_Key.
+    /// Whether the wrong key is the Q_Key rather than the P_Key.
     pub qkey: bool,
-    /// The key.
+    /// The wrong key.
     pub key: u32,
-    /// Where it came from and went to.
+    /// Path of the packet.
     pub path: Path,
-    /// Queue pair that sent it, of a datagram.
+    /// Queue pair that sent the packet, if it is a datagram.
     pub source_qpn: u32,
-    /// Queue pair that it was for.
+    /// Destination queue pair.
     pub destination_qpn: u32,
-    /// Packets that it stands for, of which it describes one; more than 1 if too many came at once.
+    /// Number of packets that this stands for. It describes one of them; more than 1 if too many arrived at once.
     pub count: u32,
 }
 
@@ -231,18 +232,18 @@ impl Violation {
     }
 }
 
-/// What the engine knows of its port on a subnet.
+/// State of a port on a subnet.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Subnet {
     pub(crate) port: HcaPort,
-    /// What a command waits for, and whether an agent knows.
+    /// Request that a command waits for, and whether the agent has got it.
     request: Option<(PortRequest, bool)>,
     answer: Option<PortAnswer>,
     violations: VecDeque<Violation>,
 }
 
 impl Subnet {
-    /// A command waits for that. Whether there is an answer.
+    /// Requests something for a command that waits. Returns whether there is an answer.
     pub(crate) fn ask(&mut self, request: PortRequest) -> bool {
         if self.answer.is_none() && self.request.is_none() {
             self.request = Some((request, false));
@@ -250,27 +251,27 @@ impl Subnet {
         self.answer.is_some()
     }
 
-    /// What a command waits for, once.
+    /// Returns the request that a command waits for, once.
     pub(crate) fn next_request(&mut self) -> Option<PortRequest> {
         let (request, known) = self.request.as_mut()?;
         (!std::mem::replace(known, true)).then(|| request.clone())
     }
 
-    /// The answer to what a command waits for, if one does.
+    /// Sets the answer to the request, if a command waits for one.
     pub(crate) fn answer(&mut self, answer: PortAnswer) {
         if self.request.is_some() {
             self.answer = Some(answer);
         }
     }
 
-    /// The answer, for the command that waited.
+    /// Takes the answer, for the command that waited.
     pub(crate) fn take_answer(&mut self) -> Option<PortAnswer> {
         self.request = None;
         self.answer.take()
     }
 
-    /// A packet used a wrong key. Each one counts, but whoever floods others with such packets is told of now and then:
-    /// when too many wait, the last with a wrong key of that kind stands for this one as well.
+    /// Notes a packet with a wrong key. Each packet counts, but a flood of them causes only occasional reports: if too
+    /// many violations are pending, the last one with the same kind of key stands for this one as well.
     pub(crate) fn note_violation(&mut self, violation: Violation) {
         let full = self.violations.len() >= MAX_VIOLATIONS;
         let mut known = self.violations.iter_mut();
@@ -280,12 +281,13 @@ impl Subnet {
         }
     }
 
-    /// The next violation to tell of.
+    /// Returns the next violation to report.
     pub(crate) fn next_violation(&mut self) -> Option<Violation> {
         self.violations.pop_front()
     }
 
-    /// The path that an address vector describes; to a group, or to nobody in particular, only if it may be one.
+    /// Returns the path that an address vector describes. It may have a multicast LID or the permissive LID only if
+    /// `group` allows it.
     pub(crate) fn path_of(&self, address: &AddressVector, group: bool) -> Result<Path, Cause> {
         let lids = LidAddress::from_bytes(address.dmac);
         let port = &self.port;
@@ -330,7 +332,7 @@ impl Subnet {
     }
 }
 
-/// What a command asks of an agent.
+/// Returns the request to an agent for this command.
 ///
 /// # Errors
 ///
@@ -351,7 +353,7 @@ pub(crate) fn mad_request(command: &ProcessMad) -> Result<PortRequest, Cause> {
     })
 }
 
-/// What a command asks of an agent.
+/// Returns the request to an agent for this command.
 ///
 /// # Errors
 ///
@@ -421,7 +423,7 @@ mod tests {
         let path = subnet.path_of(&to(global), false).expect("valid");
         assert_eq!(Some(path.source), subnet.port.gid(0));
         assert_eq!((path.destination, path.hop_limit), ([3; 16], 9));
-        // An empty entry of the table, and one behind it.
+        // An empty entry of the table, one after the GUIDs, and one beyond the table.
         for sgid_index in [1, 3, 200] {
             let address = AddressVector {
                 sgid_index,
@@ -521,7 +523,7 @@ mod tests {
         assert_eq!((port.path_bits(10), port.path_bits(0xc003)), (2, 0));
         port.subnet.lid = 0.into();
         assert!(!port.has_lid(0));
-        // Whatever a recording says.
+        // Any value in a recording is safe.
         port.subnet.lmc = 255;
         port.has_lid(3);
     }

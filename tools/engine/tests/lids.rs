@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Devices on an InfiniBand subnet: the same queue pairs, addressed by LID. Nobody routes packets here; a device gets
-//! those to its LIDs.
+//! Devices on an InfiniBand subnet, which have the same queue pairs but are addressed by LID. There is no routing here:
+//! each device gets the packets to its LIDs.
 
 use vrnic_engine::{
     Cause, Io, LinkLayer, Outbox, RnicConfig,
@@ -27,9 +27,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const QKEY: u32 = 0x1111_1111;
 const MR: usize = 64 * 1024;
-/// Where what comes is stored; what is sent is before.
+/// Offset of the received data. The data to send are before it.
 const TARGETS: usize = MR / 2;
-/// A group.
+/// GID of a multicast group.
 const GROUP: [u8; 16] = [
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
 ];
@@ -46,7 +46,7 @@ fn world(count: usize, seed: u64) -> World {
     World::new(count, 1024, &config(), seed)
 }
 
-/// The address of a node, at the second of its LIDs and from the third.
+/// Returns the address of a node at its second LID, as seen from the third LID of the sender.
 fn to(node: usize, global: bool) -> AddressVector {
     AddressVector {
         dgid: hca_port_of(node).gid(2).expect("a GID"),
@@ -66,7 +66,7 @@ fn to(node: usize, global: bool) -> AddressVector {
     }
 }
 
-/// The address of the group.
+/// Returns the address of the group.
 fn to_group() -> AddressVector {
     AddressVector {
         dgid: GROUP,
@@ -80,7 +80,7 @@ fn to_group() -> AddressVector {
     }
 }
 
-/// The address of a peer for a connection: each sends from the LID that the other sends to.
+/// Returns the address of a peer for a connection. Each side sends from the LID to which the other one sends.
 fn to_peer(node: usize, global: bool) -> AddressVector {
     AddressVector {
         dmac: LidAddress {
@@ -99,7 +99,7 @@ fn connect(world: &mut World, qp_type: QpType, global: bool, mtu: Mtu) -> Connec
     connect_by(world, qp_type, mtu, |peer| to_peer(peer, global))
 }
 
-/// Connects nodes 0 and 1, each of which has the `address` of the other.
+/// Connects nodes 0 and 1, whose addresses are given by `address`.
 fn connect_by(
     world: &mut World,
     qp_type: QpType,
@@ -141,7 +141,7 @@ fn each_operation_of_a_reliable_connection_works_over_lids() {
                 delay: 100,
                 ..Faults::default()
             };
-            // Whatever is on its way has the LIDs, and GIDs if it is to have them.
+            // All packets have the expected LIDs, and GIDs only if they should.
             world.filter = Some(|segment| {
                 let lids = segment.path.lids.expect("LIDs");
                 let pair = (lids.source, lids.destination);
@@ -262,7 +262,7 @@ fn datagrams_have_a_global_header_only_if_they_want() {
         assert_eq!(&bytes[40..], b"some bytes");
         if global {
             assert_eq!(bytes[..4], [0x65, 0xa1, 0x23, 0x45]);
-            // BTH, DETH, immediate, 10 bytes and their pad, ICRC.
+            // BTH, DETH, immediate, 10 bytes with their pad, and ICRC.
             assert_eq!(bytes[4..8], [0, 12 + 8 + 4 + 12 + 4, 0x1b, 9]);
             assert_eq!(
                 Some(bytes[8..24].try_into().unwrap()),
@@ -384,7 +384,7 @@ fn packets_of_others_do_not_reach_a_connection() {
     }
 }
 
-/// Gives a node another port.
+/// Changes the port of a node.
 fn set_port(world: &mut World, node: usize, change: impl FnOnce(&mut HcaPort)) {
     let mut port = hca_port_of(node);
     change(&mut port);
@@ -442,7 +442,7 @@ fn two_limited_members_do_not_hear_each_other() {
             assert!(!violation.qkey);
             assert_eq!(violation.key, u32::from(one));
             assert_eq!(violation.destination_qpn, b.qp.qpn);
-            // Who floods is told of a few times.
+            // A flood of violations is reported only a few times.
             let count = std::iter::from_fn(|| world.nodes[1].rnic.next_violation()).count();
             assert!(count < 16);
         }
@@ -470,7 +470,7 @@ fn nothing_leaves_with_an_empty_pkey() {
             a.send(&mut world, &send);
         }
         let mut gsi = end(&mut world, 0, QpType::Gsi);
-        // Entry 0, an entry that is empty anyway, and one that there is not.
+        // Entry 0, an entry that is always empty, and entries beyond the table.
         for index in [0, 3, 32, 0xffff] {
             let send = datagram(&gsi, to(1, false), GSI_QPN, KEY).pkey_index(index);
             gsi.send(&mut world, &send);
@@ -484,7 +484,7 @@ fn nothing_leaves_with_an_empty_pkey() {
         assert_eq!(counter(&world, 0, Counter::TransmitPackets), 0);
         assert_eq!(counter(&world, 1, Counter::ReceivePackets), 0);
         assert_eq!(world.nodes[1].rnic.next_violation(), None);
-        // As if they were lost on the way.
+        // The packets seem lost on the way.
         assert_eq!((a.send_cq.drain().len(), a.recv_cq.drain().len()), (2, 0));
         let done = gsi.send_cq.drain();
         assert_eq!(done.len(), 4);
@@ -493,7 +493,7 @@ fn nothing_leaves_with_an_empty_pkey() {
     }
 }
 
-/// Lets a segment arrive at a node, whomever it is for.
+/// Lets a segment arrive at a node, regardless of its destination.
 fn arrive(world: &mut World, node: usize, segment: Segment<'_>) {
     let node = &mut world.nodes[node];
     let mut outbox = Outbox::new();
@@ -549,7 +549,7 @@ fn a_datagram_for_another_gid_is_dropped() {
 #[test]
 fn there_are_no_congestion_notifications_of_roce() {
     let mut world = world(2, 19);
-    // On Ethernet a switch would have marked all of it.
+    // On Ethernet, this is the mark that a switch sets.
     let marked = |peer| AddressVector {
         traffic_class: 3,
         ..to_peer(peer, true)
@@ -609,7 +609,7 @@ fn violations_count_however_many_there_are() {
     let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
     let b = end(&mut world, 1, QpType::UnreliableDatagram);
     for number in 0..100 {
-        // Of 20 keys, more than are told of one by one.
+        // Twenty different keys are more than can be reported individually.
         let send = datagram(&a, to(1, false), b.qp.qpn, QKEY + 1 + number % 20);
         a.send(&mut world, &send);
         world.settle();
@@ -628,7 +628,7 @@ fn the_gsi_takes_any_pkey_and_tells_which() {
     let mut world = world(2, 8);
     let mut a = end(&mut world, 0, QpType::Gsi);
     let mut b = end(&mut world, 1, QpType::Gsi);
-    // Entry 2 is that of a limited member at both ends, entry 3 is empty.
+    // Entry 2 makes both ends limited members, and entry 3 is empty.
     for (index, heard) in [(0, true), (1, true), (2, false), (3, false)] {
         b.receive(&mut world, 7, 1000, 300);
         let send = datagram(&a, to(1, false), GSI_QPN, KEY).pkey_index(index);
@@ -688,7 +688,7 @@ fn groups_have_a_lid_and_a_gid() {
     );
 }
 
-/// What a subnet manager changes, and the event of that.
+/// A change by a subnet manager, and the event that reports it.
 type Change = (fn(&mut HcaPort), EventType);
 
 #[test]
@@ -761,14 +761,14 @@ fn queue_pair_0_works_before_the_port_is_active() {
     assert_eq!((got.len(), got[0].length), (1, 296));
     assert_eq!(smis[1].mr.arena.get(1040, MAD_LENGTH), [7; MAD_LENGTH]);
     assert!(users[1].recv_cq.drain().is_empty());
-    // Down is down.
+    // No packets leave a port that is down.
     set_port(&mut world, 0, |port| port.state = PortState::Down);
     smis[1].receive(&mut world, 1, 1000, 296);
     let send = mad(&smis[0], MAD_LENGTH);
     smis[0].send(&mut world, &send);
     world.settle();
     assert!(smis[1].recv_cq.drain().is_empty());
-    // A datagram of another length, or to another queue pair, is none of management.
+    // A datagram of another length or to another queue pair is not a management packet.
     assert_eq!(smis[0].send_cq.drain().len(), 2, "nobody knows");
     let send = mad(&smis[0], MAD_LENGTH - 1);
     smis[0].send(&mut world, &send);
@@ -871,7 +871,7 @@ fn commands_tell_what_the_port_is() {
     })
     .err();
     assert_eq!(error, Some((CommandStatus::NotFound, Cause::UnknownPort)));
-    // What the subnet manager has a say in, the driver has not.
+    // The driver may not change what the subnet manager controls.
     let unsupported = Some((CommandStatus::Unsupported, Cause::CommandCode));
     assert_eq!(ask!(SetGid::default()).err(), unsupported);
     assert_eq!(ask!(ClearGid::default()).err(), unsupported);
@@ -923,7 +923,7 @@ fn commands_tell_what_the_port_is() {
     }
 }
 
-/// The bytes of a command.
+/// Returns the bytes of a command.
 fn bytes_of<C: Command>(request: &C) -> Vec<u8> {
     let header = CommandHeader {
         code: C::CODE.raw().into(),
@@ -933,7 +933,8 @@ fn bytes_of<C: Command>(request: &C) -> Vec<u8> {
     [header.as_bytes(), request.as_bytes()].concat()
 }
 
-/// Executes a command for which the agent does `answer`; what the agent was asked, and the reply.
+/// Executes a command with an agent that gives `answer`. Returns the request to the agent, and the status and the body
+/// of the reply.
 fn with_agent(
     world: &mut World,
     request: &[u8],
@@ -994,7 +995,7 @@ fn an_agent_processes_management_datagrams() {
         let reply = MadProcessed::read_from_bytes(&body).expect("a reply");
         assert_eq!((reply.result.get(), reply.mad), (result.raw(), mad));
     }
-    // Nobody is asked for what is not valid.
+    // The agent is not asked about invalid commands.
     let bad = [
         (
             ProcessMad {
@@ -1085,5 +1086,5 @@ fn recordings_of_devices_on_a_subnet_replay() {
     with_agent(&mut world, &bytes_of(&command), PortAnswer::Done);
     world.settle();
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
-    // The world checks at its end that all of it replays to the same state.
+    // At its end, the world checks that the recordings replay to the same state.
 }

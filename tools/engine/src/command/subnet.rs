@@ -20,7 +20,7 @@ use vrnic_wire::{
 };
 use zerocopy::FromBytes;
 
-/// The port, which has to be one on a subnet.
+/// Returns the subnet state of a port, which must be on a subnet.
 fn subnet(rnic: &mut Engine, port: U32) -> Result<&mut Subnet, Cause> {
     if !rnic.is_on_subnet() {
         return Err(Cause::CommandCode);
@@ -30,7 +30,7 @@ fn subnet(rnic: &mut Engine, port: U32) -> Result<&mut Subnet, Cause> {
     subnet.ok_or(Cause::CommandCode)
 }
 
-/// What the command in `request` asks of an agent, if it is valid and asks anything.
+/// Returns what the command in `request` asks of an agent, if the command is valid and asks for something.
 pub(super) fn port_request_of(request: &[u8], rnic: &mut Engine) -> Option<PortRequest> {
     let (header, body) = CommandHeader::read_from_prefix(request).ok()?;
     if header.reserved.get() != 0 || header.length.get() as usize != body.len() {
@@ -98,7 +98,7 @@ impl Execute for ModifyPort {
         modify_request(&self)?;
         match subnet.take_answer() {
             Some(PortAnswer::Done) => done(),
-            // Nobody does what the port cannot.
+            // The agent does not do what the port does not support.
             _ => Err(Cause::Flags),
         }
     }

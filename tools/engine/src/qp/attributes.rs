@@ -22,7 +22,7 @@ use vrnic_wire::{
     work::AddressVector,
 };
 
-/// Attributes that were set, all valid.
+/// The attributes that have been set, all of which are valid.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Attributes {
     pub(super) sqd_notify: bool,
@@ -46,7 +46,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// The attributes in a reply; state and progress are not among them.
+    /// Returns the attributes for a reply, without the state and the progress.
     pub(super) fn report(&self) -> QpAttributes {
         QpAttributes {
             path_mtu: self.path_mtu.map_or(0, Mtu::raw),
@@ -69,7 +69,7 @@ impl Attributes {
         }
     }
 
-    /// These attributes with those that `wanted` names replaced, if all values are valid.
+    /// Returns these attributes with those that `wanted` selects replaced, if all values are valid.
     fn updated(
         mut self,
         wanted: &QpAttributes,
@@ -149,7 +149,7 @@ impl Attributes {
     }
 }
 
-/// Whether an address vector describes a path to the peer of a connection.
+/// Returns an error if an address vector does not describe a path to the peer of a connection.
 pub(super) fn check_address(address: &AddressVector, resources: &Resources) -> Result<(), Cause> {
     if let Some(subnet) = &resources.subnet {
         return subnet.path_of(address, false).map(|_| ());
@@ -158,8 +158,8 @@ pub(super) fn check_address(address: &AddressVector, resources: &Resources) -> R
     local.map(|_| ()).ok_or(Cause::GidIndex)
 }
 
-/// The path from queue pair `local_qpn` to `remote_qpn` that an address vector describes, which may be one to a group
-/// only of a datagram. `None` if it does not name a local GID, or no valid LID.
+/// Returns the path from queue pair `local_qpn` to `remote_qpn` that an address vector describes. Only that of a
+/// datagram may lead to a group. Returns `None` if the address vector does not name a local GID or a valid LID.
 pub(super) fn path_of(
     address: &AddressVector,
     local_qpn: u32,
@@ -188,13 +188,12 @@ pub(super) fn path_of(
     })
 }
 
-/// The UDP port that packets of a flow come from, one of the 2^14 dynamic ports. Whoever cares about
-/// the way that a flow takes through the network sets its flow label; else the queue pairs tell
-/// flows apart (annex A17, 3.1).
+/// Returns the UDP source port of a flow, one of the 2^14 dynamic ports. It depends on the flow label, by which a user
+/// can influence the flow's way through the network, or on the queue pairs if there is no flow label (annex A17, 3.1).
 fn source_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 {
     let flow = match flow_label {
         0 => {
-            // Spreads numbers that differ only in a few bits: the constant is 2^32 / golden ratio.
+            // Spread numbers that differ only in a few bits: the constant is 2^32 / golden ratio.
             let both = local_qpn ^ remote_qpn.rotate_left(12);
             both.wrapping_mul(0x9e37_79b9) >> 12
         }
@@ -204,7 +203,7 @@ fn source_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 {
 }
 
 impl Qp {
-    /// The path to the peer that an address vector describes. `None` if it describes none.
+    /// Returns the path to the peer that an address vector describes, or `None` if it describes none.
     pub(super) fn connected_path(
         &self,
         address: &AddressVector,
@@ -213,14 +212,14 @@ impl Qp {
         let dest_qpn = self.attributes.dest_qpn;
         let mut path = path_of(address, self.number, dest_qpn, false, resources)?;
         if resources.fabric_mtu.is_none() && path.lids.is_none() {
-            // Switches may mark packets rather than drop them: marks are reacted to.
+            // Let switches mark packets rather than drop them, because this device reacts to marks.
             path.traffic_class = path.traffic_class & !ECN_MASK | ECN_CAPABLE;
         }
         Some(path)
     }
 
-    /// Modifies attributes, and the state first of all. Nothing changes if it fails. `alternate` is the alternate path
-    /// of a command that can have one.
+    /// Modifies attributes, including the state. Nothing changes if that fails. `alternate` is the alternate path, for
+    /// commands that have one.
     pub(crate) fn modify<M: Memory>(
         &mut self,
         wanted: &QpAttributes,
@@ -229,7 +228,7 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) -> Result<(), Cause> {
         let mask = wanted.mask.get();
-        // Without the feature, the state of path migration is reserved, too.
+        // Without the feature, the path migration state is reserved as well.
         let unknown = !resources.migrates_paths && wanted.path_migration_state != 0;
         if unknown || wanted.reserved != [0; 25] {
             return Err(Cause::ReservedField);
@@ -289,7 +288,7 @@ impl Qp {
                 self.state = to;
             }
             (QpState::SendQueueError, QpState::ReadyToSend) => {
-                // What was posted before this is flushed yet, at most a ring of it.
+                // Flush what was posted before this command, which is at most one ring.
                 self.flush_sends(&mut Turn::endless(), resources, io);
                 if self.state == QpState::SendQueueError {
                     if self.is_unreliable() {
@@ -316,7 +315,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Forgets everything but what it was created with.
+    /// Forgets everything except what is fixed at creation.
     fn reset<M: Memory>(&mut self, io: &Io<'_, M>) {
         self.state = QpState::Reset;
         self.attributes = Attributes::default();

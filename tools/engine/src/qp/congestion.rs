@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! Congestion control of RoCE (annex A17, 9), which InfiniBand does not have. A queue pair answers packets that a
-//! switch marked with congestion notification packets. A queue pair that gets such a notification sends more slowly for
-//! a while.
+//! switch has marked with congestion notification packets. A queue pair that receives a notification sends more slowly
+//! for a while.
 //!
-//! The rate follows DCQCN in its simplest form. Each notification reduces the rate by a share, which is
-//! larger if more notifications came lately. Without notifications the rate first goes half-way back to
-//! its former value, several times. Then it grows beyond that value, until there is no limit any more.
+//! The rate follows a simple form of DCQCN. Each notification reduces the rate by a share, which is larger if there
+//! were more notifications recently. Without notifications, the rate first goes half-way back to its former value,
+//! several times. Then it grows beyond that value, until there is no limit any more.
 
 use super::Qp;
 use crate::{
@@ -20,79 +20,79 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vrnic_wire::counter::Counter;
 
-/// Least time between two notifications of a connection, and between two cuts of its rate.
+/// Minimum time between two notifications of a connection, and between two cuts of its rate.
 const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Time without notification after which the rate grows.
+/// Time without notifications after which the rate grows.
 const GROWTH_INTERVAL: Duration = Duration::from_micros(55);
 
-/// Rate of the line in bytes per second: 100 Gbit/s, as the port reports.
+/// Line rate in bytes per second: 100 Gbit/s, as the port reports.
 const LINE_RATE: u64 = 12_500_000_000;
 
-/// Lowest rate in bytes per second.
+/// Minimum rate in bytes per second.
 const MIN_RATE: u64 = LINE_RATE / 1000;
 
-/// By how much the target grows in an interval once the rate has recovered, in bytes per second.
+/// Growth of the target per interval once the rate has recovered, in bytes per second.
 const GROWTH: u64 = LINE_RATE / 200;
 
-/// Intervals of recovery before the target grows.
+/// Number of recovery intervals before the target grows.
 const RECOVERY: u32 = 5;
 
-/// Congestion is a number from 0 to this.
+/// Maximum congestion. The minimum is 0.
 const FULL: u32 = 1 << 16;
 
-/// What the congestion moves by with each notification, or interval without: 1 part of so many.
+/// Fraction by which the congestion changes with each notification, or each interval without: 1/`GAIN`.
 const GAIN: u32 = 16;
 
-/// Time whose worth of bytes may be sent at once after a pause.
+/// After a pause, as many bytes as this time is worth may be sent at once.
 const BURST: Duration = Duration::from_micros(20);
 
-/// The rate while it is limited.
+/// State of a rate limit.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Limit {
     /// Bytes per second.
     rate: u64,
-    /// Rate that it returns to.
+    /// Rate to which the limit returns.
     target: u64,
-    /// How bad it is, up to [`FULL`].
+    /// Degree of congestion, up to [`FULL`].
     congestion: u32,
     /// When the rate was last cut.
     cut: Instant,
-    /// When it last changed.
+    /// When the rate last changed.
     changed: Instant,
-    /// Intervals since the cut.
+    /// Number of intervals since the cut.
     intervals: u32,
-    /// When the bytes sent so far are through, at this rate.
+    /// When the bytes sent so far have left at this rate.
     busy_until: Instant,
 }
 
-/// State of a connection about congestion.
+/// Congestion state of a connection.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Congestion {
     limit: Option<Limit>,
     /// When the peer was last notified.
     notified: Option<Instant>,
-    /// Until when sending waits.
+    /// When sending can continue, if it waits.
     waiting: Option<Instant>,
 }
 
 impl Congestion {
-    /// Packets take another path from now on, of which nothing is known.
+    /// Forgets the congestion of the old path after a change to a new one.
     pub(super) fn change_path(&mut self) {
         *self = Self::default();
     }
 
-    /// When sending goes on, if it waits for that.
+    /// Returns when sending can continue, if it waits.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting
     }
 
-    /// The time of `deadline` has come, or it does not matter any more.
+    /// Forgets the deadline if it has passed.
     pub(super) fn forget_deadline(&mut self, now: Instant) {
         self.waiting = self.waiting.filter(|&at| at > now);
     }
 
-    /// Whether a packet may be sent now.
+    /// Returns whether a packet may be sent now.
     pub(super) fn may_send(&mut self, now: Instant) -> bool {
         self.grow(now);
         self.waiting = self
@@ -102,7 +102,7 @@ impl Congestion {
         self.waiting.is_none()
     }
 
-    /// A packet with so many bytes of payload was sent.
+    /// Notes that a packet with this many bytes of payload was sent.
     pub(super) fn sent(&mut self, bytes: u64, now: Instant) {
         /// Bytes of headers.
         const OVERHEAD: u64 = 64;
@@ -114,7 +114,7 @@ impl Congestion {
         }
     }
 
-    /// A notification came. Whether the rate was cut.
+    /// Reduces the rate because of a notification. Returns whether the rate was cut.
     fn slow_down(&mut self, now: Instant) -> bool {
         self.grow(now);
         let limit = self.limit.get_or_insert(Limit {
@@ -138,7 +138,7 @@ impl Congestion {
         true
     }
 
-    /// Lets the rate grow for the time without notifications.
+    /// Increases the rate for the time without notifications.
     fn grow(&mut self, now: Instant) {
         while let Some(limit) = &mut self.limit
             && now - limit.changed >= GROWTH_INTERVAL
@@ -150,7 +150,7 @@ impl Congestion {
                 limit.target = (limit.target + GROWTH).min(LINE_RATE);
             }
             limit.rate = limit.rate.midpoint(limit.target);
-            // Half-way again and again never arrives.
+            // Going half-way repeatedly never reaches the line rate.
             if limit.rate > LINE_RATE - GROWTH {
                 self.limit = None;
             }
@@ -159,14 +159,14 @@ impl Congestion {
 }
 
 impl Qp {
-    /// A packet of the connection came: if it is marked, the peer is told, though not too often.
+    /// Notifies the peer if a packet of the connection is marked, but not too often.
     pub(super) fn note_mark<M: Memory>(
         &mut self,
         segment: &Segment<'_>,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        // On InfiniBand these bits are the sender's own.
+        // On InfiniBand, the sender sets these bits as it likes.
         if segment.path.lids.is_some() || segment.path.traffic_class & ECN_MASK != ECN_MARKED {
             return;
         }
@@ -182,7 +182,7 @@ impl Qp {
         resources.send(notification, io);
     }
 
-    /// The peer tells that packets are marked on the way to it.
+    /// Processes the peer's notification that packets on the way to it are marked.
     pub(super) fn take_notification(&mut self, resources: &mut Resources, now: Instant) {
         if self.congestion.slow_down(now) {
             resources.counters.count(Counter::NotificationsHandled);
@@ -198,11 +198,11 @@ mod tests {
         Instant::from_nanos(microseconds * 1000)
     }
 
-    /// Bytes that may be sent from one time to another, asked for every microsecond.
+    /// Returns the bytes that may be sent between two times, with an attempt in each microsecond.
     fn throughput(congestion: &mut Congestion, from: u64, to: u64) -> u64 {
         let mut bytes = 0;
         for time in from..to {
-            // The line itself does not send more.
+            // The line itself cannot send more.
             for _ in 0..3 {
                 if congestion.may_send(at(time)) {
                     congestion.sent(4096, at(time));
@@ -222,13 +222,13 @@ mod tests {
         let halved = throughput(&mut congestion, 100, 150);
         let expected = LINE_RATE / 2 * 50 / 1_000_000;
         assert!(halved.abs_diff(expected) < expected / 10, "{halved}");
-        // Notifications all the time: down to the least rate, but not below.
+        // Constant notifications reduce the rate to the minimum, but not below.
         for time in (0..40).map(|n| 150 + n * 50) {
             congestion.slow_down(at(time));
         }
         let least = throughput(&mut congestion, 2100, 2150);
         assert!(least <= 4160, "{least}");
-        // Silence.
+        // No more notifications.
         assert!(!congestion.may_send(at(2151)) || congestion.limit.is_some());
         assert!(congestion.may_send(at(200_000)));
         assert!(congestion.limit.is_none());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! End-to-end flow control (IBTA volume 1, 9.7.7.2): acknowledgements say how many receives are posted,
-//! so that the requester need not find out by RNR NAKs.
+//! End-to-end flow control (IBTA volume 1, 9.7.7.2). Acknowledgements carry the number of posted receives, so that the
+//! requester does not have to learn it from RNR NAKs.
 
 use super::Qp;
 use crate::{
@@ -11,54 +11,54 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use vrnic_wire::qp::{MAX_PSN, QpType};
 
-/// Receives that a 5-bit credit count stands for; the last count, [`NO_CREDITS`], stands for none.
+/// Number of receives for each 5-bit credit count. The last count, [`NO_CREDITS`], has no number.
 const CREDITS: [u32; NO_CREDITS as usize] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
-/// The largest credit count that does not promise more than that many receives.
+/// Returns the largest credit count that promises at most this many receives.
 fn encode(receives: u32) -> u8 {
     CREDITS.partition_point(|&credits| credits <= receives) as u8 - 1
 }
 
-/// Receives that a credit count promises; `None` if the peer does not count.
+/// Returns the number of receives that a credit count promises, or `None` if the peer does not count.
 fn decode(count: u8) -> Option<u32> {
     CREDITS.get(usize::from(count)).copied()
 }
 
-/// Which messages the peer has receives for.
+/// The messages for which the peer has receives.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Credit {
-    /// Number of the last of them, 24 bits; `None` as long as the peer did not say.
+    /// Number of the last of them, 24 bits; `None` until the peer has reported credits.
     limit: Option<u32>,
 }
 
 impl Credit {
-    /// Notes what the newest acknowledgement says.
+    /// Notes the credits in the newest acknowledgement.
     pub(super) fn note(&mut self, aeth: Aeth) {
         if let Syndrome::Ack { credits } = aeth.syndrome {
             self.limit = decode(credits).map(|receives| aeth.msn.wrapping_add(receives) & MAX_PSN);
         }
     }
 
-    /// Whether there is a receive for message `number`; the first message has number 1.
+    /// Returns whether there is a receive for message `number`. The first message has number 1.
     pub(super) fn covers(self, number: u32) -> bool {
-        // As with sequence numbers, less than half of the circle ahead is ahead.
+        // As with PSNs, a number is ahead if the distance is less than half of the range.
         self.limit
             .is_none_or(|limit| limit.wrapping_sub(number) & MAX_PSN <= MAX_PSN / 2)
     }
 }
 
 impl Qp {
-    /// A positive acknowledgement that says how many receives there are.
+    /// Returns a positive acknowledgement with the number of receives.
     pub(super) fn ack<M: Memory>(&self, msn: u32, memory: &M) -> Aeth {
         if self.created.srqn.is_some() || self.created.qp_type == QpType::XrcTarget {
-            // Others take receives too, so none can be promised.
+            // Other queue pairs take receives from the same queue, so none can be promised.
             let syndrome = Syndrome::ACK;
             return Aeth { syndrome, msn };
         }
-        // The receive of a message under way is still to be counted, for the message is.
+        // Count the receive of the current message as well, because the message counts.
         let taken = u32::from(self.receive.is_taken());
         Aeth {
             syndrome: Syndrome::Ack {

@@ -22,14 +22,14 @@ use vrnic_wire::{
     work::{GRH_LENGTH, LidAddress, SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
 
-/// Bit of a Q_Key in a work request that says to use that of the queue pair instead.
+/// Bit of the Q_Key in a work request that selects the Q_Key of the queue pair instead.
 const OWN_QKEY: u32 = 1 << 31;
 
-/// IP protocol number of UDP, which RoCEv2 frames carry.
+/// IP protocol number of UDP, which RoCEv2 uses.
 const UDP: u8 = 17;
 
 impl Qp {
-    /// Sends datagrams until the turn is over or there are none.
+    /// Sends datagrams until the turn is over or there are none left.
     pub(super) fn send_datagrams<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -38,7 +38,7 @@ impl Qp {
     ) {
         while !turn.is_over() && turn.may_send() && turn.may_begin() {
             let mut elements = self.requester.take_spare();
-            // One that was begun, and waited for pages, comes first.
+            // A datagram that waited for pages comes first.
             let (index, read) =
                 if let Some((index, request)) = self.requester.resume_held(&mut elements) {
                     (index, Ok(request))
@@ -159,8 +159,8 @@ impl Qp {
             _ => resources.pkey(self.attributes.pkey_index),
         };
 
-        // The work request completes before the datagram arrives, and its memory may be used for
-        // something else then; so the datagram takes the bytes along.
+        // The work request completes before the datagram arrives, and then its memory may be reused. So the datagram
+        // carries a copy of the bytes.
         let mut bytes = io.outbox.bytes();
         bytes.resize(request.length as usize, 0);
         let gathered = self.gather_datagram(request, elements, entry, &mut bytes, resources, io);
@@ -198,7 +198,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies the payload of a datagram.
+    /// Copies the payload of a datagram from memory.
     fn gather_datagram<M: Memory>(
         &self,
         request: &SendRequest,
@@ -250,9 +250,9 @@ impl Qp {
         }
     }
 
-    /// A datagram came. If it does not fit it is dropped and the receive waits for another, for
-    /// nobody should be able to break a queue pair that anybody may send to. `false` if it has to
-    /// wait for pages, and to be taken again then.
+    /// Receives a datagram. A datagram that does not fit is dropped, and the receive stays for the next one, because
+    /// otherwise any sender could break the queue pair. Returns `false` if the datagram has to wait for pages and must
+    /// be processed again later.
     pub(super) fn receive_datagram<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -352,7 +352,7 @@ impl Qp {
         true
     }
 
-    /// Writes route header and payload to the receive.
+    /// Writes the route header and the payload to the receive.
     fn store_datagram<M: Memory>(
         &self,
         segment: &Segment,
@@ -380,7 +380,7 @@ impl Qp {
     }
 }
 
-/// How often the device copies a datagram: also to each queue pair here that is in its group.
+/// Returns the number of copies that the device makes of a datagram, including those to local members of its group.
 fn copies(request: &SendRequest, resources: &Resources) -> u64 {
     match &request.target {
         Target::Datagram(target) if is_multicast(&target.address.dgid) => {
@@ -395,12 +395,12 @@ fn copies(request: &SendRequest, resources: &Resources) -> u64 {
     }
 }
 
-/// The global route header of a datagram on InfiniBand with that many bytes of payload (IBTA volume 1, 8.3); zeros if
-/// it had none.
+/// Returns the global route header of an InfiniBand datagram with this many bytes of payload (IBTA volume 1, 8.3), or
+/// zeros if it had none.
 fn global_header(path: &Path, global: bool, length: u16, immediate: bool) -> [u8; GRH_LENGTH] {
     /// Next header: a base transport header.
     const TRANSPORT: u8 = 0x1b;
-    /// Base transport and datagram headers, and invariant CRC.
+    /// Bytes of the base transport and datagram headers and the invariant CRC.
     const OVERHEAD: u16 = 12 + 8 + 4;
     let mut bytes = [0; GRH_LENGTH];
     if global {
@@ -410,7 +410,7 @@ fn global_header(path: &Path, global: bool, length: u16, immediate: bool) -> [u8
     bytes
 }
 
-/// Writes a header of IPv6, which has the shape of a global route header.
+/// Writes an IPv6 header, which has the layout of a global route header.
 fn put_ipv6_header(path: &Path, behind: u16, next: u8, bytes: &mut [u8; GRH_LENGTH]) {
     let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label;
     bytes[..4].copy_from_slice(&first.to_be_bytes());
@@ -425,10 +425,10 @@ fn is_ipv4(path: &Path) -> bool {
     path.source[..12] == IPV4_MAPPED && path.destination[..12] == IPV4_MAPPED
 }
 
-/// The route header of a datagram with that many bytes of payload: an IPv6 header, which has the
-/// shape of a GRH, or an IPv4 header in the last 20 bytes.
+/// Returns the route header of a datagram with this many bytes of payload: an IPv6 header, which has the layout of a
+/// GRH, or an IPv4 header in the last 20 bytes.
 fn route_header(path: &Path, length: u16) -> [u8; GRH_LENGTH] {
-    /// UDP, base transport and datagram headers, and invariant CRC.
+    /// Bytes of the UDP, base transport and datagram headers and the invariant CRC.
     const OVERHEAD: u16 = 8 + 12 + 8 + 4;
     const IPV4_LENGTH: u16 = 20;
     let mut bytes = [0; GRH_LENGTH];
@@ -451,7 +451,7 @@ fn route_header(path: &Path, length: u16) -> [u8; GRH_LENGTH] {
     bytes
 }
 
-/// Internet checksum of an IPv4 header whose checksum field is 0 (RFC 1071).
+/// Returns the Internet checksum of an IPv4 header whose checksum field is 0 (RFC 1071).
 fn ipv4_checksum(header: &[u8]) -> u16 {
     let sum: u32 = header
         .chunks_exact(2)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Adds to the device's record why a queue pair failed, refused or dropped something.
+//! Records in the device's explanations why a queue pair failed, refused or dropped something.
 
 use super::Qp;
 use crate::{
@@ -52,8 +52,8 @@ impl Qp {
         });
     }
 
-    /// An access was refused for that reason just now: keeps what it was until it is told of, which
-    /// may be after other queue pairs had their turns.
+    /// Remembers an access that was just refused for this reason until it is reported, which may be after the turns of
+    /// other queue pairs.
     pub(super) fn note_refused(&mut self, cause: Cause, resources: &Resources) {
         if let Some((why, access)) = resources.keys.take_refused()
             && why.as_remote() == cause.as_remote()
@@ -62,7 +62,7 @@ impl Qp {
         }
     }
 
-    /// A work request completes with an error.
+    /// Explains a work completion with an error.
     pub(super) fn explain_completion(
         &mut self,
         (wr_id, opcode): (u64, Opcode),
@@ -79,7 +79,7 @@ impl Qp {
         self.explain(happening, Some(cause), psn, None, resources);
     }
 
-    /// A packet that came is answered by a negative acknowledgement.
+    /// Explains a negative acknowledgement of a packet that arrived.
     pub(super) fn explain_nak_sent(
         &mut self,
         syndrome: Syndrome,
@@ -98,7 +98,7 @@ impl Qp {
         );
     }
 
-    /// A message of an unreliable connection is dropped.
+    /// Explains why a message of an unreliable connection is dropped.
     pub(super) fn explain_dropped(
         &mut self,
         cause: Cause,
@@ -116,7 +116,7 @@ impl Qp {
         );
     }
 
-    /// What a request that was accepted asked for cannot be done any more.
+    /// Explains why an accepted request cannot be executed any more.
     pub(super) fn explain_response_refused(
         &mut self,
         psn: Psn,
@@ -128,7 +128,7 @@ impl Qp {
         self.explain(happening, Some(cause), Some(psn), None, resources);
     }
 
-    /// A negative acknowledgement came.
+    /// Records a negative acknowledgement from the peer.
     pub(super) fn explain_nak_received(
         &mut self,
         psn: Psn,

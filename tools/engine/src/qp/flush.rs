@@ -65,8 +65,7 @@ impl Qp {
         resources.complete(self.created.send_cqn, cqe, true, io);
     }
 
-    /// Flushes the receive queue, oldest first, beginning with the receive of a message that was
-    /// under way.
+    /// Flushes the receive queue, oldest first, after the receive of an incomplete message.
     pub(super) fn flush_receives<M: Memory>(
         &mut self,
         turn: &mut Turn,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Path migration: a connection goes over to another path to its peer, which its owner loaded before (IBTA volume 1,
-//! 17.2.8).
+//! Path migration: a connection changes to an alternate path to its peer, which its owner has loaded before (IBTA
+//! volume 1, 17.2.8).
 
 use super::{Qp, attributes::check_address};
 use crate::{
@@ -17,15 +17,15 @@ use vrnic_wire::{
     qp::{AlternatePath, Migration, QpState, attribute},
 };
 
-/// What a queue pair knows of another path.
+/// Path migration state of a queue pair.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PathMigration {
     #[serde(with = "wire")]
     state: Migration,
     /// The alternate path, as the owner loaded it.
     alternate: Option<Alternate>,
-    /// Whether the owner was told, since it last set the state, that the peer wants a path that is not the alternate
-    /// one.
+    /// Whether the owner has been told, since it last set the state, that the peer uses a path that is not the
+    /// alternate one.
     told: bool,
 }
 
@@ -38,7 +38,7 @@ struct Alternate {
 }
 
 impl Default for PathMigration {
-    /// That of a queue pair that was reset.
+    /// Returns the state of a queue pair that was reset.
     fn default() -> Self {
         Self {
             state: Migration::Migrated,
@@ -48,46 +48,46 @@ impl Default for PathMigration {
     }
 }
 
-/// How a packet for a connection came.
+/// How a packet for a connection arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By the path in use.
+    /// By the current path.
     Current,
-    /// By the alternate path, to which the peer has gone over.
+    /// By the alternate path, to which the peer has migrated.
     Alternate,
-    /// By another path, to which the peer says that it has gone over.
+    /// By another path, to which the peer claims to have migrated.
     Wrong,
     /// Not from the peer.
     Strange,
 }
 
 impl PathMigration {
-    /// Whether packets say that the connection is in the migrated state.
+    /// Returns whether packets tell the peer that the connection is in the migrated state.
     pub(super) fn is_migrated(&self) -> bool {
         self.state == Migration::Migrated
     }
 
-    /// Its state.
+    /// Returns the path migration state.
     pub(super) fn state(&self) -> Migration {
         self.state
     }
 
-    /// The alternate path; all 0 if there is none.
+    /// Returns the alternate path, or zeros if there is none.
     pub(super) fn alternate(&self) -> AlternatePath {
         let alternate = self.alternate.as_ref();
         alternate.map_or_else(AlternatePath::default, |one| one.attributes)
     }
 
-    /// How a packet came to a queue pair that sends by the path `current`.
+    /// Returns how a packet arrived at a queue pair whose current path is `current`.
     pub(super) fn way_of(&self, segment: &Segment<'_>, current: &Path) -> Way {
-        // What a notification says is not about paths.
+        // The bit has no meaning in congestion notifications.
         let tells = !matches!(segment.body, Body::CongestionNotification);
         let asks = tells && segment.migrated && self.state == Migration::Armed;
         let by = |path| segment.path.answers(path);
         if asks && self.alternate.as_ref().is_some_and(|one| by(&one.path)) {
             Way::Alternate
         } else if by(current) {
-            // If it asks, it was overtaken by the packet that armed this side.
+            // If the bit is set, the packet was overtaken by the one that armed this side.
             Way::Current
         } else if asks {
             Way::Wrong
@@ -98,7 +98,7 @@ impl PathMigration {
 }
 
 impl Qp {
-    /// Whether the attributes of path migration in `mask` can be set. Nothing is changed.
+    /// Checks whether the path migration attributes in `mask` can be set, without changing anything.
     pub(super) fn check_migration(
         &self,
         mask: u32,
@@ -109,7 +109,7 @@ impl Qp {
         let valid = |ok: bool| ok.then_some(()).ok_or(Cause::AttributeValue);
         let loads = mask & attribute::ALTERNATE_PATH != 0;
         if loads {
-            // A command without room for it cannot load it.
+            // A command without an alternate path cannot load one.
             let alternate = alternate.ok_or(Cause::AttributeForbidden)?;
             valid(alternate.port == 1 && alternate.timeout < 32)?;
             valid(alternate.pkey_index.get() < resources.pkey_table_length())?;
@@ -121,7 +121,7 @@ impl Qp {
             let possible = match wanted {
                 Migration::Migrated => from != Migration::Rearm,
                 Migration::Rearm => loads || self.migration.alternate.is_some(),
-                // That is for the peer to say.
+                // Only a packet of the peer sets this state.
                 Migration::Armed => return Err(Cause::AttributeValue),
             };
             return possible.then_some(()).ok_or(Cause::MigrationState);
@@ -129,7 +129,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Sets the attributes of path migration in `mask`, which were [checked](Self::check_migration).
+    /// Sets the path migration attributes in `mask`, which must have been [checked](Self::check_migration).
     pub(super) fn set_migration<M: Memory>(
         &mut self,
         mask: u32,
@@ -155,7 +155,7 @@ impl Qp {
         }
     }
 
-    /// The P_Key index that packets have to match which come like this.
+    /// Returns the P_Key index for packets that arrive by `way`.
     pub(super) fn pkey_index_of(&self, way: Way) -> u16 {
         match (way, &self.migration.alternate) {
             (Way::Alternate, Some(alternate)) => alternate.attributes.pkey_index.get(),
@@ -163,7 +163,7 @@ impl Qp {
         }
     }
 
-    /// A packet that is taken came like this: the peer may have armed, or gone over to the other path.
+    /// Follows the peer, which may have armed or migrated to the alternate path, when a packet is accepted.
     pub(super) fn follow_peer<M: Memory>(
         &mut self,
         way: Way,
@@ -180,7 +180,7 @@ impl Qp {
         }
     }
 
-    /// The peer has gone over to a path that is not the alternate one. Whoever sends many such packets is told of once.
+    /// Tells the owner that the peer has migrated to a path that is not the alternate one, but only once.
     pub(super) fn note_wrong_way(&mut self, resources: &mut Resources) {
         if !std::mem::replace(&mut self.migration.told, true) {
             let cause = Some(Cause::MigrationPath);
@@ -188,7 +188,7 @@ impl Qp {
         }
     }
 
-    /// All retries by the path in use were in vain. Whether there is another one, by which to go on.
+    /// Migrates after all retries by the current path have failed. Returns whether there was an alternate path.
     pub(super) fn migrate_or_fail<M: Memory>(
         &mut self,
         resources: &mut Resources,
@@ -202,7 +202,7 @@ impl Qp {
         armed
     }
 
-    /// Goes over to the alternate path, and sends again by it what was not acknowledged.
+    /// Migrates to the alternate path, and sends unacknowledged packets again by it.
     fn migrate<M: Memory>(&mut self, io: &Io<'_, M>) {
         let Some(Alternate { attributes, path }) = self.migration.alternate else {
             return;

@@ -2,9 +2,9 @@
 
 //! Waiting for pages of on-demand memory regions.
 //!
-//! Nothing here blocks. Work that lacks pages asks for them. It is tried again when the driver has
-//! answered, or when anything else gives the queue pair a turn. What came over a transport without
-//! acknowledgements cannot be asked for again, so it is kept meanwhile, as far as there is room.
+//! Nothing here blocks. Work that needs missing pages requests them, and is tried again when the driver has answered or
+//! when the queue pair gets a turn for another reason. Packets of transports without acknowledgements will not be sent
+//! again, so they are kept meanwhile as long as there is room.
 
 use super::{Qp, receive::pieces};
 use crate::{
@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 use std::{collections::VecDeque, ops::Range};
 use vrnic_wire::{counter::Counter, event::EventType, memory::access, work::Sge};
 
-/// Bytes of segments that a device keeps.
+/// Maximum bytes of segments that a device keeps.
 const MAX_HELD: usize = 16 << 20;
 
-/// Segments that it keeps for one queue pair.
+/// Maximum number of segments that it keeps for one queue pair.
 const MAX_SEGMENTS: usize = 64;
 
-/// What a segment is taken to need besides its payload, in bytes.
+/// Assumed memory of a segment besides its payload, in bytes.
 const OVERHEAD: usize = 256;
 
-/// Bytes of a receive whose pages are asked for together; how long the message is nobody knows.
+/// Bytes of a receive whose pages are requested together. The length of the message is not known yet.
 const RECEIVE_AHEAD: u64 = 64 << 10;
 
 /// Segments that wait for pages, by the queue pair that they are for.
@@ -42,12 +42,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Whether segments wait for that queue pair.
+    /// Returns whether segments wait for this queue pair.
     fn has(&self, qpn: u32) -> bool {
         self.segments.contains_key(&qpn)
     }
 
-    /// Keeps a segment, if there is room.
+    /// Keeps a segment. Returns whether there is room for it.
     fn push(&mut self, qpn: u32, segment: Segment<'static>) -> bool {
         let bytes = Self::bytes_of(&segment);
         let kept = self.segments.get(&qpn).map_or(0, VecDeque::len);
@@ -76,7 +76,7 @@ impl Held {
         self.segments.entry(qpn).or_default().push_front(segment);
     }
 
-    /// Forgets what waits for a queue pair; gives how many segments.
+    /// Drops the segments that wait for a queue pair, and returns their number.
     pub(crate) fn forget(&mut self, qpn: u32) -> u64 {
         let queue = self.segments.remove(&qpn).unwrap_or_default();
         self.bytes -= queue.iter().map(Self::bytes_of).sum::<usize>();
@@ -88,22 +88,22 @@ impl Held {
     }
 }
 
-/// How a half of a queue pair waits.
+/// Whether a half of a queue pair waits, and what was denied.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Await {
-    /// Whether it does.
+    /// Whether the half waits.
     active: bool,
-    /// Index of a region and pages of it that the driver refused since then.
+    /// Index of a region, and the pages of it that the driver has refused since the wait began.
     denied: Option<(u32, Range<u32>)>,
 }
 
 impl Qp {
-    /// Whether that half waits for pages.
+    /// Returns whether this half waits for pages.
     pub(super) fn waits(&self, half: Half) -> bool {
         self.awaits[half as usize].active
     }
 
-    /// An access of that half found all its pages.
+    /// Notes that an access of this half found all its pages.
     pub(super) fn note_access(&mut self, half: Half) {
         let waits = &mut self.awaits[half as usize];
         if waits.active {
@@ -111,12 +111,12 @@ impl Qp {
         }
     }
 
-    /// Waits for nothing any more.
+    /// Stops waiting for pages.
     pub(super) fn stop_waiting(&mut self) {
         self.awaits = Default::default();
     }
 
-    /// The driver refuses pages of the region with that index, for which that half may wait.
+    /// Notes that the driver refuses pages of the region with this index, for which this half may wait.
     pub(crate) fn deny(&mut self, half: Half, index: u32, pages: &Range<u32>) {
         let waits = &mut self.awaits[half as usize];
         if waits.active {
@@ -124,8 +124,8 @@ impl Qp {
         }
     }
 
-    /// Accesses of that half found pages missing: has the driver asked for them. If it refused the
-    /// first of them since they were asked for, gives the reason to fail.
+    /// Asks the driver for the pages that accesses of this half lacked. Returns an error if the driver has refused the
+    /// first of them since it was asked.
     pub(super) fn demand(&mut self, half: Half, resources: &mut Resources) -> Result<(), Cause> {
         let faults = resources.keys.take_faults();
         let waits = &mut self.awaits[half as usize];
@@ -148,8 +148,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Finds out what else is missing of up to `limit` bytes of `elements` from byte `offset` on,
-    /// so that it is asked for at once.
+    /// Finds the other missing pages of up to `limit` bytes of `elements` from byte `offset` on, so that all of them
+    /// are requested at once.
     pub(super) fn look_ahead<'a, M: Memory>(
         elements: impl Iterator<Item = &'a Sge>,
         offset: u64,
@@ -160,7 +160,7 @@ impl Qp {
         io: &Io<'_, M>,
     ) {
         resources.keys.take_faults();
-        // What is wrong beside that, and what there is not, is found when its turn comes.
+        // Other errors are found when these bytes are accessed.
         let _ = pieces(elements, offset, limit, |key, address, length| {
             let checked = (resources.keys).check(key, by, rights, address, length, io.memory);
             checked.or_else(|cause| match cause {
@@ -170,7 +170,7 @@ impl Qp {
         });
     }
 
-    /// As [`look_ahead`](Self::look_ahead), for the receive that was taken.
+    /// Looks ahead as [`look_ahead`](Self::look_ahead) does, in the receive that was taken.
     pub(super) fn look_ahead_in_receive<M: Memory>(
         &self,
         offset: u64,
@@ -190,7 +190,7 @@ impl Qp {
         );
     }
 
-    /// As [`look_ahead`](Self::look_ahead), for the `length` bytes of remote memory at `address`.
+    /// Looks ahead as [`look_ahead`](Self::look_ahead) does, in the `length` bytes of remote memory at `address`.
     pub(super) fn look_ahead_remote<M: Memory>(
         (rkey, address, length): (u32, u64, u64),
         right: u32,
@@ -199,12 +199,12 @@ impl Qp {
         io: &Io<'_, M>,
     ) {
         resources.keys.take_faults();
-        // Only what is missing counts.
+        // Only missing pages matter here.
         let _ = (resources.keys).check(rkey, by, right, address, length.min(AHEAD), io.memory);
     }
 
-    /// A segment came that nobody sends again. Takes it now, or keeps it until what it needs is
-    /// there, and what came before it was taken.
+    /// Processes a segment that will not be sent again, or keeps it until its pages are present and all segments before
+    /// it have been processed.
     pub(super) fn take_or_hold<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -220,7 +220,7 @@ impl Qp {
         }
     }
 
-    /// Takes the segments that were kept, as far as what they need is there.
+    /// Processes the segments that were kept, as far as their pages are present.
     pub(super) fn take_held<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         while let Some(segment) = resources.held.pop(self.number) {
             if !self.receives() {
@@ -233,7 +233,7 @@ impl Qp {
         }
     }
 
-    /// Takes a segment that nobody sends again. `false` if it has to wait for pages.
+    /// Processes a segment that will not be sent again. Returns `false` if it has to wait for pages.
     fn take_unrepeated<M: Memory>(
         &mut self,
         segment: &Segment,

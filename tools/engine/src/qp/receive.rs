@@ -20,14 +20,13 @@ use vrnic_wire::{
     work::Sge,
 };
 
-/// A receive that was taken from its queue, if any. The elements of the last one are kept for
-/// their capacity.
+/// A receive that was taken from its queue, if any. The elements of the last one are kept for their capacity.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Receive {
     taken: Option<Taken>,
     #[serde(with = "wire")]
     elements: Vec<Sge>,
-    /// Whether the owner knows that no receive of a shared queue is taken any more.
+    /// Whether the owner knows that no more receives of the shared queue are taken.
     pub(super) told_last: bool,
 }
 
@@ -35,43 +34,43 @@ pub(super) struct Receive {
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Taken {
     wr_id: u64,
-    /// Bytes that it has room for, unless it is not valid.
+    /// Bytes that the receive has room for, or the reason why it is not valid.
     capacity: Result<u64, Cause>,
     /// Protection domain of its elements.
     pd: u32,
 }
 
 impl Receive {
-    /// Whether a receive was taken.
+    /// Returns whether a receive was taken.
     pub(super) fn is_taken(&self) -> bool {
         self.taken.is_some()
     }
 
-    /// Its elements.
+    /// Returns the elements of the receive.
     pub(super) fn elements(&self) -> impl Iterator<Item = &Sge> {
         self.elements.iter()
     }
 
-    /// In whose name its elements are accessed, for the queue pair that accesses in the name of `own`.
+    /// Returns the identity with which the elements are accessed, for a queue pair with the identity `own`.
     pub(super) fn accessor(&self, own: Accessor) -> Accessor {
         let pd = self.taken.map_or(own.pd, |taken| taken.pd);
         Accessor { pd, ..own }
     }
 
-    /// Whether the one that was taken is valid.
+    /// Returns an error if the receive that was taken is not valid.
     pub(super) fn check(&self) -> Result<(), Cause> {
         self.taken
             .map_or(Ok(()), |taken| taken.capacity.map(|_| ()))
     }
 
-    /// Bytes that it has room for.
+    /// Returns the bytes that the receive has room for.
     pub(super) fn capacity(&self) -> u64 {
         self.taken.map_or(0, |taken| taken.capacity.unwrap_or(0))
     }
 }
 
-/// Calls `piece` with the parts of `elements` that make up `length` bytes from byte `offset` on:
-/// key, address, length, and how many of the bytes came before.
+/// Calls `piece` with the key, address and length of each part of `elements` that contains some of the `length` bytes
+/// from byte `offset` on.
 pub(super) fn pieces<'a>(
     elements: impl Iterator<Item = &'a Sge>,
     mut offset: u64,
@@ -102,7 +101,7 @@ pub(super) fn pieces<'a>(
 }
 
 impl Qp {
-    /// Takes the next receive, which need not be valid. Whether there was one.
+    /// Takes the next receive, which may be invalid. Returns whether there was one.
     ///
     /// # Errors
     ///
@@ -138,14 +137,14 @@ impl Qp {
         Ok(true)
     }
 
-    /// Forgets the receive that was taken, if it is of the shared receive queue `srqn`, which goes away.
+    /// Forgets the receive that was taken from the shared receive queue `srqn`, which is being destroyed.
     pub(crate) fn forget_receive_of(&mut self, srqn: u32) {
         if self.receiver.srqn == Some(srqn) {
             self.receive.taken = None;
         }
     }
 
-    /// Fails because of the receive that was taken, or because none could be.
+    /// Fails because of the receive that was taken, or because none could be taken.
     pub(super) fn fail_by_receive<M: Memory>(
         &mut self,
         status: Status,
@@ -161,7 +160,7 @@ impl Qp {
         }
     }
 
-    /// Copies payload to byte `offset` of the receive that was taken.
+    /// Copies payload to the receive that was taken, from byte `offset` on.
     pub(super) fn scatter<M: Memory>(
         &self,
         offset: u64,
@@ -198,7 +197,7 @@ impl Qp {
         scattered
     }
 
-    /// Completes the receive that was taken; `fill` adds what the message says of itself.
+    /// Completes the receive that was taken. `fill` adds the properties of the message.
     pub(super) fn complete_receive<M: Memory>(
         &mut self,
         opcode: Opcode,

@@ -2,11 +2,11 @@
 
 //! The requester half of a connection (IBTA volume 1, 9.7 and 9.8.2).
 //!
-//! Work requests are taken from the ring into [`Requester::queue`], where they stay until they complete; a
-//! cursor says which packet of which request is sent next. If something goes wrong, the oldest packet that was
-//! not acknowledged is sent again, or the cursor goes back to it. A packet of an unreliable connection is as
-//! good as acknowledged when it was sent. This file sends, [`completer`] takes responses, [`retry`] decides how
-//! often and when to try again, [`recovery`] with how many packets, [`local`] does what needs no peer.
+//! Work requests are taken from the ring into [`Requester::queue`], where they stay until they complete. A cursor
+//! points to the packet of a request that is sent next. After an error, the oldest unacknowledged packet is sent again,
+//! or the cursor goes back to it. Packets of an unreliable connection count as acknowledged once they are sent. This
+//! file sends, [`completer`] processes responses, [`retry`] decides when and how often to try again, [`recovery`] which
+//! packets to send again, and [`local`] executes local operations.
 
 mod completer;
 mod local;
@@ -44,18 +44,18 @@ use vrnic_wire::{
 };
 use window::Window;
 
-/// Most work requests that are taken from the ring before the first of them completes. Bounds the
-/// memory that a queue pair takes, whose ring may be memory that a guest uses many times over.
+/// Maximum number of work requests taken from the ring before the first of them completes. Limits the memory of a queue
+/// pair, because a guest may use the same memory for many rings.
 const MAX_IN_FLIGHT: usize = 64;
 
-/// No work request is taken while those in flight have so many elements.
+/// Once this many elements are in flight, no more work requests are taken.
 const MAX_ELEMENTS: usize = 256;
 
-/// Most packets that are on their way unacknowledged. Less than half of all PSNs, so that old and
-/// new ones can be told apart.
+/// Maximum number of unacknowledged packets. It is less than half of all PSNs, so that old and new PSNs can be told
+/// apart.
 const MAX_UNACKED: u32 = 1 << 22;
 
-/// An acknowledgement is asked for at least every so many packets of a message.
+/// Number of packets of a message after which an acknowledgement is requested at the latest.
 const ACK_INTERVAL: u32 = 16;
 
 /// A work request that was taken from the ring.
@@ -64,20 +64,19 @@ struct Request {
     request: SendRequest,
     /// Index of the ring entry.
     index: u32,
-    /// Number of the message, 24 bits, as the peer counts them.
+    /// Number of the message as the peer counts them, 24 bits.
     message: u32,
     /// Number of the first element, counted over the lifetime of the queue.
     first_element: u64,
     /// PSN of the first packet.
     first_psn: Psn,
-    /// Packets that it takes: of the message, or of the response if it fetches. None for local
-    /// operations.
+    /// Number of packets of the message, or of the response if the request has one. 0 for local operations.
     packets: u32,
-    /// Packets of the response that arrived.
+    /// Number of packets of the response that have arrived.
     fetched: u32,
-    /// Whether a local operation took effect.
+    /// Whether a local operation has taken effect.
     executed: bool,
-    /// Why it cannot be done.
+    /// Why the request cannot be executed.
     #[serde(with = "wire")]
     failure: Option<(Status, Cause)>,
 }
@@ -87,12 +86,12 @@ impl Request {
         work::is_fetching(self.request.opcode)
     }
 
-    /// Whether it is done without the peer.
+    /// Returns whether the request is executed without the peer.
     fn is_local(&self) -> bool {
         work::is_local(self.request.opcode)
     }
 
-    /// First PSN of the next request.
+    /// Returns the first PSN of the next request.
     fn end_psn(&self) -> Psn {
         self.first_psn.add(self.packets)
     }
@@ -104,7 +103,7 @@ impl Request {
         }
     }
 
-    /// Whether the message takes a receive of the peer.
+    /// Returns whether the message uses a receive of the peer.
     fn takes_receive(&self) -> bool {
         !self.fetches() && self.request.opcode != SendOpcode::Write
     }
@@ -114,7 +113,7 @@ impl Request {
     }
 }
 
-/// What the requester waits for besides acknowledgements.
+/// Event for which the requester waits besides acknowledgements.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 enum Timer {
     /// Nothing.
@@ -122,65 +121,65 @@ enum Timer {
     Idle,
     /// The local ACK timeout.
     Ack(Instant),
-    /// The end of the time that an RNR NAK asked for; nothing is sent before.
+    /// The end of the delay that an RNR NAK requested. Nothing is sent before.
     Rnr(Instant),
 }
 
 /// State of the requester.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Requester {
-    /// Requests that did not complete, oldest first.
+    /// Requests that have not completed, oldest first.
     queue: VecDeque<Request>,
-    /// Their elements.
+    /// Elements of these requests.
     #[serde(with = "wire")]
     elements: VecDeque<Sge>,
-    /// Number of the first of the elements.
+    /// Number of the first of these elements.
     first_element: u64,
-    /// Which request of the queue is sent next.
+    /// Index of the request in the queue that is sent next.
     sending: usize,
-    /// Which packet of it.
+    /// Packet of that request that is sent next.
     packet: u32,
-    /// Oldest PSN that was not acknowledged.
+    /// Oldest unacknowledged PSN.
     unacked: Psn,
-    /// First PSN that was never sent.
+    /// First PSN that has not been sent.
     unsent: Psn,
     /// First PSN of the next request.
     next: Psn,
-    /// Requests so far, 24 bits.
+    /// Number of requests so far, 24 bits.
     messages: u32,
-    /// Receives that the peer has.
+    /// Receives of the peer.
     credit: Credit,
-    /// Requests before `sending` that wait for data.
+    /// Number of requests before `sending` that wait for a response.
     fetching: u32,
-    /// Timeouts and sequence errors left.
+    /// Retries left for timeouts and sequence errors.
     retries: u8,
-    /// RNR NAKs left.
+    /// Retries left for RNR NAKs.
     rnr_retries: u8,
     timer: Timer,
     recovery: Recovery,
     rtt: Rtt,
-    /// Packets on their way on a wire.
+    /// Limit on packets in flight on a wire.
     window: Window,
-    /// Value of `unacked` for which a missing response was asked for again.
+    /// Value of `unacked` for which a missing response has been requested again.
     gap: Option<Psn>,
-    /// PSN of the packet that the peer last had no receive for, until it makes progress.
+    /// PSN of the packet for which the peer last had no receive, until it makes progress.
     refused: Option<Psn>,
-    /// Whether a response was dropped because there was no place for it.
+    /// Whether a response was dropped because pages for it were missing.
     starved: bool,
-    /// Whether the rate limit holds back what comes after the next packet. Its acknowledgement has to come meanwhile.
+    /// Whether the rate limit holds back the packets after the next one, whose acknowledgement should arrive meanwhile.
     pauses: bool,
-    /// Whether a request that cannot be done is the last of the queue.
+    /// Whether the last request of the queue cannot be executed.
     stopped: bool,
-    /// Whether the end of draining was noted.
+    /// Whether the end of draining has been noted.
     drained: bool,
-    /// Elements of a datagram, kept for their capacity alone.
+    /// Elements of a datagram, kept only for their capacity.
     #[serde(skip)]
     spare: Vec<Sge>,
 }
 
 impl Requester {
-    /// A requester whose first packet has that PSN, on a wire or not. It sends no more than necessary again if it is
-    /// `selective`.
+    /// Creates a requester whose first packet has this PSN. `is_wire` says whether packets travel on a wire. A
+    /// `selective` requester sends only the necessary packets again.
     pub(super) fn new(psn: Psn, selective: bool, is_wire: bool) -> Self {
         Self {
             recovery: Recovery::new(selective, is_wire),
@@ -191,58 +190,58 @@ impl Requester {
         }
     }
 
-    /// PSN of the next request.
+    /// Returns the PSN of the next request.
     pub(super) fn next_psn(&self) -> Psn {
         self.next
     }
 
-    /// Takes the PSN of a packet that nobody acknowledges.
+    /// Takes the PSN of a packet that is not acknowledged.
     pub(super) fn take_psn(&mut self) -> Psn {
         let psn = self.next;
         self.next = psn.add(1);
         psn
     }
 
-    /// An empty vector for elements, to be given back.
+    /// Returns an empty vector for elements, to be returned by [`put_spare`](Self::put_spare).
     pub(super) fn take_spare(&mut self) -> Vec<Sge> {
         std::mem::take(&mut self.spare)
     }
 
-    /// Takes a vector for elements back.
+    /// Takes back the vector for elements.
     pub(super) fn put_spare(&mut self, mut elements: Vec<Sge>) {
         elements.clear();
         self.spare = elements;
     }
 
-    /// Oldest PSN that was not acknowledged.
+    /// Returns the oldest unacknowledged PSN.
     pub(super) fn unacknowledged(&self) -> Psn {
         self.unacked
     }
 
-    /// Requests that were taken and did not complete.
+    /// Returns the number of requests that were taken and have not completed.
     pub(super) fn in_flight(&self) -> usize {
         self.queue.len()
     }
 
-    /// The end of draining is ahead.
+    /// Notes that draining begins.
     pub(super) fn begin_draining(&mut self) {
         self.drained = false;
     }
 
-    /// Sends again after a request failed, from the first PSN on that was not used.
+    /// Continues to send after a request failed, from the first unused PSN on.
     pub(super) fn resume(&mut self) {
         self.next = self.unsent;
         self.stopped = false;
     }
 
-    /// Sends nothing any more.
+    /// Stops sending.
     pub(super) fn stop(&mut self) {
         self.timer = Timer::Idle;
         self.recovery.forget();
         self.stopped = true;
     }
 
-    /// When the timer ends.
+    /// Returns when the timer expires.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timer = match self.timer {
             Timer::Idle => None,
@@ -254,13 +253,13 @@ impl Requester {
             .min()
     }
 
-    /// Gives up the oldest request: its `wr_id` and the opcode of its completion.
+    /// Abandons the oldest request. Returns its `wr_id` and the opcode of its completion.
     pub(super) fn abandon(&mut self) -> Option<(u64, Opcode)> {
         let request = self.pop()?;
         Some((request.request.wr_id, request.opcode()))
     }
 
-    /// Keeps a datagram that was taken from the ring entry with that index, and waits for pages.
+    /// Keeps a datagram that was taken from the ring entry `index` and waits for pages.
     pub(super) fn hold(&mut self, index: u32, request: SendRequest, elements: &[Sge]) {
         let before = self.elements.len() as u64;
         self.elements.extend(elements);
@@ -277,14 +276,14 @@ impl Requester {
         });
     }
 
-    /// Takes the datagram back that was kept, appending its elements to `elements`.
+    /// Takes back the datagram that was kept, and appends its elements to `elements`.
     pub(super) fn resume_held(&mut self, elements: &mut Vec<Sge>) -> Option<(u32, SendRequest)> {
         elements.extend(self.elements_of(self.queue.front()?));
         let held = self.pop()?;
         Some((held.index, held.request))
     }
 
-    /// Takes the oldest request out of the queue.
+    /// Removes the oldest request from the queue.
     fn pop(&mut self) -> Option<Request> {
         let request = self.queue.pop_front()?;
         let elements = request.elements();
@@ -301,20 +300,20 @@ impl Requester {
         Some(request)
     }
 
-    /// Elements of a request.
+    /// Returns the elements of a request.
     fn elements_of(&self, request: &Request) -> impl Iterator<Item = &Sge> {
         let first = (request.first_element - self.first_element) as usize;
         self.elements.range(first..first + request.elements())
     }
 
-    /// Has everything sent again that was not acknowledged.
+    /// Sends all unacknowledged packets again.
     fn go_back(&mut self) {
         self.recovery.forget();
         self.rtt.abort();
         self.rewind();
     }
 
-    /// Puts the cursor to the oldest packet that was not acknowledged.
+    /// Moves the cursor back to the oldest unacknowledged packet.
     fn rewind(&mut self) {
         self.sending = 0;
         self.fetching = 0;
@@ -322,7 +321,7 @@ impl Requester {
         self.skip_acknowledged();
     }
 
-    /// Moves the cursor over what has been acknowledged meanwhile.
+    /// Moves the cursor past packets that have been acknowledged meanwhile.
     fn skip_acknowledged(&mut self) {
         if self.sending == 0
             && let Some(front) = self.queue.front()
@@ -334,18 +333,18 @@ impl Requester {
     }
 }
 
-/// What came of an attempt to send a packet.
+/// Result of an attempt to send a packet.
 enum Sent {
-    /// One was sent, with that much payload.
+    /// A packet with this many bytes of payload was sent.
     Packet(u64),
-    /// The request has to wait for responses.
+    /// The request has to wait.
     Blocked,
-    /// The request cannot be done.
+    /// The request cannot be executed.
     Failed(Status, Cause),
 }
 
 impl Qp {
-    /// Sends until the turn is over or there is nothing to send.
+    /// Sends until the turn is over or there is nothing left to send.
     pub(super) fn request<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -391,7 +390,7 @@ impl Qp {
         }
     }
 
-    /// Takes the next work request from the ring, if the rate limit lets it. Whether there was one.
+    /// Takes the next work request from the ring, if the rate limit permits. Returns whether there was one.
     fn begin<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -405,7 +404,7 @@ impl Qp {
         begun
     }
 
-    /// Takes the next work request from the ring. Whether there was one.
+    /// Takes the next work request from the ring. Returns whether there was one.
     fn fetch<M: Memory>(&mut self, resources: &mut Resources, io: &Io<'_, M>) -> bool {
         let requester = &mut self.requester;
         if self.state != QpState::ReadyToSend
@@ -484,7 +483,7 @@ impl Qp {
         true
     }
 
-    /// Sends the packet under the cursor.
+    /// Sends the packet at the cursor.
     fn send_next<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) -> Sent {
         let requester = &self.requester;
         let request = &requester.queue[requester.sending];
@@ -552,16 +551,16 @@ impl Qp {
         Sent::Packet(bytes)
     }
 
-    /// Whether the peer is not known to have a receive for a message. Then its first packet waits until
-    /// all before it were acknowledged, and the others until that one was.
+    /// Returns whether the peer may have no receive for a message. In that case, the first packet of the message waits
+    /// until all packets before it have been acknowledged, and the others wait until the first one has been.
     fn is_short_of_credit(&self, request: &Request) -> bool {
         request.takes_receive()
             && self.requester.unacked.distance_from(request.first_psn) <= 0
             && !self.requester.credit.covers(request.message)
     }
 
-    /// Checks all elements of a request. If pages are missing, those of other elements may be, too,
-    /// and are found.
+    /// Checks all elements of a request. If pages of one element are missing, continues with the others to find all
+    /// missing pages.
     fn check_elements<M: Memory>(
         &self,
         request: &Request,
@@ -627,7 +626,7 @@ impl Qp {
         }
     }
 
-    /// Sends a packet of a send or a write; gives its payload bytes.
+    /// Sends a packet of a send or a write, and returns its bytes of payload.
     fn send_packet<M: Memory>(
         &mut self,
         resources: &mut Resources,
@@ -726,7 +725,7 @@ impl Qp {
         let requester = &self.requester;
         let request = &requester.queue[requester.sending];
         let wanted = &request.request;
-        // Other errors are for when the response is there: what the peer says against the request comes first.
+        // Other errors are reported when the response arrives, because an error from the peer comes first.
         if self.check_elements(request, access::LOCAL_WRITE, resources, io)
             == Err(Cause::PageAbsent)
         {
@@ -787,7 +786,7 @@ impl Qp {
         Ok(0)
     }
 
-    /// Looks whether there is room for the response that was dropped, and then asks for it again.
+    /// Requests the dropped response again if its pages are present now. Returns whether the requester can continue.
     fn make_room<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) -> bool {
         let requester = &self.requester;
         if let Some(front) = requester.queue.front().filter(|front| front.fetches()) {
@@ -819,7 +818,7 @@ impl Qp {
         true
     }
 
-    /// Sends a packet after which `next` is the next PSN.
+    /// Sends a packet. `next` is the PSN after it.
     fn send_request<M: Memory>(
         &mut self,
         segment: Segment<'static>,
@@ -841,12 +840,12 @@ impl Qp {
         resources.send(segment, io);
     }
 
-    /// Whether the send queue drains.
+    /// Returns whether the send queue is draining.
     pub(super) fn is_draining(&self) -> bool {
         self.state == QpState::SendQueueDrain && !self.requester.queue.is_empty()
     }
 
-    /// Raises the event of a drained send queue, once.
+    /// Raises the event of a drained send queue once.
     pub(super) fn note_drained(&mut self, resources: &mut Resources) {
         let drained = self.state == QpState::SendQueueDrain && !self.is_draining();
         let noted = drained && !std::mem::replace(&mut self.requester.drained, true);
@@ -857,7 +856,7 @@ impl Qp {
 }
 
 impl Requester {
-    /// Notes that the request under the cursor cannot be done once those before it are.
+    /// Marks the request at the cursor as failed. It completes after those before it.
     fn fail_cursor(&mut self, status: Status, cause: Cause) {
         let request = &mut self.queue[self.sending];
         request.failure = Some((status, cause));

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The responder half of a connection (IBTA volume 1, 9.7 to 9.9). What differs where nothing is
-//! acknowledged is in [`unreliable`].
+//! The responder half of a connection (IBTA volume 1, 9.7 to 9.9). [`unreliable`] has what differs on connections
+//! without acknowledgements.
 //!
-//! Requests are executed when they arrive, unless they came before their turn: then [`kept`] has
-//! them. Data of reads and results of atomics wait in [`Responder::responses`] for a turn of the
-//! queue pair; acknowledgements wait behind them, and the last one stands for all. So does the refusal of a
-//! request: the queue pair fails when all before it was answered, and in the error state it reads no memory for
-//! its peer.
+//! Requests are executed when they arrive. Those that arrive before their turn are [`kept`]. Data of reads and results
+//! of atomics wait in [`Responder::responses`] for a turn of the queue pair. Acknowledgements are sent after them, and
+//! the last one covers all before it. The refusal of a request also comes after them: the queue pair fails once all
+//! requests before it have been answered, and in the error state it reads no memory for its peer.
 
 mod kept;
 mod provoked;
@@ -45,7 +44,7 @@ use vrnic_wire::{
     qp::{MAX_PSN, QpState},
 };
 
-/// A message of several packets that is under way.
+/// A message of several packets that is being received.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Message {
     /// None.
@@ -53,37 +52,37 @@ enum Message {
     None,
     /// A send.
     Send {
-        /// Bytes so far.
+        /// Bytes received so far.
         received: u64,
     },
     /// A write.
     Write {
-        /// Where it goes.
+        /// Destination of the write.
         reth: Reth,
-        /// Bytes so far.
+        /// Bytes received so far.
         received: u32,
     },
 }
 
-/// Flushes of the peer that wait to be answered. It need not ask how many it may have outstanding, and Soft-RoCE does
-/// not count them.
+/// Maximum number of flushes of the peer that wait to be answered. Peers need not negotiate how many they may have
+/// outstanding, and Soft-RoCE does not count them.
 const MAX_FLUSHES: usize = 256;
 
-/// What a request that is not only acknowledged is answered with.
+/// Response to a request that is not only acknowledged.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 enum Answer {
-    /// Data from there.
+    /// Data from memory.
     Data {
-        /// What is left to be sent.
+        /// Memory that is left to send.
         left: Reth,
-        /// Whether part of it was sent.
+        /// Whether part of the data was sent.
         begun: bool,
     },
     /// The result of an atomic.
     Original(u64),
-    /// That a flush or an atomic write is done.
+    /// The completion of a flush or an atomic write.
     Done,
-    /// That what was written to the region survives a loss of power, once it does.
+    /// The completion of a flush, sent once the data written to the region survive a loss of power.
     Persistent(Flush),
 }
 
@@ -97,46 +96,46 @@ impl Answer {
     }
 }
 
-/// A response that waits.
+/// A response that waits to be sent.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Response {
-    /// PSN of its next packet.
+    /// PSN of the next packet.
     psn: Psn,
-    /// MSN when the request was executed; when it came again, if it did.
+    /// MSN when the request was executed, or when it was repeated.
     msn: u32,
-    /// Whether the request came before.
+    /// Whether the request is a repeated one.
     repeated: bool,
-    /// Protection domain of the memory that it is about.
+    /// Protection domain of the memory that the request accesses.
     pd: u32,
     answer: Answer,
 }
 
-/// Answer to an atomic or an atomic write, kept in case that the request comes again: it must not be executed again.
+/// Answer to an atomic or an atomic write. It is kept because a repeated request must not be executed again.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct AtomicResult {
     psn: Psn,
     answer: Answer,
 }
 
-/// An acknowledgement that waits.
+/// An acknowledgement that waits to be sent.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 enum Reply {
-    /// Of everything so far.
+    /// Positive, of everything so far.
     Ack,
-    /// A negative one with that PSN.
+    /// Negative, with this PSN.
     Nak(Psn, Syndrome),
-    /// The last one. It has that PSN, and when it was sent the queue pair fails.
+    /// The last acknowledgement, with this PSN. The queue pair fails after it was sent.
     End(Psn, Fault),
 }
 
 /// Why a request cannot be executed.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Fault {
-    /// What the peer is told; that its message arrived if there is none.
+    /// NAK code for the peer, or `None` to acknowledge the message.
     code: Option<NakCode>,
     cause: Cause,
-    /// How the receive that is in use completes. It is flushed, and an event tells of the fault, if it has
-    /// nothing to do with it.
+    /// Completion status of the receive in use. If the fault has nothing to do with that receive, this is `Flushed`,
+    /// and an event reports the fault.
     #[serde(with = "wire")]
     status: Status,
 }
@@ -166,8 +165,8 @@ impl Fault {
         }
     }
 
-    /// Of a message that arrived, which asked for something to be done to the receiver's own keys (IBTA volume 1,
-    /// 9.9.3, class J).
+    /// Creates the fault of a message that arrived and asked for an invalid change of the receiver's own keys (IBTA
+    /// volume 1, 9.9.3, class J).
     fn received(cause: Cause) -> Self {
         Self {
             code: None,
@@ -177,43 +176,43 @@ impl Fault {
     }
 }
 
-/// What came of a request.
+/// Result of a request.
 enum Outcome {
-    /// It was executed; the next PSN is that many packets ahead.
+    /// The request was executed. The next PSN is this many packets ahead.
     Done(u32),
-    /// It needs a receive and none is posted.
+    /// The request needs a receive, and none is posted.
     NotReady,
 }
 
 /// State of the responder.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Responder {
-    /// Next PSN.
+    /// Next expected PSN.
     expected: Psn,
-    /// Messages completed, 24 bits.
+    /// Number of completed messages, 24 bits.
     msn: u32,
     message: Message,
     responses: VecDeque<Response>,
     reply: Option<Reply>,
-    /// Whether the peer knows which PSN is expected, so that it need not be told again.
+    /// Whether the peer has been told the expected PSN and need not be told again.
     told: bool,
-    /// Whether the peer was told to send the expected packet later.
+    /// Whether the peer has been told to send the expected packet later.
     refused: bool,
     atomics: VecDeque<AtomicResult>,
-    /// Whether the first message was seen.
+    /// Whether the first message has arrived.
     established: bool,
-    /// The flush to persistent memory that was begun last, until it is answered.
+    /// The last flush to persistent memory that was begun, until it is answered.
     flushing: Option<Flushing>,
-    /// The last one that was answered.
+    /// PSN of the last such flush that was answered.
     flushed: Option<Psn>,
-    /// Whether packets wait that came early.
+    /// Whether early packets are kept.
     keeping: bool,
-    /// What the negative acknowledgement that is to be sent concerns.
+    /// Objects that the pending negative acknowledgement concerns.
     pub(super) concern: Option<Concern>,
 }
 
 impl Responder {
-    /// A responder whose first packet has that PSN.
+    /// Creates a responder whose first packet has this PSN.
     pub(super) fn new(psn: Psn) -> Self {
         Self {
             expected: psn,
@@ -221,18 +220,18 @@ impl Responder {
         }
     }
 
-    /// Next PSN.
+    /// Returns the next expected PSN.
     pub(super) fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// Responses that wait.
+    /// Returns the number of responses that wait.
     pub(super) fn waiting(&self) -> usize {
         self.responses.len()
     }
 
-    /// Has that sent, unless the peer is to be told to wait and go further back: it would take anything
-    /// later for news that it missed.
+    /// Queues a reply, unless the peer is about to be told to wait and repeat an older request. The peer would conclude
+    /// from a later PSN that it missed a response.
     fn reply(&mut self, reply: Reply) {
         let newest = match reply {
             Reply::Ack => self.expected,
@@ -247,18 +246,19 @@ impl Responder {
         }
     }
 
-    /// Whether the flush with that PSN was answered. The peer may know the answer, and not ask again.
+    /// Returns whether the flush with this PSN or a later one was answered. The peer may have the answer and not ask
+    /// again.
     fn has_flushed(&self, psn: Psn) -> bool {
         self.flushed
             .is_some_and(|last| psn.distance_from(last) <= 0)
     }
 
-    /// Whether the queue pair is about to fail.
+    /// Returns whether the queue pair is about to fail.
     fn is_ending(&self) -> bool {
         matches!(self.reply, Some(Reply::End(..)))
     }
 
-    /// Answers nothing any more, but acknowledges what arrived: its receives have completed.
+    /// Drops all responses. Keeps a pending acknowledgement of what arrived, because the receives have completed.
     pub(super) fn stop(&mut self) {
         self.responses.clear();
         self.reply.take_if(|reply| !matches!(reply, Reply::Ack));
@@ -269,7 +269,7 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1) & MAX_PSN;
     }
 
-    /// Answers the expected packet, which was executed.
+    /// Queues the answer to the expected packet, which was executed.
     fn answer(&mut self, pd: u32, answer: Answer) {
         self.count_message();
         self.responses.push_back(Response {
@@ -283,12 +283,12 @@ impl Responder {
 }
 
 impl Qp {
-    /// The flush to persistent memory that was begun last.
+    /// Returns the last flush to persistent memory that was begun.
     pub(crate) fn flushing(&mut self) -> Option<&mut Flushing> {
         self.responder.flushing.as_mut()
     }
 
-    /// A request came.
+    /// Processes a request.
     pub(super) fn take_request<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -311,7 +311,7 @@ impl Qp {
         }
     }
 
-    /// Executes and answers the packet that is expected. Whether it was executed.
+    /// Executes and answers the expected packet. Returns whether it was executed.
     fn execute_expected<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -330,7 +330,7 @@ impl Qp {
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
                 responder.refused = false;
-                // Some are acknowledged by their responses.
+                // Requests with a response are acknowledged by it.
                 if segment.ack_request && !segment.body.has_response() {
                     responder.reply(Reply::Ack);
                 }
@@ -346,7 +346,7 @@ impl Qp {
         false
     }
 
-    /// What a request fails for, unless it waits for pages.
+    /// Returns the fault of a request, or `None` if the request waits for pages.
     fn or_wait(&mut self, fault: Fault, half: Half, resources: &mut Resources) -> Option<Fault> {
         if fault.cause != Cause::PageAbsent {
             return Some(fault);
@@ -361,7 +361,7 @@ impl Qp {
         })
     }
 
-    /// Tells the peer to send the expected packet again after a while.
+    /// Asks the peer to send the expected packet again after a delay.
     fn nak_not_ready(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
         let syndrome = self.rnr_nak(cause, segment, resources);
         self.nak(syndrome);
@@ -369,7 +369,7 @@ impl Qp {
         self.forget_kept(resources);
     }
 
-    /// A negative acknowledgement that asks for the time that the owner chose.
+    /// Returns an RNR NAK with the delay that the owner chose.
     fn rnr_nak(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) -> Syndrome {
         resources.counters.count(Counter::RnrNaksSent);
         let syndrome = Syndrome::RnrNak {
@@ -379,7 +379,7 @@ impl Qp {
         syndrome
     }
 
-    /// A message came: if it is the first one and this side does not send yet, the owner is told.
+    /// Tells the owner about the first message, if this side does not send yet.
     fn note_established(&mut self, resources: &mut Resources) {
         if self.state == QpState::ReadyToReceive && !self.responder.established {
             self.responder.established = true;
@@ -387,14 +387,14 @@ impl Qp {
         }
     }
 
-    /// Sends a negative acknowledgement of the expected packet.
+    /// Queues a negative acknowledgement of the expected packet.
     fn nak(&mut self, syndrome: Syndrome) {
         let responder = &mut self.responder;
         responder.told = true;
         responder.reply(Reply::Nak(responder.expected, syndrome));
     }
 
-    /// Refuses the expected packet, and with it the connection.
+    /// Refuses the expected packet, which ends the connection.
     fn refuse(&mut self, fault: Fault, segment: &Segment, resources: &mut Resources) {
         if let Some(code) = fault.code {
             self.explain_nak_sent(Syndrome::Nak(code), fault.cause, segment, resources);
@@ -403,7 +403,7 @@ impl Qp {
         responder.reply(Reply::End(responder.expected, fault));
     }
 
-    /// Ends the connection, of which the peer was told just now.
+    /// Ends the connection after the peer has been told.
     fn end<M: Memory>(&mut self, fault: Fault, resources: &mut Resources, io: &Io<'_, M>) {
         let event = match fault.code {
             Some(NakCode::RemoteAccess) => {
@@ -419,13 +419,13 @@ impl Qp {
         if self.receive.is_taken() && fault.status != Status::Flushed {
             self.fail_receive(fault.status, fault.cause, resources, io);
         } else if (event, fault.cause) != (EventType::QpFatal, Cause::Provoked) {
-            // A ring or a disk failed, and not only an operation that a fault chose.
+            // An event reports a failed ring or disk, but not an operation that only a fault made fail.
             self.raise(event, Some(fault.cause), resources);
         }
         self.enter_error(io);
     }
 
-    /// Executes the packet that is expected.
+    /// Executes the expected packet.
     fn execute<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -468,7 +468,8 @@ impl Qp {
         }
     }
 
-    /// Executes a packet of an extended connection for the shared receive queue that it names, from now on.
+    /// Makes the shared receive queue that a packet of an XRC connection names the receiver of this and the following
+    /// packets.
     fn receive_for(
         &mut self,
         srqn: u32,
@@ -476,7 +477,7 @@ impl Qp {
         resources: &Resources,
     ) -> Result<(), Fault> {
         if let Body::Unknown(_) = segment.body {
-            // It is not known whether it names one.
+            // It is not known whether the packet names a shared receive queue.
             return Ok(());
         }
         let receiver = self.xrc_receiver(srqn, resources);
@@ -489,7 +490,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Whom requests for the shared receive queue `srqn` are executed for, if it is of the XRC domain.
+    /// Returns the receiver for the shared receive queue `srqn`, if that is in the XRC domain.
     fn xrc_receiver(&self, srqn: u32, resources: &Resources) -> Option<Receiver> {
         let srq = resources.srqs.get(srqn)?;
         let xrc = srq
@@ -509,7 +510,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Checks that the peer may have one more read or atomic outstanding.
+    /// Checks that the peer may have another read or atomic outstanding.
     fn check_reads(&self) -> Result<(), Fault> {
         let responses = self.responder.responses.iter();
         let outstanding = responses.filter(|response| !response.repeated).count();
@@ -519,7 +520,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Checks that a packet has as much payload as its position asks for.
+    /// Checks that a packet has as much payload as its position requires.
     fn check_length(&self, position: Position, payload: &Payload) -> Result<u64, Fault> {
         let length = payload.len();
         let mtu = u64::from(self.mtu);
@@ -535,7 +536,7 @@ impl Qp {
         }
     }
 
-    /// Takes a receive, unless a message that was dropped left one. Whether there is one.
+    /// Takes a receive, unless a dropped message left one. Returns whether there is one.
     fn has_receive<M: Memory>(
         &mut self,
         resources: &mut Resources,
@@ -625,7 +626,7 @@ impl Qp {
         let (reth, received) = match (self.responder.message, position.begins(), reth) {
             (Message::None, true, Some(reth)) => {
                 self.check_asked(&reth, access::REMOTE_WRITE, resources)?;
-                // Its receive tells the owner if the memory is not what the peer may write to.
+                // The completion of the receive tells the owner if the peer may not write to the memory.
                 let takes_receive = immediate.is_some() && position.ends();
                 if takes_receive && !self.has_receive(resources, io)? {
                     return Ok(Outcome::NotReady);
@@ -704,7 +705,7 @@ impl Qp {
         Ok(Outcome::Done(1))
     }
 
-    /// Checks that the peer may ask for such an access at all, whatever the key.
+    /// Checks that the peer may request such an access, regardless of the key.
     fn check_asked(&self, reth: &Reth, right: u32, resources: &Resources) -> Result<(), Fault> {
         if reth.length > MAX_MESSAGE {
             return Err(Fault::invalid(Cause::WqeLength));
@@ -724,7 +725,7 @@ impl Qp {
         self.check_key(reth, right, resources, io)
     }
 
-    /// Checks that the key gives the peer `right` to the memory.
+    /// Checks that the key grants the peer `right` to the memory.
     fn check_key<M: Memory>(
         &self,
         reth: &Reth,
@@ -817,7 +818,7 @@ impl Qp {
         Ok(Outcome::Done(1))
     }
 
-    /// The 8 bytes of `remote`, which the peer may access with `right` at once.
+    /// Returns the host range of the 8 bytes of `remote`, if the peer may access them with `right` atomically.
     fn remote_word<M: Memory>(
         &self,
         remote: &Reth,
@@ -834,7 +835,7 @@ impl Qp {
             let Reth { address, rkey, .. } = *remote;
             keys.resolve(rkey, by, right, address, 8, io.memory, ranges)
                 .map_err(Fault::access)?;
-            // The region may begin in the middle of a word.
+            // The region may begin in the middle of an aligned word.
             match ranges[..] {
                 [word] if word.offset.is_multiple_of(8) => Ok(word),
                 _ => Err(Fault::invalid(Cause::AtomicAlignment)),
@@ -842,7 +843,7 @@ impl Qp {
         })
     }
 
-    /// Answers the expected packet, now and when it comes again.
+    /// Queues the answer to the expected packet, and keeps it in case the request is repeated.
     fn keep_answer(&mut self, answer: Answer) {
         let kept = usize::from(self.attributes.max_dest_rd_atomic);
         let responder = &mut self.responder;
@@ -856,8 +857,8 @@ impl Qp {
         });
     }
 
-    /// What was written has been stored, which this device does before it takes the next packet. To
-    /// make it survive a loss of power takes longer.
+    /// Executes a flush. What was written before has already been stored, because this device stores each packet before
+    /// it takes the next one. Making the data survive a loss of power takes longer.
     fn execute_flush<M: Memory>(
         &mut self,
         flush: &Flush,
@@ -869,7 +870,7 @@ impl Qp {
         }
         self.check_flush(flush, resources, io)?;
         io.memory.fence();
-        // One that seems to come later was long ago.
+        // PSNs wrap, so one that seems to be later is from long ago.
         let psn = self.responder.expected;
         let flushed = &mut self.responder.flushed;
         flushed.take_if(|old| psn.distance_from(*old) <= 0);

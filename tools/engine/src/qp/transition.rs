@@ -9,7 +9,7 @@ use vrnic_wire::qp::{
     attribute::*,
 };
 
-/// Attributes that a transition needs, and those that it allows besides.
+/// Attributes that a transition requires, and others that it allows.
 struct Rule {
     required: u32,
     optional: u32,
@@ -19,13 +19,13 @@ const fn rule(required: u32, optional: u32) -> Option<Rule> {
     Some(Rule { required, optional })
 }
 
-/// What an alternate path needs.
+/// Attributes that need the path migration feature.
 pub(super) const MIGRATION: u32 = ALTERNATE_PATH | PATH_MIGRATION_STATE;
 
-/// The rule of a transition, or `None` if there is no such transition.
+/// Returns the rule of a transition, or `None` if there is no such transition.
 fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     let datagram = matches!(qp_type, UnreliableDatagram | Gsi | Smi);
-    // Each end of an extended reliable connection has one half of a reliable one.
+    // Each end of an XRC connection has one half of a reliable connection.
     let requester = matches!(qp_type, ReliableConnection | XrcInitiator);
     let responder = matches!(qp_type, ReliableConnection | XrcTarget);
     let reliable = requester || responder;
@@ -94,7 +94,7 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     }
 }
 
-/// Checks that a queue pair may go `from` a state `to` another with the attributes in `mask`.
+/// Checks that a queue pair may change its state with the attributes in `mask`.
 pub(super) fn check(qp_type: QpType, from: QpState, to: QpState, mask: u32) -> Result<(), Cause> {
     let rule = find(qp_type, from, to).ok_or(Cause::Transition)?;
     let mask = mask & !STATE;

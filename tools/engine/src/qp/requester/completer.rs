@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Responses: what they acknowledge, and the completions that follow.
+//! Responses: what they acknowledge, and the completions that result.
 
 use super::Request;
 use crate::{
@@ -21,7 +21,7 @@ use vrnic_wire::{
 };
 
 impl Qp {
-    /// A response came.
+    /// Processes a response.
     pub(in crate::qp) fn take_response<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -30,7 +30,7 @@ impl Qp {
     ) {
         let psn = segment.psn;
         let requester = &self.requester;
-        // What is not between the oldest and the newest packet on its way is old or made up.
+        // A PSN that is not in flight is old or made up.
         if psn.distance_from(requester.unacked) < 0 || psn.distance_from(requester.unsent) >= 0 {
             return;
         }
@@ -109,8 +109,8 @@ impl Qp {
         }
     }
 
-    /// Acknowledges all packets before `psn`. If a response before it is missing, asks for that
-    /// again and gives `false`.
+    /// Acknowledges all packets before `psn`. If a response before it is missing, requests that again and returns
+    /// `false`.
     pub(super) fn acknowledge_before<M: Memory>(
         &mut self,
         psn: Psn,
@@ -127,7 +127,7 @@ impl Qp {
         complete
     }
 
-    /// Acknowledges all packets up to `psn`. Gives `false` if a response up to there is missing.
+    /// Acknowledges all packets up to `psn`. Returns `false` if a response up to there is missing.
     pub(super) fn acknowledge<M: Memory>(
         &mut self,
         psn: Psn,
@@ -165,7 +165,7 @@ impl Qp {
         self.complete_sends(count, resources, io);
         self.requester.skip_acknowledged();
         if progressed {
-            // How long to wait for the next answer depends on what is the oldest request now.
+            // How long to wait for the next response depends on which request is the oldest now.
             self.note_progress(io.now);
         }
         complete
@@ -207,8 +207,8 @@ impl Qp {
         }
     }
 
-    /// Completes the oldest request with an error, and goes to the error state; an unreliable
-    /// connection to that of the send queue.
+    /// Completes the oldest request with an error, and enters the error state, or the send queue error state for an
+    /// unreliable connection.
     pub(super) fn fail_front<M: Memory>(
         &mut self,
         status: Status,
@@ -237,7 +237,7 @@ impl Qp {
         }
     }
 
-    /// If the oldest request cannot be done, fails it.
+    /// Fails the oldest request if it cannot be executed.
     pub(super) fn fail_at_front<M: Memory>(&mut self, resources: &mut Resources, io: &Io<'_, M>) {
         if let Some((status, cause)) = self.requester.queue.front().and_then(|front| front.failure)
         {
@@ -245,7 +245,7 @@ impl Qp {
         }
     }
 
-    /// Part of the data of a read came, or the response to a flush or an atomic write.
+    /// Processes data of a read, or the response to a flush or an atomic write.
     pub(super) fn take_read_response<M: Memory>(
         &mut self,
         psn: Psn,
@@ -270,7 +270,7 @@ impl Qp {
         self.store_response(offset, payload, resources, io);
     }
 
-    /// The result of an atomic came.
+    /// Processes the result of an atomic.
     pub(super) fn take_atomic_response<M: Memory>(
         &mut self,
         psn: Psn,
@@ -289,7 +289,7 @@ impl Qp {
         io.outbox.recycle(payload);
     }
 
-    /// The oldest request, if its next packet of data has that PSN.
+    /// Returns the oldest request if its next response packet has this PSN.
     pub(super) fn expecting(&self, psn: Psn) -> Option<&Request> {
         self.requester
             .queue
@@ -297,12 +297,12 @@ impl Qp {
             .filter(|front| front.fetches() && front.first_psn.add(front.fetched) == psn)
     }
 
-    /// The peer answered with something that was not asked for.
+    /// Fails the oldest request because of a response that was not requested.
     pub(super) fn fail_response<M: Memory>(&mut self, resources: &mut Resources, io: &Io<'_, M>) {
         self.fail_front(Status::BadResponse, Cause::ResponseLength, resources, io);
     }
 
-    /// Stores the next packet of data of the oldest request.
+    /// Stores the data of the next response packet of the oldest request.
     pub(super) fn store_response<M: Memory>(
         &mut self,
         offset: u64,
@@ -335,7 +335,7 @@ impl Qp {
                 .map_err(|_| Cause::LocalUnmapped)
         });
         if stored == Err(Cause::PageAbsent) {
-            // It is asked for again when there is room for it.
+            // The response is requested again when its pages are present.
             resources.keys.take_faults();
             self.requester.starved = true;
             return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Local operations: requests of the send queue that change keys of this side.
+//! Local operations: requests of the send queue that change keys of this device.
 
 use super::{Request, Sent};
 use crate::{
@@ -13,8 +13,7 @@ use crate::{
 use vrnic_wire::{completion::Status, work::SendOpcode};
 
 impl Qp {
-    /// Executes the local operation under the cursor, unless that was done before the cursor went
-    /// back.
+    /// Executes the local operation at the cursor, unless it was executed before the cursor went back.
     pub(super) fn execute_local<M: Memory>(
         &mut self,
         resources: &mut Resources,
@@ -23,7 +22,7 @@ impl Qp {
         let sending = self.requester.sending;
         let request = &self.requester.queue[sending];
         if !request.executed {
-            // Whatever is under way may need the key, or need it once more.
+            // Requests in flight may use the key, or need it again if they are sent again.
             if sending > 0 && request.request.opcode == SendOpcode::LocalInvalidate {
                 return Sent::Blocked;
             }
@@ -40,7 +39,7 @@ impl Qp {
         Sent::Packet(0)
     }
 
-    /// Does what a local operation asks for.
+    /// Changes the key as a local operation requests.
     fn change_key<M: Memory>(
         &self,
         request: &Request,
@@ -59,7 +58,7 @@ impl Qp {
         }
     }
 
-    /// Completes the local operations that took effect and have nothing in front of them any more.
+    /// Completes the local operations that took effect and are at the front of the queue.
     pub(super) fn complete_local<M: Memory>(&mut self, resources: &mut Resources, io: &Io<'_, M>) {
         let queue = self.requester.queue.iter();
         let done = queue.take_while(|request| request.executed).count();

@@ -2,22 +2,21 @@
 
 //! Which packets are sent again.
 //!
-//! The standard has one way: from the missing packet on, all (go-back-N). It does not say that a responder has
-//! to forget what came behind the missing packet, and no requester can tell if it did, until the answer to that
-//! packet comes. This is how this requester finds out. It sends the missing packet alone. If the next
-//! acknowledgement jumps over packets that were sent before, the peer has kept them. If it ends right behind
-//! the packet, the peer has not, and all of them are sent at once. What was found out is remembered: a peer
-//! that does not keep is tried again only now and then, and one that does is believed through a few packets
-//! that were lost in a row, which looks the same.
+//! The standard defines one way, go-back-N: all packets from the missing one on are sent again. It does not require a
+//! responder to drop the packets after the missing one, and a requester cannot tell whether it did until the answer to
+//! the missing packet arrives. This is how this requester finds out: it sends the missing packet alone. If the next
+//! acknowledgement skips packets that were sent before, the peer has kept them. If the acknowledgement ends right after
+//! the missing packet, the peer has not kept them, and all of them are sent at once. The result is remembered. A peer
+//! that does not keep packets is tested again only now and then. A peer that does is still trusted after a few losses
+//! in a row, which look the same.
 //!
-//! A peer tells of one gap at a time, so each gap costs a round trip. If more gaps are to be expected in what
-//! is on its way, and the window is full or there is nothing else to send, the packets behind the gap are sent
-//! again, too, each once. That takes nothing from anybody, and fills most gaps before the peer tells of them.
+//! A peer reports one gap at a time, so each gap costs a round trip. If more gaps are to be expected among the packets
+//! in flight, and the window is full or there is nothing else to send, the packets after the gap are sent again as
+//! well, each once. This only uses idle time, and fills most gaps before the peer reports them.
 //!
-//! Nobody tells that a packet sent last, a negative acknowledgement or a packet sent again was lost. So after
-//! the time that an answer usually takes, the oldest packet is sent as a probe. These attempts are in addition
-//! to those of the local ACK timeout, and do not count as retries: a connection dies as late as it would
-//! without them.
+//! The loss of the last packet, of a NAK, or of a packet that was sent again is never reported. So after the time that
+//! an answer usually takes, the oldest packet is sent as a probe. Probes come in addition to the attempts of the local
+//! ACK timeout and do not count as retries: a connection fails no sooner than it would without them.
 
 use super::{Request, Requester, Sent, Timer};
 use crate::{
@@ -32,85 +31,85 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vrnic_wire::work::SendOpcode;
 
-/// Most that a peer is trusted to keep packets: so often may it seem that it does not.
+/// Maximum trust in a peer to keep packets. This is how many times it may seem not to keep them.
 const MAX_TRUST: u8 = 4;
 
-/// Gaps of a peer that does not keep after which it is tried again, at first and at most.
+/// Number of gaps after which a peer that does not keep packets is tested again: the initial value and the maximum.
 const PAUSES: (u32, u32) = (4, 1024);
 
-/// If the peer says nothing, least time after which more than one packet is sent again: the peer may just be slow. As
-/// long as no answer was measured, a single packet waits as long. A quarter of the local ACK timeout, if that is less.
-/// Reads and atomics wait for all of that quarter, however long it is: Soft-RoCE fails when a read comes again that it
-/// is still busy with.
+/// Minimum time without an answer before more than one packet is sent again, because the peer may just be slow. Until
+/// an answer has been timed, a single packet waits this long as well. At most a quarter of the local ACK timeout. Reads
+/// and atomics always wait for that whole quarter, because Soft-RoCE fails on a repeated read that it is still
+/// executing.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Least value of that quarter.
+/// Minimum value of that quarter.
 const SHORTEST: Duration = Duration::from_micros(50);
 
 /// Why packets are sent again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reason {
-    /// The peer says that the oldest is missing, and that it has others.
+    /// The peer reports the oldest packet as missing, and has others.
     Gap,
     /// A response is missing.
     Response,
-    /// Nothing came for the local ACK timeout.
+    /// No answer arrived within the local ACK timeout.
     Timeout,
-    /// Nothing came for as long as an answer usually takes.
+    /// No answer arrived within the usual time.
     Probe,
 }
 
-/// The oldest packet, sent again alone.
+/// The oldest packet, sent again by itself.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Attempt {
     psn: Psn,
-    /// First PSN that had not been sent then.
+    /// First PSN that had not been sent at that time.
     end: Psn,
-    /// Whether the peer has packets behind it.
+    /// Whether the peer has packets after this one.
     has_more: bool,
     at: Instant,
 }
 
-/// Packets behind the oldest one that are sent again, if there is time for it.
+/// Packets after the oldest one that are sent again in idle time.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Pass {
     next: Psn,
     end: Psn,
 }
 
-/// What is known of a peer, and what is being tried.
+/// What is known about the peer, and attempts under way.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Recovery {
-    /// Whether anything but go-back-N is tried at all.
+    /// Whether anything but go-back-N is tried.
     selective: bool,
     /// Whether packets travel on a wire.
     is_wire: bool,
     /// How much the peer is trusted to keep packets.
     trust: u8,
-    /// Gaps until it is tried again, and the next time.
+    /// Number of gaps until the peer is tested again, now and the next time.
     pause: u32,
     next_pause: u32,
-    /// Why the oldest packet is to be sent again, alone and before any other.
+    /// Why the oldest packet is to be sent again, by itself and before any other.
     due: Option<Reason>,
     attempt: Option<Attempt>,
-    /// First PSN behind everything that was sent again and is not acknowledged. Progress beyond it is due to packets
+    /// First PSN after all packets that were sent again and are unacknowledged. Progress beyond it is due to packets
     /// that were sent once.
     repeated: Option<Psn>,
-    /// Where the cursor went back to because of a gap, and when.
+    /// PSN to which the cursor went back because of a gap, and when.
     went_back: Option<(Psn, Instant)>,
-    /// What is sent again behind the oldest packet.
+    /// Packets that are being sent again after the oldest one.
     pass: Option<Pass>,
-    /// When the last of those was sent.
+    /// When the last of those packets was sent.
     passed_at: Option<Instant>,
-    /// How often packets are lost, in parts of 2^16.
+    /// Packet loss rate, in units of 2^-16.
     losses: u32,
     /// When the oldest packet is sent as a probe.
     probe: Option<Instant>,
-    /// Probes since the last progress.
+    /// Number of probes since the last progress.
     probes: u32,
-    /// All before, if no answer could be timed yet.
+    /// Number of probes before that, if no answer could be timed yet.
     backoff: u32,
-    /// Whether a probe was all that was answered. If nothing else comes, the rest is missing, too.
+    /// Whether only a probe was answered. If no other answer arrives, the other packets are missing as well.
     doubts_rest: bool,
 }
 
@@ -138,7 +137,7 @@ impl Default for Recovery {
 }
 
 impl Recovery {
-    /// Recovery of a connection, by go-back-N alone unless it is `selective`.
+    /// Creates the recovery state of a connection. Only go-back-N is used unless it is `selective`.
     pub(super) fn new(selective: bool, is_wire: bool) -> Self {
         Self {
             selective,
@@ -148,22 +147,22 @@ impl Recovery {
         }
     }
 
-    /// When a probe is due.
+    /// Returns when a probe is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.probe
     }
 
-    /// Whether the oldest packet is to be sent alone.
+    /// Returns whether the oldest packet is to be sent by itself.
     pub(super) fn is_due(&self) -> bool {
         self.due.is_some()
     }
 
-    /// Whether it is found out what the peer keeps.
+    /// Returns whether the requester tests what the peer keeps.
     pub(super) fn is_selective(&self) -> bool {
         self.selective
     }
 
-    /// Everything is sent again from the oldest packet on, or nothing any more.
+    /// Forgets all attempts, because everything from the oldest packet on is sent again, or nothing is sent any more.
     pub(super) fn forget(&mut self) {
         self.due = None;
         self.attempt = None;
@@ -172,7 +171,7 @@ impl Recovery {
         self.doubts_rest = false;
     }
 
-    /// A packet that was sent before is sent again, before `next`.
+    /// Notes that a packet is sent again. `next` is the PSN after it.
     pub(super) fn note_repeated(&mut self, next: Psn) {
         let repeated = self.repeated.get_or_insert(next);
         if next.distance_from(*repeated) > 0 {
@@ -180,9 +179,9 @@ impl Recovery {
         }
     }
 
-    /// So many packets were acknowledged, or one was lost.
+    /// Notes how many packets were acknowledged, and whether one was lost.
     fn note_losses(&mut self, acknowledged: u32, lost: bool) {
-        /// What one packet moves the average by: 1 part of so many.
+        /// Inverse of the fraction by which one packet changes the average.
         const GAIN: u32 = 512;
         self.losses -= self.losses / GAIN * acknowledged.min(GAIN);
         if lost {
@@ -190,10 +189,10 @@ impl Recovery {
         }
     }
 
-    /// The peer made progress: another packet is the oldest.
+    /// Notes that the peer made progress, so that another packet is the oldest.
     ///
-    /// As long as no answer could be timed, probes stay as rare as they have become: perhaps each came before the
-    /// answer, which nobody could time then. (Karn's algorithm backs off like this.)
+    /// While no answer could be timed, probes stay as rare as they have become. Each of them may have been sent before
+    /// the answer arrived, which made the answer impossible to time. (Karn's algorithm backs off in the same way.)
     pub(super) fn note_progress(&mut self, is_timed: bool) {
         self.due = None;
         self.backoff = if is_timed {
@@ -205,25 +204,25 @@ impl Recovery {
         self.doubts_rest = false;
     }
 
-    /// The local ACK timeout is over: in the next one it is probed as often.
+    /// Notes that the local ACK timeout expired. The next one has as many probes.
     pub(super) fn note_timeout(&mut self) {
         self.probes = 0;
     }
 
-    /// The peer has kept packets.
+    /// Notes that the peer has kept packets.
     fn trust_more(&mut self) {
         self.trust = (self.trust.max(1) + 1).min(MAX_TRUST);
         self.next_pause = PAUSES.0;
     }
 
-    /// The peer has not kept packets.
+    /// Notes that the peer has not kept packets.
     fn distrust(&mut self) {
         self.trust = 0;
         self.pause = self.next_pause;
         self.next_pause = (2 * self.next_pause).min(PAUSES.1);
     }
 
-    /// Whether to send the missing packet alone.
+    /// Returns whether to send the missing packet by itself.
     fn tries_gap(&mut self) -> bool {
         if self.selective && self.trust == 0 {
             self.pause = self.pause.saturating_sub(1);
@@ -234,15 +233,15 @@ impl Recovery {
 }
 
 impl Requester {
-    /// Whether the oldest packet is to be sent again, alone.
+    /// Returns whether the oldest packet is to be sent again by itself.
     pub(super) fn has_oldest_due(&self) -> bool {
         self.recovery.is_due() && self.unsent != self.unacked && !self.queue.is_empty()
     }
 
-    /// Whether the oldest packet was sent again so recently that its answer cannot be here yet.
+    /// Returns whether the oldest packet was sent again so recently that its answer cannot have arrived yet.
     ///
-    /// That is so if it was not the last that was sent again: a peer that keeps packets tells of the next gap
-    /// as soon as it has filled one, and what was sent since comes after that.
+    /// That is also the case if packets after it have been sent again: a peer that keeps packets reports the next gap
+    /// as soon as it has filled one, and packets sent since then arrive after that.
     pub(super) fn is_on_its_way_again(&self, now: Instant) -> bool {
         let recovery = &self.recovery;
         let attempt = recovery.attempt.map(|attempt| (attempt.psn, attempt.at));
@@ -256,18 +255,18 @@ impl Requester {
         recovery.due.is_some() || recently || in_pass
     }
 
-    /// Whether the oldest request is one that the peer answers with more than an acknowledgement.
+    /// Returns whether the peer answers the oldest request with more than an acknowledgement.
     fn oldest_fetches(&self) -> bool {
         self.queue.front().is_some_and(Request::fetches)
     }
 
-    /// Whether any request that was begun and is not answered does.
+    /// Returns whether that is true of any request that was begun and is not answered.
     fn any_fetches(&self) -> bool {
         let mut begun = self.queue.iter().take(self.sending + 1);
         begun.any(Request::fetches)
     }
 
-    /// Puts the cursor, which is at the oldest packet, to a later one of a message.
+    /// Moves the cursor from the oldest packet to a later packet of a message.
     fn seek(&mut self, psn: Psn) {
         while let Some(request) = self.queue.get(self.sending)
             && psn.distance_from(request.end_psn()) >= 0
@@ -283,8 +282,8 @@ impl Requester {
         }
     }
 
-    /// The first PSN from `psn` on that belongs to a message that was sent, not to a read or an atomic. The
-    /// peer would take those for the beginning of all that comes again.
+    /// Returns the first PSN from `psn` on that belongs to a message that was sent, and not to a read or an atomic. The
+    /// peer would take a repeated read or atomic as the first of all packets to be sent again.
     fn skip_fetches(&self, mut psn: Psn) -> Option<Psn> {
         for request in self.queue.iter().take(self.sending + 1) {
             if psn.distance_from(request.end_psn()) >= 0 {
@@ -298,11 +297,11 @@ impl Requester {
         None
     }
 
-    /// Has the oldest packet sent again, and what is behind it as far as the peer does not keep it.
+    /// Sends the oldest packet again, and the packets after it that the peer does not keep.
     pub(super) fn send_again(&mut self, reason: Reason, now: Instant) {
         let alone = match reason {
             Reason::Gap => self.recovery.tries_gap(),
-            // The peer takes a read that comes again for the first of all that come again.
+            // The peer takes a repeated read as the first of all packets to be sent again.
             Reason::Response => false,
             Reason::Timeout => self.recovery.trust > 0 && !self.oldest_fetches(),
             Reason::Probe => !self.oldest_fetches(),
@@ -320,7 +319,7 @@ impl Requester {
         }
     }
 
-    /// Learns from an answer by which the oldest packet, which was `before`, became another one.
+    /// Learns from an answer that made another packet than `before` the oldest one.
     pub(super) fn learn(&mut self, before: Psn, tells_gap: bool, now: Instant) {
         let gained = self.unacked.packets_since(before);
         if gained == 0 || !self.recovery.selective {
@@ -350,13 +349,13 @@ impl Requester {
         let rest = attempt.end.distance_from(self.unacked) > 0;
         if gained > 1 {
             if rest && !tells_gap && beyond > 0 {
-                // Had it more, it would have told of a gap: what was sent last is missing.
+                // If the peer had more packets, it would have reported a gap. So the packets sent last are missing.
                 self.probe_at_once();
             }
         } else if !rest || beyond < 0 {
-            // It may have kept packets or not, for there were none.
+            // This does not tell whether the peer keeps packets, because there were none.
         } else if attempt.has_more && self.recovery.trust >= 2 {
-            // Perhaps two in a row were lost.
+            // Two packets in a row may have been lost.
             self.recovery.trust -= 1;
             if !tells_gap {
                 self.probe_at_once();
@@ -369,22 +368,22 @@ impl Requester {
                 self.send_rest_again(now);
             }
         } else {
-            // It may just be slow, and this the answer to the packet that was sent first.
+            // The peer may just be slow, and may have answered the first transmission of the packet.
             self.recovery.doubts_rest = !tells_gap;
             self.restart_probe(now);
         }
     }
 
-    /// Has the oldest packet sent as a probe now; one that fetches when that was due anyway, as the peer may be busy
-    /// with it.
+    /// Sends the oldest packet as a probe now. A request with a response waits until its probe is due anyway, because
+    /// the peer may still be executing it.
     fn probe_at_once(&mut self) {
         if !self.oldest_fetches() {
             self.recovery.due = Some(Reason::Probe);
         }
     }
 
-    /// Has the oldest packet sent as a probe when no answer comes for the time that it usually takes, unless
-    /// the local ACK timeout is earlier.
+    /// Schedules the oldest packet as a probe for when the usual time of an answer is over, unless the local ACK
+    /// timeout is earlier.
     pub(super) fn restart_probe(&mut self, now: Instant) {
         self.recovery.probe = self.probe_at(now);
     }
@@ -395,7 +394,7 @@ impl Requester {
             return None;
         };
         let opcode = self.queue.front()?.request.opcode;
-        // A flush may have to wait for a disk, and would be put off.
+        // A flush may have to wait for a disk, and the peer would answer a probe with an RNR NAK.
         if !recovery.selective || opcode == SendOpcode::Flush {
             return None;
         }
@@ -423,7 +422,7 @@ impl Requester {
         (at < end).then_some(at)
     }
 
-    /// Sends everything again behind a packet that was answered.
+    /// Sends everything after an answered packet again.
     fn send_rest_again(&mut self, now: Instant) {
         self.go_back();
         self.recovery.went_back = Some((self.unacked, now));
@@ -449,7 +448,7 @@ impl Qp {
                 has_more: reason == Reason::Gap,
                 at: io.now,
             });
-            // Else what was sent again before may still be on its way.
+            // Otherwise, packets that were sent again before may still be in flight.
             let rtt = &self.requester.rtt;
             let is_new = recovery.passed_at.is_none_or(|at| rtt.is_long(io.now - at));
             if reason == Reason::Gap || is_new {
@@ -463,7 +462,7 @@ impl Qp {
         sent
     }
 
-    /// Sends another packet behind the oldest one again, if the peer is likely to miss more than that one.
+    /// Sends another packet after the oldest one again, if the peer probably misses more than that one.
     pub(super) fn send_more_again<M: Memory>(
         &mut self,
         resources: &mut Resources,
@@ -479,7 +478,7 @@ impl Qp {
         if expected < 1 << 16 || requester.rtt.is_queueing() {
             return Sent::Blocked;
         }
-        // The oldest packet may be one of them by now, and was sent apart then.
+        // The oldest packet may be one of these by now, but was sent by itself.
         let first = if pass.next.distance_from(requester.unacked) > 0 {
             pass.next
         } else {
@@ -502,14 +501,14 @@ impl Qp {
             }
             Sent::Blocked => sent,
             Sent::Failed(..) => {
-                // Nobody may miss it. If somebody does, its turn will come.
+                // The peer may not need this packet. If it does, the packet is sent again in its turn.
                 recovery.pass = None;
                 Sent::Blocked
             }
         }
     }
 
-    /// Sends a packet that was sent before again, without moving the cursor.
+    /// Sends a packet again without moving the cursor.
     fn send_apart<M: Memory>(
         &mut self,
         psn: Psn,
@@ -532,7 +531,7 @@ impl Qp {
             return;
         }
         self.requester.recovery.probes += 1;
-        // Nothing is missing if nothing could be sent, or taken.
+        // If the requester could not send a request or store a response, the lack of an answer does not mean a loss.
         if !self.requester.starved && !self.waits(Half::Requester) {
             if self.requester.recovery.doubts_rest {
                 self.requester.send_rest_again(now);

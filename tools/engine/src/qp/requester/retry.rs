@@ -15,7 +15,7 @@ use crate::{
 use vrnic_wire::{completion::Status, counter::Counter};
 
 impl Qp {
-    /// The peer made progress: all retries are available again.
+    /// Notes that the peer made progress, which makes all retries available again.
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.refresh_retries();
         let requester = &mut self.requester;
@@ -37,21 +37,21 @@ impl Qp {
         self.requester.rnr_retries = self.attributes.rnr_retry;
     }
 
-    /// Has everything that was not acknowledged sent again by another path, of which nothing is known.
+    /// Sends all unacknowledged packets again by a new path, whose round-trip time and capacity are not known.
     pub(in crate::qp) fn resend_by_new_path(&mut self, now: Instant) {
         let requester = &mut self.requester;
         requester.retries = self.attributes.retry_count;
         requester.gap = None;
         requester.rtt = Rtt::default();
         requester.window = Window::default();
-        // Otherwise it is sent when the peer's time is over, by the path of then.
+        // Otherwise, they are sent when the RNR timer expires, by the path that is current then.
         if !self.waits_for_receiver() {
             self.requester.go_back();
             self.restart_ack_timer(now);
         }
     }
 
-    /// Starts the local ACK timer anew, or stops it if nothing is on its way.
+    /// Restarts the local ACK timer, or stops it if no packets are in flight.
     pub(super) fn restart_ack_timer(&mut self, now: Instant) {
         let waiting = self.requester.unsent != self.requester.unacked;
         let timeout = timer::ack_timeout(self.attributes.timeout).filter(|_| waiting);
@@ -59,10 +59,11 @@ impl Qp {
         self.requester.restart_probe(now);
     }
 
-    /// The peer misses the oldest packet that was not acknowledged: sends it again.
+    /// Sends the oldest unacknowledged packet again, because the peer reports a gap.
     ///
-    /// Not if that is the packet that it had no receive for: it is known there, and sent again when the peer's time is
-    /// over. Soft-RoCE says of packets behind such a one that it misses it.
+    /// Does nothing if the packet has just been sent again, or if the peer had no receive for it. In the latter case,
+    /// the peer knows the packet, and it is sent again when the RNR timer expires. When packets after it arrive,
+    /// Soft-RoCE reports it as missing.
     pub(super) fn fill_gap<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         let requester = &self.requester;
         if requester.refused != Some(requester.unacked) && !requester.is_on_its_way_again(io.now) {
@@ -70,7 +71,7 @@ impl Qp {
         }
     }
 
-    /// A response is missing: asks for it again, once until something else comes.
+    /// Requests a missing response again, but only once until there is progress.
     pub(super) fn ask_again<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         let unacked = self.requester.unacked;
         let waits = self.waits_for_receiver() || self.requester.starved;
@@ -80,12 +81,12 @@ impl Qp {
         }
     }
 
-    /// Whether everything that was not acknowledged will be sent again when the peer's time is over.
+    /// Returns whether all unacknowledged packets will be sent again when the RNR timer expires.
     pub(super) fn waits_for_receiver(&self) -> bool {
         matches!(self.requester.timer, Timer::Rnr(_))
     }
 
-    /// Sends again what the peer misses, or fails if that was done too often.
+    /// Sends again what the peer misses, or fails if there are no retries left.
     pub(super) fn retry<M: Memory>(
         &mut self,
         reason: Reason,
@@ -95,7 +96,7 @@ impl Qp {
         if self.waits_for_receiver() {
             return;
         }
-        // That nothing moves is not the doing of the peer.
+        // The lack of progress is not the peer's fault.
         if self.requester.starved || self.waits(Half::Requester) {
             self.requester.go_back();
             return self.restart_ack_timer(io.now);
@@ -113,7 +114,7 @@ impl Qp {
         self.restart_ack_timer(io.now);
     }
 
-    /// Waits until the peer posts a receive, or fails if it was waited for too often.
+    /// Waits for the peer to post a receive, or fails if there are no RNR retries left.
     pub(super) fn wait_for_receiver<M: Memory>(
         &mut self,
         timer: u8,
@@ -131,14 +132,14 @@ impl Qp {
             }
             self.requester.rnr_retries -= 1;
         }
-        // It is there; it may have to wait for pages, on a fabric that loses what it says meanwhile.
+        // The peer is alive. It may have to wait for pages, on a fabric that loses some of its replies.
         self.requester.retries = self.attributes.retry_count;
         self.requester.go_back();
         self.requester.refused = Some(self.requester.unacked);
         self.requester.timer = Timer::Rnr(io.now + timer::rnr_timeout(timer));
     }
 
-    /// Acts if the timer ended.
+    /// Acts on the timer if it has expired.
     pub(in crate::qp) fn requester_timer<M: Memory>(
         &mut self,
         resources: &mut Resources,

@@ -1,46 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! How long the peer takes to answer, measured on packets that were sent once (Karn's rule), and smoothed as RFC 6298
-//! does it.
+//! Round-trip time of answers, measured only on packets that were sent once (Karn's algorithm), and smoothed as in RFC
+//! 6298.
 
 use crate::{psn::Psn, time::Instant};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Least time after which it is, on a wire.
+/// Minimum time after which an answer is taken to be lost, on a wire.
 const LEAST: Duration = Duration::from_micros(50);
 
-/// The same where packets are lost only on demand, and devices should not be woken up for nothing.
+/// The same on a local fabric, where packets are lost only on demand and needless wakeups should be avoided.
 const LEAST_LOCAL: Duration = Duration::from_millis(1);
 
-/// For how long the shortest time counts: the path may change.
+/// How long the shortest time is remembered, because the path may change.
 const MEMORY: Duration = Duration::from_secs(10);
 
 /// Times of a connection, in nanoseconds.
 #[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Rtt {
-    /// Average; 0 if nothing was measured.
+    /// Smoothed time; 0 if nothing was measured.
     smoothed: u64,
-    /// Average deviation from that.
+    /// Average deviation from the smoothed time.
     deviation: u64,
-    /// The shortest of late, and when it was measured.
+    /// Shortest recent time, and when it was measured.
     shortest: Option<(u64, Instant)>,
-    /// A packet whose answer is awaited, and when it was sent.
+    /// A packet whose answer is being timed, and when it was sent.
     timed: Option<(Psn, Instant)>,
 }
 
 impl Rtt {
-    /// A packet is sent that will be answered.
+    /// Starts timing a packet, unless another one is being timed.
     pub(super) fn begin(&mut self, psn: Psn, now: Instant) {
         self.timed.get_or_insert((psn, now));
     }
 
-    /// Packets are sent again, so an answer does not tell any more what it answers.
+    /// Stops timing, because packets are sent again and it is not known which one is answered.
     pub(super) fn abort(&mut self) {
         self.timed = None;
     }
 
-    /// Everything before `unacked` was answered. Gives how long the answer took, if that was measured.
+    /// Notes that everything before `unacked` was answered. Returns the time of the answer if it was measured.
     pub(super) fn answered(&mut self, unacked: Psn, now: Instant) -> Option<Duration> {
         let (_, sent) = self
             .timed
@@ -49,7 +49,7 @@ impl Rtt {
         Some(now - sent)
     }
 
-    /// An answer took so long.
+    /// Adds a measured time.
     pub(super) fn measured(&mut self, time: Duration, now: Instant) {
         let time = time.as_nanos().clamp(1, u64::MAX.into()) as u64;
         if self.smoothed == 0 {
@@ -65,12 +65,12 @@ impl Rtt {
         };
     }
 
-    /// Whether anything was measured.
+    /// Returns whether a time was measured.
     pub(super) fn is_known(&self) -> bool {
         self.smoothed != 0
     }
 
-    /// Time after which an answer is taken to be lost, on a wire or not, if anything was measured.
+    /// Returns the time after which an answer is taken to be lost, if a time was measured.
     pub(super) fn patience(&self, is_wire: bool) -> Option<Duration> {
         if !self.is_known() {
             return None;
@@ -82,22 +82,22 @@ impl Rtt {
         Some(Duration::from_nanos(usual).max(least))
     }
 
-    /// Whether an answer so soon can hardly be one.
+    /// Returns whether an answer after this time is too early to be one.
     pub(super) fn is_too_soon(&self, time: Duration) -> bool {
         time < Duration::from_nanos(self.smoothed / 2)
     }
 
-    /// Whether an answer to what was sent so long ago would be here.
+    /// Returns whether an answer should have arrived after this time.
     pub(super) fn is_long(&self, time: Duration) -> bool {
         time > Duration::from_nanos(self.smoothed.saturating_mul(2))
     }
 
-    /// Whether packets seem to wait for others on their way.
+    /// Returns whether packets seem to wait in queues on their way.
     pub(super) fn is_queueing(&self) -> bool {
         self.smoothed > self.shortest.map_or(0, |(time, _)| time).saturating_mul(4)
     }
 
-    /// The shortest time of late; zero if nothing was measured.
+    /// Returns the shortest recent time, or zero if nothing was measured.
     pub(super) fn shortest(&self) -> Duration {
         Duration::from_nanos(self.shortest.map_or(0, |(time, _)| time))
     }

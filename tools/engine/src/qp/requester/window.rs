@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! How many packets are on their way on a wire: as many as the path holds.
+//! Limit on packets in flight on a wire, which adapts to the capacity of the path.
 //!
-//! The window doubles with each measured round trip in which it was what held the requester back, as long as
-//! packets do not queue up on the way, which shows in the time that they take.
+//! The window doubles after each measured round trip in which it held the requester back, unless longer round trips
+//! show that packets wait in queues.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Packets at first, and at least. If the path holds less, they wait on it; but while a packet is missing, none
-/// of those behind it counts as arrived, and a smaller window would be full soon.
+/// Initial and minimum number of packets. If the path holds less, packets wait in queues. A smaller window would fill
+/// up soon while a packet is missing, because the packets after it do not count as arrived.
 const LEAST: u32 = 256;
 
-/// Packets at most. A peer of this kind keeps as many.
+/// Maximum number of packets, which is also how many a peer of this kind keeps.
 const MOST: u32 = crate::qp::responder::MAX_AHEAD;
 
 /// The window of a connection.
 #[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Window {
     packets: u32,
-    /// Whether it held the requester back since the last measurement.
+    /// Whether the window has held the requester back since the last measurement.
     full: bool,
 }
 
@@ -33,14 +33,14 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Whether a packet that is so many ahead of the oldest one may be sent.
+    /// Returns whether a packet that is this far ahead of the oldest one may be sent.
     pub(super) fn admits(&mut self, ahead: u32) -> bool {
         let admitted = ahead < self.packets;
         self.full |= !admitted;
         admitted
     }
 
-    /// A round trip took `time`; the shortest of late took `shortest`.
+    /// Adjusts the window to a round trip that took `time`, when the shortest recent one took `shortest`.
     pub(super) fn measured(&mut self, time: Duration, shortest: Duration) {
         if time > 4 * shortest {
             self.packets = (self.packets / 2).max(LEAST);
@@ -50,7 +50,7 @@ impl Window {
         self.full = false;
     }
 
-    /// Everything on its way was lost, or is worth nothing to the peer.
+    /// Shrinks the window, because all packets in flight were lost or are useless to the peer.
     pub(super) fn collapse(&mut self) {
         self.packets = self.packets.min(LEAST);
     }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Packets that came before their turn.
+//! Packets that arrived before their turn.
 //!
-//! Whatever a connection guarantees follows from this: packets are executed in the order of their PSNs, and an
-//! acknowledgement means that everything up to it was executed. So a packet that comes early is copied and waits
-//! here, and nobody is told. The peer learns of the first missing packet by the one negative acknowledgement that
-//! the standard has for it. When that packet comes, those that waited are executed behind it, and the next
-//! acknowledgement jumps over them. A peer that begins anew from the missing packet repeats what is known, which
-//! does no harm.
+//! All guarantees of a connection follow from two rules: packets are executed in the order of their PSNs, and an
+//! acknowledgement means that everything up to it was executed. So an early packet is copied and kept here, and is not
+//! acknowledged. The peer learns of the first missing packet by the NAK that the standard defines for it. When that
+//! packet arrives, the kept packets after it are executed, and the next acknowledgement skips over them. A peer that
+//! goes back to the missing packet repeats packets that are known, which does no harm.
 
 use crate::{
     cause::Cause,
@@ -24,28 +23,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vrnic_wire::counter::Counter;
 
-/// A packet is kept if it is less than so many ahead of the expected one.
+/// A packet is kept if it is fewer than this many packets ahead of the expected one.
 pub(crate) const MAX_AHEAD: u32 = 8192;
 
-/// Bytes of packets that a device keeps.
+/// Maximum bytes of packets that a device keeps.
 pub(crate) const MAX_BYTES: usize = 64 << 20;
 
-/// What a packet is taken to need besides its payload, in bytes.
+/// Assumed memory of a packet besides its payload, in bytes.
 const OVERHEAD: usize = 512;
 
-/// Packets that waited and are executed at once with one that came. Those behind them have to wait for a turn.
+/// Maximum number of kept packets that are executed at once after one that arrived. Others wait for a turn.
 const AT_ONCE: u32 = 16;
 
-/// Packets for one queue pair, by their places in its stream.
+/// Packets for one queue pair, by their positions in its stream.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Queue {
     packets: BTreeMap<u64, Box<Segment<'static>>>,
-    /// Place of the expected packet.
+    /// Position of the expected packet.
     expected: u64,
     bytes: usize,
 }
 
-/// Packets that came before their turn, by the queue pair that they are for.
+/// Packets that arrived before their turn, by destination queue pair.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Kept {
     #[serde(serialize_with = "state::map")]
@@ -54,17 +53,17 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Bytes that are taken to be in use.
+    /// Returns the assumed memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether anything waits for that queue pair.
+    /// Returns whether packets wait for this queue pair.
     fn has(&self, qpn: u32) -> bool {
         self.queues.contains_key(&qpn)
     }
 
-    /// Whether there is room for a packet so far ahead. A queue pair does not get more room than is left for
+    /// Returns whether there is room for a packet this far ahead. A queue pair does not get more room than is left for
     /// all others.
     fn wants(&self, qpn: u32, ahead: u32, segment: &Segment) -> bool {
         let bytes = Self::bytes_of(segment);
@@ -73,9 +72,8 @@ impl Kept {
         ahead < MAX_AHEAD && used + bytes <= left
     }
 
-    /// Keeps a packet that is [wanted](Self::wants). It takes the place of one with its PSN: that may be a
-    /// ghost, or have been damaged by its sender, and the one that comes last is the one that belongs to the
-    /// others.
+    /// Keeps a packet that is [wanted](Self::wants). It replaces one with the same PSN, which may be a stray packet
+    /// from the past or damaged by its sender. The one that arrives last belongs to the other packets.
     fn push(&mut self, qpn: u32, ahead: u32, segment: Segment<'static>) {
         let bytes = Self::bytes_of(&segment);
         let queue = self.queues.entry(qpn).or_default();
@@ -86,7 +84,7 @@ impl Kept {
         self.bytes = self.bytes + bytes - freed;
     }
 
-    /// Takes the packet that is expected.
+    /// Removes and returns the expected packet.
     fn pop(&mut self, qpn: u32) -> Option<Segment<'static>> {
         let queue = self.queues.get_mut(&qpn)?;
         let packet = queue.packets.remove(&queue.expected)?;
@@ -99,13 +97,13 @@ impl Kept {
         Some(*packet)
     }
 
-    /// The first packet that waits.
+    /// Returns the first packet that waits.
     fn first(&self, qpn: u32) -> Option<&Segment<'static>> {
         let (_, packet) = self.queues.get(&qpn)?.packets.first_key_value()?;
         Some(packet)
     }
 
-    /// The expected packet is so many ahead now. What is behind it is forgotten.
+    /// Moves the expected position ahead, and drops packets before it.
     fn advance(&mut self, qpn: u32, packets: u32) {
         let Some(queue) = self.queues.get_mut(&qpn) else {
             return;
@@ -123,7 +121,7 @@ impl Kept {
         }
     }
 
-    /// Forgets what waits for a queue pair.
+    /// Drops the packets that wait for a queue pair.
     pub(crate) fn forget(&mut self, qpn: u32) {
         if let Some(queue) = self.queues.remove(&qpn) {
             self.bytes -= queue.bytes;
@@ -136,8 +134,9 @@ impl Kept {
 }
 
 impl Qp {
-    /// A packet came that is so many ahead of the expected one: keeps it, if there is room, and tells the peer of the
-    /// gap. If the peer was told to send the expected packet later, it will send everything behind that again, too.
+    /// Processes a packet that is this far ahead of the expected one: keeps it if there is room, and reports the gap to
+    /// the peer. It is not kept if the peer was told to send the expected packet later, because the peer will then send
+    /// everything after that again as well.
     pub(super) fn take_early<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -156,7 +155,7 @@ impl Qp {
         self.report_gap(segment, resources);
     }
 
-    /// The expected packet did not come, but this one behind it: tells the peer, unless it knows.
+    /// Tells the peer that the expected packet is missing and a later one has arrived, unless it has been told.
     fn report_gap(&mut self, behind: &Segment, resources: &mut Resources) {
         if self.responder.told {
             return;
@@ -167,7 +166,7 @@ impl Qp {
         self.nak(syndrome);
     }
 
-    /// The expected packet is so many ahead now.
+    /// Notes that the expected packet has moved ahead.
     pub(super) fn pass_kept(&mut self, packets: u32, resources: &mut Resources) {
         if self.responder.keeping {
             resources.kept.advance(self.number, packets);
@@ -175,7 +174,7 @@ impl Qp {
         }
     }
 
-    /// Executes some of what waits for the packet that was just executed.
+    /// Executes some of the packets that waited for the one just executed.
     pub(super) fn follow_up<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         if self.responder.keeping {
             self.take_kept(
@@ -186,9 +185,9 @@ impl Qp {
         }
     }
 
-    /// Executes what came early and is expected now, until the turn is over. If a packet is missing behind
-    /// that, tells the peer. If nothing was executed it is not told: what waits may be far ahead of all that it
-    /// has sent.
+    /// Executes kept packets that are expected now, until the turn is over. If a packet is missing after them, tells
+    /// the peer. If nothing was executed, the peer is not told, because the kept packets may be far ahead of everything
+    /// that it has sent.
     pub(in crate::qp) fn take_kept<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -221,7 +220,7 @@ impl Qp {
         }
     }
 
-    /// Forgets what came early.
+    /// Drops all early packets.
     pub(in crate::qp) fn forget_kept(&mut self, resources: &mut Resources) {
         if std::mem::take(&mut self.responder.keeping) {
             resources.kept.forget(self.number);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What the responder answers when a fault decides.
+//! Answers that a fault provokes.
 
 use super::Fault;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 use vrnic_wire::{completion::Status, counter::Counter};
 
 impl Qp {
-    /// Answers the packet that is expected as a fault wants it, without executing it.
+    /// Answers the expected packet as a fault demands, without executing it.
     pub(super) fn provoked(&mut self, kind: &Kind, segment: &Segment, resources: &mut Resources) {
         let cause = Cause::Provoked;
         match kind.act {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What the responder sends: data, results of atomics, acknowledgements; and what it sends again.
+//! What the responder sends and repeats: data, results of atomics, and acknowledgements.
 
 use super::{Answer, Fault, Reply, Response};
 use crate::{
@@ -16,18 +16,18 @@ use crate::{
 };
 use vrnic_wire::{completion::Status, memory::access};
 
-/// How far a flush to persistent memory is.
+/// Progress of a flush to persistent memory.
 enum FlushProgress {
-    /// It was begun.
+    /// The flush is under way.
     UnderWay,
-    /// Its result is known and was not sent.
+    /// The result is known but was not sent.
     Over,
-    /// It was answered.
+    /// The flush was answered.
     Answered,
 }
 
 impl Qp {
-    /// A packet came that was executed before: its answer was lost, or the network repeated it.
+    /// Answers a repeated packet, which was executed before. The answer was lost, or the network duplicated the packet.
     pub(super) fn repeat<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -36,7 +36,7 @@ impl Qp {
     ) {
         let receiver = self.receiver;
         if let Service::Xrc { srqn } = segment.service {
-            // Of a queue that is gone, nothing can be read any more.
+            // Memory can no longer be read for a shared receive queue that is gone.
             self.receiver = self.xrc_receiver(srqn, resources).unwrap_or_default();
         }
         self.repeat_for_receiver(segment, resources, io);
@@ -73,7 +73,7 @@ impl Qp {
             }
             Body::FlushRequest(flush) => {
                 let answer = match self.flush_progress(segment.psn) {
-                    // Its region may be gone by now.
+                    // The region of the flush may be gone by now.
                     Some(FlushProgress::UnderWay) => {
                         return self.put_off(Cause::FlushUnderWay, segment, resources);
                     }
@@ -103,7 +103,7 @@ impl Qp {
                     answer: result.answer,
                 }
             }
-            // None was ever executed.
+            // Unknown requests are never executed.
             Body::Unknown(_) => return,
             _ => {
                 if self.responder.reply.is_none() {
@@ -114,13 +114,13 @@ impl Qp {
         };
         self.forget_responses(segment.psn);
         let responses = &mut self.responder.responses;
-        // Old packets that come late must not displace new ones, and are not worth much room.
+        // Old packets that arrive late must not displace new ones, and get little room.
         if responses.len() < 2 * usize::from(self.attributes.max_dest_rd_atomic) {
             responses.push_back(response);
         }
     }
 
-    /// The peer begins anew from `psn`, so what waits from there on is of no use to it.
+    /// Drops the responses from `psn` on, which are useless to a peer that starts again from there.
     fn forget_responses(&mut self, psn: Psn) {
         let responses = &mut self.responder.responses;
         while responses
@@ -131,15 +131,14 @@ impl Qp {
         }
     }
 
-    /// A request that was accepted came again and cannot be answered yet: the peer shall ask once
-    /// more after a while.
+    /// Asks the peer to repeat an accepted request after a delay, because it cannot be answered yet.
     fn put_off(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
         self.forget_responses(segment.psn);
         let syndrome = self.rnr_nak(cause, segment, resources);
         self.responder.reply(Reply::Nak(segment.psn, syndrome));
     }
 
-    /// A read came again, and pages for it are missing.
+    /// Puts off a repeated read whose pages are missing.
     fn put_off_read(&mut self, segment: &Segment, resources: &mut Resources) {
         match self.demand(Half::Reader, resources) {
             Ok(()) => self.put_off(Cause::PageAbsent, segment, resources),
@@ -147,7 +146,8 @@ impl Qp {
         }
     }
 
-    /// What the peer was promised cannot be done. A receive that is in use is that of a later message.
+    /// Refuses a response that was promised to the peer but is not possible any more. The receive in use belongs to a
+    /// later message.
     fn refuse_response(&mut self, psn: Psn, fault: Fault, resources: &mut Resources) {
         if let Some(code) = fault.code {
             self.explain_response_refused(psn, Syndrome::Nak(code), fault.cause, resources);
@@ -160,7 +160,7 @@ impl Qp {
         self.responder.reply = Some(Reply::End(psn, fault));
     }
 
-    /// How far the flush with that PSN is, if it was begun.
+    /// Returns the progress of the flush with this PSN, if it was begun.
     fn flush_progress(&self, psn: Psn) -> Option<FlushProgress> {
         if self.responder.has_flushed(psn) {
             return Some(FlushProgress::Answered);
@@ -173,7 +173,8 @@ impl Qp {
         })
     }
 
-    /// Whether what was written to the region of a flush survives. `None` if that is not known yet.
+    /// Returns whether the data written to the region of a flush survive a loss of power, or `None` if that is not
+    /// known yet.
     fn persists<M: Memory>(
         &mut self,
         &Response { psn, pd, .. }: &Response,
@@ -193,7 +194,7 @@ impl Qp {
         let accessor = self.accessor_in(pd);
         let ranges = (resources.keys).to_sync(flush.remote.rkey, accessor, io.memory);
         match ranges {
-            // The region went away since the request was accepted.
+            // The region is gone since the request was accepted.
             Err(cause) => Some(Err(Fault::access(cause))),
             Ok(ranges) if ranges.is_empty() => Some(Ok(())),
             Ok(ranges) => {
@@ -204,7 +205,7 @@ impl Qp {
         }
     }
 
-    /// Sends what the peer waits for until the turn is over.
+    /// Sends responses and acknowledgements until the turn is over.
     pub(in crate::qp) fn respond<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -291,8 +292,8 @@ impl Qp {
         }
     }
 
-    /// Sends the next packet of data of the first response; gives its payload bytes, or `None` if
-    /// it has to wait for pages.
+    /// Sends the next packet of data of the first response. Returns its bytes of payload, or `None` if it has to wait
+    /// for pages.
     pub(super) fn send_data<M: Memory>(
         &mut self,
         response: &Response,
@@ -328,7 +329,7 @@ impl Qp {
                 failure = self.demand(Half::Reader, resources).err();
             }
             io.outbox.recycle(Payload::Ranges(ranges));
-            // The region, or the page, went away since the request was accepted.
+            // The region or the page is gone since the request was accepted.
             self.refuse_response(response.psn, Fault::access(failure?), resources);
             return Some(0);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Unreliable connections: what cannot be received is dropped, message by message, and nobody is told
-//! (IBTA volume 1, 9.8.2).
+//! Unreliable connections: a message that cannot be received is dropped as a whole, and the peer is not told (IBTA
+//! volume 1, 9.8.2).
 
 use super::{Fault, Message, Outcome};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 use vrnic_wire::{completion::Status, counter::Counter};
 
 impl Fault {
-    /// Whether the receive itself is at fault, which is its owner's doing.
+    /// Returns whether the receive itself is at fault, for which its owner is responsible.
     fn is_of_receive(self) -> bool {
         matches!(
             self.status,
@@ -25,8 +25,8 @@ impl Fault {
 }
 
 impl Qp {
-    /// A packet of the peer of an unreliable connection came. `false` if it has to wait for pages,
-    /// and to be taken again then.
+    /// Processes a packet of an unreliable connection. Returns `false` if it has to wait for pages and must be
+    /// processed again later.
     pub(in crate::qp) fn take_unacknowledged<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -46,13 +46,13 @@ impl Qp {
         let in_order = segment.psn == self.responder.expected;
         let continues = in_order && self.responder.message != Message::None;
         if position.begins() && self.responder.message != Message::None {
-            // The rest of the one before will not come any more.
+            // The rest of the previous message will not arrive any more.
             self.drop_message(Cause::PacketMissing, segment, resources);
         }
         self.responder.expected = segment.psn.add(1);
         if !position.begins() && !continues {
             if in_order {
-                // More of a message that was dropped.
+                // The packet belongs to a message that was dropped.
                 resources.counters.count(Counter::Dropped);
             } else {
                 self.drop_message(Cause::PacketMissing, segment, resources);
@@ -64,7 +64,7 @@ impl Qp {
             Ok(Outcome::NotReady) => self.drop_message(Cause::NoReceive, segment, resources),
             Err(fault) => {
                 let Some(fault) = self.or_wait(fault, Half::Responder, resources) else {
-                    // As if it had not come yet.
+                    // Process the packet again as if it had not arrived yet.
                     self.responder.expected = segment.psn;
                     return false;
                 };
@@ -77,8 +77,8 @@ impl Qp {
         true
     }
 
-    /// Drops the message that is under way, or that begins with this packet. A receive that was
-    /// taken for it waits for another one.
+    /// Drops the current message, or the one that begins with this packet. A receive that was taken for it stays for
+    /// the next message.
     fn drop_message(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
         resources.counters.count(Counter::Dropped);
         self.explain_dropped(cause, segment, resources);
