@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A subnet manager that knows one subnet: a switch with the HCAs of a vrnicd at its first ports. It works through
-//! queue pair 0 of a guest, as software of a VM does.
+//! A subnet manager for one particular subnet: a switch with the HCAs of a vrnicd at its first ports. It works through
+//! QP 0 of a guest, as software of a VM does.
 
 use std::time::{Duration, Instant};
 
@@ -19,37 +19,37 @@ use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode};
 use crate::pair::End;
 use crate::queues::{Cq, Mr, Qp, request};
 
-/// How long the subnet may take for what it does at once.
+/// How long the subnet may take for an operation.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of a receive of a management datagram.
+/// Bytes of a receive for a management datagram.
 const RECEIVE: usize = GRH_LENGTH + MAD_LENGTH;
 /// LID of the switch.
 const SWITCH: u16 = 1;
-/// Exponent of the number of LIDs that an HCA has.
+/// LID mask count of an HCA.
 const LMC: u8 = 1;
-/// Entries of a block of a forwarding table.
+/// Number of entries in a block of a forwarding table.
 const BLOCK: u16 = 64;
-/// An entry without a port.
+/// Entry without a port.
 const NOWHERE: u8 = 0xff;
 
-/// An HCA as a directed route sees it.
+/// The properties of an HCA that directed routes depend on.
 const HCA: Place = Place {
     switch: false,
     ports: 1,
 };
 
-/// The first LID of a device's HCA; it has two.
+/// Returns the first LID of a device's HCA, which has two.
 ///
 /// # Errors
-/// There are no LIDs for so many devices.
+/// There are not enough LIDs for this many devices.
 pub fn lid_of(device: usize) -> Result<u16> {
     Ok(u16::try_from(4 * (device + 1))?)
 }
 
-/// How a device is reached at its first LID, without a global route.
+/// Returns the address of a device at its first LID, without a global route.
 ///
 /// # Errors
-/// As [`lid_of`].
+/// Those of [`lid_of`].
 pub fn address_of(device: usize) -> Result<GidEntry> {
     let lids = LidAddress {
         dlid: lid_of(device)?.into(),
@@ -61,7 +61,7 @@ pub fn address_of(device: usize) -> Result<GidEntry> {
     })
 }
 
-/// What the guest of the first device has to manage the subnet.
+/// The subnet manager at the guest of the first device.
 pub struct Manager {
     qp: Qp,
     sends: Cq,
@@ -71,10 +71,10 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Makes the queue pair.
+    /// Creates the queue pair.
     ///
     /// # Errors
-    /// The device refuses it.
+    /// The device refuses an object.
     pub fn new(end: &mut End) -> Result<Self> {
         let vm = &mut end.vm;
         let mut sends = Cq::new(vm, 16, 0)?;
@@ -94,7 +94,8 @@ impl Manager {
         })
     }
 
-    /// Asks the node at the end of a path, or the own one.
+    /// Sends a request to the node at the end of a path, or to the agent of the manager's own node if the path is
+    /// empty.
     fn ask(&mut self, end: &mut End, path: &[u8], mut smp: Smp) -> Result<[u8; 64]> {
         self.transaction += 1;
         smp.header.transaction = self.transaction;
@@ -111,7 +112,7 @@ impl Manager {
             Smp::parse(&reply.mad)?
         } else {
             let mut route = Route::along(path).context("a path")?;
-            // As the software of a node at which a route begins.
+            // The software of the node at which a route begins takes the first step.
             ensure!(route.depart(HCA) == Step::Port(1), "{path:?}");
             smp.route = Some(route);
             self.exchange(end, &smp)?
@@ -155,7 +156,7 @@ impl Manager {
             self.qp.push_receive(0, self.mr.sge(RECEIVE, RECEIVE))?;
             self.qp.offer(&mut end.vm)?;
             let mut response = Smp::parse(&mad)?;
-            // Traps, which nobody answers, may come as well.
+            // Traps, which are not answered, may arrive as well.
             if response.header.transaction != self.transaction {
                 continue;
             }
@@ -187,10 +188,10 @@ impl Manager {
         self.ask(end, path, Smp { data, ..request })
     }
 
-    /// Changes attributes of the port with that number of the node at the end of a path.
+    /// Changes the attributes of a port of the node at the end of a path.
     ///
     /// # Errors
-    /// The node does not answer, or refuses.
+    /// The node does not answer, or refuses the change.
     pub fn change_port(
         &mut self,
         end: &mut End,
@@ -207,10 +208,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Makes a subnet of so many HCAs work, each with its LIDs as [`lid_of`] has them.
+    /// Brings up a subnet with this many HCAs, whose LIDs are those of [`lid_of`].
     ///
     /// # Errors
-    /// A node does not answer, or is not what it should be.
+    /// A node does not answer, or is not the expected one.
     pub fn sweep(&mut self, end: &mut End, hcas: usize) -> Result<()> {
         let node = NodeInfo::read(&self.get(end, &[1], id::NODE_INFO, 0)?);
         ensure!(
@@ -223,7 +224,7 @@ impl Manager {
         self.change_port(end, &[1], 0, |info| {
             (info.lid, info.sm_lid) = (SWITCH, manager);
         })?;
-        // The own HCA is at the first port.
+        // The manager's own HCA is at the first port.
         let path_to = |port: u8| if port == 1 { vec![] } else { vec![1, port] };
         for (device, &port) in ports.iter().enumerate() {
             let lid = lid_of(device)?;
@@ -234,7 +235,7 @@ impl Manager {
         for state in [PortState::ARMED, PortState::ACTIVE] {
             for &port in &ports {
                 for (path, port) in [(path_to(port), 1), (vec![1], port)] {
-                    // The first packet that comes makes an armed port active.
+                    // The first packet that arrives may have made an armed port active.
                     let data = self.get(end, &path, id::PORT_INFO, port.into())?;
                     if PortInfo::read(&data).state < state {
                         self.change_port(end, &path, port, |info| info.state = state)?;
@@ -272,10 +273,10 @@ impl Manager {
     }
 }
 
-/// Waits until the port of a guest has a state.
+/// Waits until the port of a guest is in a state.
 ///
 /// # Errors
-/// It has another one for long.
+/// The port does not reach the state in time.
 pub fn wait_for_state(end: &mut End, state: vrnic_wire::port::PortState) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -295,10 +296,10 @@ pub fn wait_for_state(end: &mut End, state: vrnic_wire::port::PortState) -> Resu
     }
 }
 
-/// Makes the subnet work of which these are the first guests, and all HCAs are so many.
+/// Brings up a subnet with this many HCAs, of which `ends` are the first guests.
 ///
 /// # Errors
-/// It does not begin, or its manager cannot.
+/// The links do not come up, or the manager fails.
 pub fn manage(ends: &mut [End], hcas: usize) -> Result<Manager> {
     use vrnic_wire::port::PortState::{Active, Initialize};
     for end in ends.iter_mut() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Two guests of a real vrnicd on an InfiniBand subnet, joined by a switch. The first one manages the subnet through
-//! its queue pair 0, as software of a VM does, and then both exchange messages by LID, every byte checked.
+//! Two guests of a real vrnicd on an InfiniBand subnet with one switch. The first guest manages the subnet through QP
+//! 0, as software of a VM does. Then the guests exchange messages by LID, and every byte is checked.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use vrnic_wire::port::GidEntry;
 use vrnic_wire::qp::QpType;
 use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode, lid_flags};
 
-/// Bytes of each region: what is sent, and behind it what is received.
+/// Bytes of each region, which has the data to send followed by the received data.
 const REGION: usize = 2 * MESSAGE;
 const MESSAGE: usize = 65536;
 const LENGTHS: [usize; 6] = [0, 1, 4095, 4096, 4097, 65536 - 5];
-/// How long the subnet may take for what it does at once.
+/// How long the subnet may take for an operation.
 const PATIENCE: Duration = Duration::from_secs(20);
 const QKEY: u32 = 0x1111_1111;
 
@@ -35,7 +35,7 @@ fn gid(end: &mut End) -> Result<[u8; 16]> {
     Ok(*gid)
 }
 
-/// The address of an end at its second LID, from the second one.
+/// Returns the address of an end at its second LID, as seen from the second LID of the sender.
 fn address(lid: u16, gid: [u8; 16], global: bool) -> GidEntry {
     let lids = LidAddress {
         dlid: (lid + 1).into(),
@@ -50,7 +50,7 @@ fn address(lid: u16, gid: [u8; 16], global: bool) -> GidEntry {
     }
 }
 
-/// Two guests on a subnet that works.
+/// Starts a subnet with two guests, and brings it up.
 fn subnet() -> Result<(Daemon, [End; 2], Manager)> {
     let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
     let mut daemon = Daemon::start(program, Fabric::Infiniband, 2)?;
@@ -65,7 +65,7 @@ fn sent(end: &mut End, wr_id: u64) -> Result<Cqe> {
     Ok(cqe)
 }
 
-/// Fills what is sent, and empties what is received.
+/// Fills the data to send, and clears the received data.
 fn prepare(ends: &[End; 2], seed: u8) {
     for end in ends {
         end.mr.area.fill(seed, 0..MESSAGE);
@@ -73,7 +73,7 @@ fn prepare(ends: &[End; 2], seed: u8) {
     }
 }
 
-/// The sender's pattern is at the receiver, `skip` bytes into what is received.
+/// Checks that the receiver has the sender's pattern, `skip` bytes into the received data.
 fn arrived(receiver: &End, seed: u8, skip: usize, length: usize) -> Result<()> {
     let wrong = (receiver.mr.area).difference(seed, MESSAGE + skip, length);
     ensure!(wrong.is_none(), "byte {wrong:?} of {length} is wrong");

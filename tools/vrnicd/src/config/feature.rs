@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Features that a device offers unless the configuration says otherwise.
+//! Features of a device, which it offers unless the configuration disables them.
 
 use serde::Deserialize;
 use vrnic_engine::Features;
@@ -9,39 +9,39 @@ use vrnic_wire::config;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
-    /// Fast registration and invalidation.
+    /// Fast registration and invalidation of memory regions.
     MemoryExtensions,
     /// Memory windows.
     MemoryWindows,
-    /// Regions whose memory, rights or protection domain change.
+    /// Changes to the memory, rights or protection domain of regions.
     Reregistration,
     /// Shared receive queues.
     SharedReceiveQueues,
     /// FLUSH and ATOMIC WRITE.
     MemoryPlacement,
-    /// Completion queues that change their size or moderation.
+    /// Changes to the size or moderation of completion queues.
     CompletionQueueChanges,
     /// Multicast groups.
     Multicast,
-    /// The driver says whether the port is up.
+    /// Control of the port state by the driver.
     PortState,
     /// On-demand paging.
     OnDemandPaging,
     /// The null key.
     NullKey,
-    /// Counters of single queue pairs.
+    /// Counters for individual queue pairs.
     CounterSets,
     /// UC queue pairs.
     UnreliableConnections,
     /// Extended reliable connections.
     Xrc,
-    /// Timestamps of completions.
+    /// Timestamps in completions.
     Clock,
     /// Completion queues that ignore overruns.
     IgnoredOverrun,
-    /// Contexts that know their process.
+    /// Names of the processes to which contexts belong.
     ContextNames,
-    /// Regions of all of an address space.
+    /// Regions that cover a whole address space.
     NestedPaging,
     /// Alternate paths of connections.
     PathMigration,
@@ -73,7 +73,7 @@ impl Feature {
     }
 }
 
-/// All features but some.
+/// Returns all features except those in `without`.
 pub fn all_without(without: &[Feature]) -> Features {
     let bits = without.iter().fold(Features::ALL.bits(), |bits, feature| {
         bits & !(1 << feature.bit())

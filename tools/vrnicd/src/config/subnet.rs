@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The InfiniBand subnet of a configuration.
+//! The InfiniBand subnet in a configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,17 +13,17 @@ use vrnic_infiniband::topology::Description;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subnet {
-    /// Its switches, links and HCAs. Each device is one of the HCAs.
+    /// Topology of the subnet. Each device is one of its HCAs.
     pub topology: Source,
 }
 
-/// Where a topology is described.
+/// Where the topology is described.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Source {
     /// In a file of its own.
     File(PathBuf),
-    /// In the configuration itself, as a table with the keys of such a file.
+    /// In the configuration itself, as a table with the keys of a topology file.
     Here(Box<Description>),
 }
 

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The InfiniBand subnet of this process: switches and HCAs of `vrnic_infiniband`, with an RNIC behind some of the
-//! HCAs.
+//! The InfiniBand subnet of this process: switches and HCAs of `vrnic_infiniband`, with RNICs behind some of the HCAs.
 //!
-//! The subnet runs in the worker's thread, and its time is that of the devices. An HCA has the agents of management,
-//! and sees to it that an RNIC sends only with LIDs and P_Keys of its own. It does so whether or not a driver is there,
-//! as the firmware of an adapter does. What a subnet manager makes of the port, the engine is told; the other way
-//! round, agents do what commands ask for.
+//! The subnet runs in the worker's thread and uses the time of the devices. Each HCA has the management agents, and
+//! makes sure that its RNIC sends only with its own LIDs and P_Keys. Like the firmware of an adapter, it does so
+//! whether or not there is a driver. The engine is told how a subnet manager configures the port. In return, agents do
+//! what commands ask for.
 //!
-//! Between devices packets travel as values: payload is read from guest memory once and written there once, and nobody
-//! makes or checks a CRC unless a capture sees the bytes, or a link damages them.
+//! Between devices, packets travel as values: payload is read from guest memory once and written to guest memory once,
+//! and CRCs are not computed or checked unless a capture needs the bytes or a link damages them.
 //!
-//! All devices share the switches, so a panic in the subnet concerns them all: nobody knows in which state it is
-//! then. It is made anew, as if all switches and HCAs had lost power for a moment. RNICs and their drivers live on;
-//! their ports go down, which they hear of, and come up again when the links have trained and a subnet manager has
-//! found them.
+//! All devices share the switches, so a panic in the subnet affects them all and leaves the subnet in an unknown state.
+//! The subnet is then created again, as if all switches and HCAs had lost power for a moment. RNICs and their drivers
+//! live on. Their ports go down, which they are told, and come up again when the links have trained and a subnet
+//! manager has found them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -41,53 +40,53 @@ use vrnic_wire::port::{Mtu, NO_VLAN, PortState, SubnetPort, capability};
 use crate::config::subnet::Source;
 use crate::config::{Config, Device, FabricKind};
 
-/// Ports of the switch that joins the RNICs if there is no topology, beside one for each of them.
+/// Number of spare ports of the switch that connects the RNICs if there is no topology.
 const SPARE_PORTS: usize = 8;
-/// Buffers for packets that are kept for reuse.
+/// Maximum number of packet buffers that are kept for reuse.
 const MAX_SPARE: usize = 256;
-/// Class of subnet management along directed routes, and by LID.
+/// Classes of subnet management along directed routes and by LID.
 const SUBNET_CLASSES: [u8; 2] = [0x81, 0x01];
 
-/// Most events of the subnet in a turn of the worker, so that no flood of packets holds up the devices.
+/// Maximum number of subnet events in a turn of the worker, so that a flood of packets does not delay the devices.
 const STEPS: usize = 256;
 
-/// A subnet, and which of its HCAs RNICs are behind.
+/// A subnet, and the HCAs that have RNICs behind them.
 pub struct SubnetFabric {
     topology: Topology,
     subnet: Subnet,
-    /// How often it was made anew.
+    /// How often the subnet was created again.
     restarts: u64,
-    /// By the index of the device.
+    /// HCAs by the index of the device.
     ends: Vec<Option<End>>,
     devices: BTreeMap<NodeId, usize>,
-    /// Packets for RNICs, each with the index of the device.
+    /// Packets for RNICs, each with the index of its device.
     arrived: VecDeque<(usize, Packet)>,
-    /// Buffers of packets that are not under way any more.
+    /// Buffers of packets that are no longer in use.
     spare: Vec<Vec<u8>>,
 }
 
-/// The HCA of an RNIC.
+/// HCA of an RNIC.
 struct End {
     node: NodeId,
     link: Option<LinkId>,
-    /// Capabilities of the software behind it, as it said.
+    /// Capabilities that the software behind the HCA has announced.
     capabilities: u32,
-    /// What was done at the HCA because of what its owner wants.
+    /// What has been done at the HCA on behalf of its owner.
     done: Done,
-    /// What the engine knows; nothing if there is none, or one that was not told yet.
+    /// Port state that the engine knows. `None` if there is no engine, or it has not been told yet.
     known: Option<Known>,
-    /// Packets that could not leave, or could not be read.
+    /// Number of packets that could not be sent, and of those that could not be parsed.
     unsent: u64,
     malformed: u64,
 }
 
-/// What was done at an HCA since the subnet began.
+/// What has been done at an HCA since the subnet was created.
 struct Done {
-    /// Its link is as the control socket wants it; the topology may have begun without it.
+    /// Whether the link is as the control socket wants it. The topology may start with the link down.
     up: bool,
-    /// Groups whose packets it takes, and of which state of the engine they are.
+    /// Generation of the engine's groups, and the groups whose packets the HCA receives.
     groups: (u64, BTreeSet<u16>),
-    /// Capabilities that its agent tells of.
+    /// Capabilities that the agent reports.
     capabilities: u32,
 }
 
@@ -99,7 +98,7 @@ impl Done {
     };
 }
 
-/// What an engine was told.
+/// Port state that an engine has been told.
 #[derive(PartialEq)]
 struct Known {
     info: PortInfo,
@@ -121,11 +120,11 @@ impl Known {
     }
 }
 
-/// The topology of a configuration: the one that it describes or names, or a switch with all RNICs. The HCA of an RNIC
-/// has its GUID.
+/// Returns the topology of a configuration: the one that the configuration contains or names, or a switch with all
+/// RNICs. The HCA of each RNIC has the GUID of the RNIC.
 ///
 /// # Errors
-/// The file cannot be read or makes no sense, or lacks an HCA.
+/// The file cannot be read or is not valid, or lacks an HCA.
 pub fn topology(config: &Config) -> Result<Topology> {
     let is_on = |device: &&Device| device.fabric == FabricKind::Infiniband;
     let devices: Vec<&Device> = config.devices.iter().filter(is_on).collect();
@@ -159,17 +158,17 @@ pub fn topology(config: &Config) -> Result<Topology> {
                 device.name
             )
         })?;
-        // MAC addresses, and so GUIDs, may follow each other: there is no next one for the port.
+        // MAC addresses, and so GUIDs, may be consecutive, so the port cannot have the next GUID.
         (node.guid, node.port_guid) = (device.guid().0, device.guid().0);
     }
     Ok(topology)
 }
 
 impl SubnetFabric {
-    /// The subnet of a configuration; none if no RNIC is on one.
+    /// Creates the subnet of a configuration, or returns `None` if no RNIC is on a subnet.
     ///
     /// # Errors
-    /// Its topology cannot be read or makes no sense.
+    /// The topology cannot be read or is not valid.
     pub fn new(config: &Config) -> Result<Option<Self>> {
         let is_on = |device: &Device| device.fabric == FabricKind::Infiniband;
         if !config.devices.iter().any(is_on) {
@@ -212,16 +211,16 @@ impl SubnetFabric {
         Ok(Some(fabric))
     }
 
-    /// Engines do what belongs to the software of a machine with an HCA.
+    /// Makes engines do what the software of a machine with an HCA does.
     fn set_bare(&mut self) {
         for &node in self.devices.keys() {
             self.subnet.set_bare(node);
         }
     }
 
-    /// Works on the subnet, which is made anew if that panics.
+    /// Works on the subnet, and creates it again if that panics.
     fn contained<R>(&mut self, work: impl FnOnce(&mut Subnet) -> R) -> Option<R> {
-        // What a panic left behind is never looked at again.
+        // The state that a panic leaves behind is not used again.
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut self.subnet))).ok();
         if result.is_none() {
             self.restart();
@@ -229,8 +228,8 @@ impl SubnetFabric {
         result
     }
 
-    /// All switches and HCAs lose what they know, and their links. What is wanted of the HCAs of RNICs is done again
-    /// when their devices have their turns.
+    /// Creates the subnet again. All switches and HCAs lose their state and their links. The configuration of the
+    /// RNICs' HCAs is restored when their devices have their turns.
     fn restart(&mut self) {
         self.restarts += 1;
         if self.restarts.is_power_of_two() {
@@ -251,24 +250,24 @@ impl SubnetFabric {
         }
     }
 
-    /// The subnet itself.
+    /// Returns the subnet.
     pub fn subnet(&self) -> &Subnet {
         &self.subnet
     }
 
-    /// Changes something of the subnet now.
+    /// Changes the subnet now.
     pub fn change(&mut self, now: Instant, change: impl FnOnce(&mut Subnet)) {
         self.turn(now);
         change(&mut self.subnet);
     }
 
-    /// Whether a device is on the subnet.
+    /// Returns whether a device is on the subnet.
     pub fn has(&self, device: usize) -> bool {
         self.ends.get(device).is_some_and(Option::is_some)
     }
 
-    /// Lets time pass until now, or for as many events as a turn may have; the rest waits for the next turn. True if
-    /// anything happened.
+    /// Runs the subnet until now, or until it has handled the maximum number of events of a turn. The rest waits for
+    /// the next turn. Returns whether there were any events.
     pub fn turn(&mut self, now: Instant) -> bool {
         let end = Duration::from_nanos(now.as_nanos());
         let worked = self.subnet.next_event().is_some_and(|at| at <= end);
@@ -283,7 +282,7 @@ impl SubnetFabric {
         worked
     }
 
-    /// Takes what HCAs received for RNICs. Those without an RNIC have agents, and nobody behind them.
+    /// Takes the packets that HCAs received for RNICs. HCAs without an RNIC only have agents.
     fn take_arrived(&mut self) {
         while let Some((node, packet)) = self.subnet.receive() {
             if let Some(&device) = self.devices.get(&node) {
@@ -292,7 +291,7 @@ impl SubnetFabric {
         }
     }
 
-    /// When something happens next.
+    /// Returns when the next event happens.
     pub fn next_deadline(&self) -> Option<Instant> {
         let at = self.subnet.next_event()?;
         Some(Instant::from_nanos(
@@ -300,12 +299,13 @@ impl SubnetFabric {
         ))
     }
 
-    /// The next packet for an RNIC, with the index of its device.
+    /// Returns the next packet for an RNIC, with the index of its device.
     pub fn next_packet(&mut self) -> Option<(usize, Packet)> {
         self.arrived.pop_front()
     }
 
-    /// The packet that `segment` of a device becomes; none if it cannot be one, and then it is lost.
+    /// Converts `segment` of a device to a packet. Returns `None` if that is not possible, in which case the segment is
+    /// lost.
     pub fn packet<M: Memory>(
         &mut self,
         device: usize,
@@ -343,7 +343,7 @@ impl SubnetFabric {
         }
     }
 
-    /// Takes back what a packet was made of that is not under way any more.
+    /// Takes back the buffer of a packet that is no longer in use.
     pub fn recycle(&mut self, packet: Packet) {
         if self.spare.len() < MAX_SPARE {
             let (Body::Transport { rest, .. } | Body::Raw(rest)) = packet.body;
@@ -351,14 +351,14 @@ impl SubnetFabric {
         }
     }
 
-    /// Returns the bytes of a packet as the HCA of a device sends it; none if the HCA refuses it.
+    /// Returns the bytes of a packet as the HCA of a device would send it, or `None` if the HCA refuses it.
     pub fn as_sent(&self, device: usize, packet: &Packet) -> Option<Vec<u8>> {
         let node = self.ends[device].as_ref()?.node;
         let packet = self.subnet.as_sent(node, packet.clone()).ok()?;
         Some(packet.to_bytes())
     }
 
-    /// The RNIC of a device sends a packet, at the time of the last [turn](Self::turn). Returns false if its HCA
+    /// Sends a packet of a device's RNIC, at the time of the last [turn](Self::turn). Returns `false` if its HCA
     /// refuses the packet, which is then lost.
     pub fn send(&mut self, device: usize, packet: Packet) -> bool {
         let Some(node) = self.ends[device].as_ref().map(|end| end.node) else {
@@ -368,7 +368,7 @@ impl SubnetFabric {
         if let Some(Err(error)) = &sent {
             self.note_unsent(device, error);
         }
-        // What goes to the RNIC itself is there already.
+        // Packets to the RNIC itself have already arrived.
         self.take_arrived();
         matches!(sent, Some(Ok(())))
     }
@@ -382,7 +382,7 @@ impl SubnetFabric {
         }
     }
 
-    /// A packet for the RNIC of a device is none of the transport that the engine knows.
+    /// Counts a packet for the RNIC of a device that is not a valid packet of the engine's transport.
     pub fn note_malformed(&mut self, device: usize, error: FrameError) {
         if let Some(end) = &mut self.ends[device] {
             end.malformed += 1;
@@ -396,8 +396,8 @@ impl SubnetFabric {
         }
     }
 
-    /// Lets the HCA and the engine of a device know of each other what changed. `up` is whether the control socket
-    /// wants its link.
+    /// Tells the HCA and the engine of a device about each other's changes. `up` says whether the control socket wants
+    /// the link up.
     pub fn update(&mut self, device: usize, up: bool, rnic: Option<&mut Rnic>) {
         let Some(end) = &mut self.ends[device] else {
             return;
@@ -408,7 +408,7 @@ impl SubnetFabric {
         {
             self.contained(|subnet| subnet.set_link(link, up));
         }
-        // The driver may have reset the device since: then the engine is another one, and knows nothing.
+        // If the driver has reset the device, the engine is a new one and has not been told anything.
         let is_told = |rnic: &Rnic| rnic.hca_port().is_some_and(|port| !port.guids.is_empty());
         let knew = self.ends[device]
             .as_ref()
@@ -451,7 +451,7 @@ impl SubnetFabric {
         }
     }
 
-    /// The HCA takes packets to the groups that are `wanted`, and no more to others that it had.
+    /// Makes the HCA receive packets to the `wanted` groups, and no longer those to other groups that it had.
     fn attach(&mut self, node: NodeId, had: &BTreeSet<u16>, wanted: &BTreeSet<u16>) {
         self.contained(|subnet| {
             for &lid in wanted.symmetric_difference(had) {
@@ -460,7 +460,7 @@ impl SubnetFabric {
         });
     }
 
-    /// The software behind the HCA of a device is gone: what it wanted of the HCA ends.
+    /// Undoes the settings of the software behind the HCA of a device, because the software is gone.
     fn forget(&mut self, device: usize) {
         let Some(end) = &mut self.ends[device] else {
             return;
@@ -472,7 +472,7 @@ impl SubnetFabric {
         self.attach(node, &had, &BTreeSet::new());
     }
 
-    /// The agent of the HCA of a device tells of the capabilities that there are.
+    /// Makes the agent of a device's HCA report the current capabilities.
     fn tell_capabilities(&mut self, device: usize) {
         let Some(end) = &mut self.ends[device] else {
             return;
@@ -488,7 +488,7 @@ impl SubnetFabric {
         }
     }
 
-    /// An agent does what a command asks of it.
+    /// Lets an agent do what a command asks for.
     fn serve(&mut self, device: usize, node: NodeId, request: PortRequest) -> PortAnswer {
         match request {
             PortRequest::Modify {
@@ -508,7 +508,7 @@ impl SubnetFabric {
                 PortAnswer::Done
             }
             PortRequest::Mad {
-                // The key is not the guest's to ignore; agents of other classes have none.
+                // The guest may not ignore the key, and agents of other classes have none.
                 ignore_m_key: _,
                 slid,
                 service_level,
@@ -541,7 +541,7 @@ impl SubnetFabric {
 /// Reads a packet that reached an RNIC.
 ///
 /// # Errors
-/// It is none of the transport, or one that is malformed.
+/// The packet is malformed, or not one of the transport.
 pub fn read(packet: &Packet) -> Result<Segment<'_>, FrameError> {
     let Body::Transport { grh, bth, rest } = &packet.body else {
         return Err(FrameError::NotRoce);
@@ -566,7 +566,7 @@ pub fn read(packet: &Packet) -> Result<Segment<'_>, FrameError> {
     parse_transport(&bth.to_bytes(), rest, path)
 }
 
-/// What the engine is told of a port.
+/// Returns the port state for the engine.
 fn hca_port(port: &Port) -> HcaPort {
     let info = port.info();
     let mtu = |code| Mtu::try_from(code).unwrap_or(Mtu::Mtu256);
@@ -576,7 +576,7 @@ fn hca_port(port: &Port) -> HcaPort {
         State::ACTIVE => PortState::Active,
         _ => PortState::Down,
     };
-    // The encoding of the verbs has a bit for each speed, those of the extended ones behind the others.
+    // The verbs encoding has a bit for each speed, with the extended speeds after the others.
     let speed = match (info.speed_active, info.extended_speed_active) {
         (basic, 0) => basic.into(),
         (_, 1) => 16,
@@ -610,7 +610,7 @@ fn hca_port(port: &Port) -> HcaPort {
     }
 }
 
-/// What the subnet manager is told of a wrong key.
+/// Returns the trap about a wrong key.
 fn trap_of(violation: &Violation) -> Trap {
     let path = &violation.path;
     let lids = path.lids.unwrap_or_default();
@@ -631,10 +631,10 @@ fn trap_of(violation: &Violation) -> Trap {
     }
 }
 
-/// Checks what the configuration says of the subnet.
+/// Checks the subnet in the configuration.
 ///
 /// # Errors
-/// It contradicts itself, or its topology makes no sense.
+/// The configuration contradicts itself, or its topology is not valid.
 pub fn check(config: &Config) -> Result<()> {
     let is_on = |device: &&Device| device.fabric == FabricKind::Infiniband;
     if config.subnet.is_some() {
@@ -668,7 +668,7 @@ pub fn check(config: &Config) -> Result<()> {
             device.name
         );
     }
-    // A file is read when the daemon starts.
+    // Topology files are read only when the daemon starts.
     if let Some(Source::Here(_)) = config.subnet.as_ref().map(|subnet| &subnet.topology) {
         topology(config)?;
     }
@@ -749,11 +749,11 @@ mod tests {
         };
         let ports = format!("{}{}", port(0), port(1));
         assert!(config(&ports).switch.is_some());
-        // Two ports have not the same.
+        // Two ports cannot have the same address.
         let twice = ports.replace("00:01\"", "00:00\"");
         let plain = "[[device]]\nname = \"a\"\nsocket = \"a.sock\"\nmac = \"02:00:00:00:00:09\"\n";
         assert!(Config::parse(&format!("{plain}{twice}")).is_err());
-        // Nor has one that of a device on Ethernet.
+        // Nor can a port have the address of a device on Ethernet.
         assert!(Config::parse(&format!("{plain}{}", port(9))).is_err());
     }
 
@@ -774,7 +774,7 @@ mod tests {
                     ..segment(global)
                 };
                 let packet = fabric.packet(0, &sent, &memory).unwrap();
-                // As it is on a link.
+                // As the packet is on a link.
                 let packet = Packet::parse(&packet.to_bytes()).unwrap();
                 let came = read(&packet).unwrap();
                 assert_eq!((came.path, came.body), (sent.path, sent.body));
@@ -797,7 +797,7 @@ mod tests {
         assert!(read(&raw).is_err());
     }
 
-    /// A manager sets an attribute of the node with that name.
+    /// Sets an attribute of the named node as a manager does.
     fn set(fabric: &mut SubnetFabric, name: &str, attribute: u16, modifier: u32, data: [u8; 64]) {
         let node = fabric.subnet.find(name).unwrap();
         let request = Smp {
@@ -810,7 +810,7 @@ mod tests {
         assert!(done, "{answer:?}");
     }
 
-    /// A manager gives the two HCAs the LIDs 4 and 8, and brings the ports up.
+    /// Assigns the LIDs 4 and 8 to the two HCAs as a manager does, and brings the ports up.
     fn manage(fabric: &mut SubnetFabric) {
         let mut ports = [0xff; 64];
         (ports[4], ports[8]) = (1, 2);
@@ -842,7 +842,7 @@ mod tests {
         }
     }
 
-    /// Time passes until then, and all devices have their turns.
+    /// Runs the subnet until the given time, and gives all devices their turns.
     fn turn(fabric: &mut SubnetFabric, rnics: &mut [Rnic; 2], up: [bool; 2], milliseconds: u64) {
         fabric.turn(Instant::from_nanos(milliseconds * 1_000_000));
         for (device, (rnic, up)) in rnics.iter_mut().zip(up).enumerate() {
@@ -854,7 +854,7 @@ mod tests {
         rnics.each_ref().map(|rnic| rnic.hca_port().unwrap().state)
     }
 
-    /// A packet of the first device arrives at the second one.
+    /// Sends a packet from the first device to the second one, and checks that it arrives.
     fn exchange(fabric: &mut SubnetFabric, milliseconds: u64) {
         let memory = Memories::new().add(0);
         let mut sent = segment(false);
@@ -869,7 +869,7 @@ mod tests {
         let packet = fabric.packet(0, &sent, &memory).unwrap();
         fabric.send(0, packet);
         fabric.turn(Instant::from_nanos(milliseconds * 1_000_000));
-        // The first device gets traps as well.
+        // The first device also gets traps.
         let (_, packet) = std::iter::from_fn(|| fabric.next_packet())
             .find(|(device, _)| *device == 1)
             .unwrap();
@@ -906,7 +906,7 @@ mod tests {
         }
 
         let before = fabric.subnet.now();
-        // One of a device, and one of the subnet's own, leave it half changed.
+        // Both panics leave the subnet half changed.
         for _ in 0..2 {
             let done = fabric.contained(|subnet| {
                 subnet.change_agent(node, |agent| agent.link_down(PORT));
@@ -916,7 +916,7 @@ mod tests {
         }
         assert_eq!((fabric.restarts, fabric.subnet.now()), (2, before));
 
-        // Both devices hear of it, whoever's turn it was, and none has failed.
+        // Both devices are told, and neither has failed.
         turn(&mut fabric, &mut rnics, up, 23);
         assert_eq!(states(&rnics), [PortState::Down; 2]);
         for rnic in &mut rnics {
@@ -924,9 +924,9 @@ mod tests {
             let kinds: Vec<u16> = events.map(|event| event.event_type.get()).collect();
             assert!(kinds.contains(&EventType::PortError.raw()), "{kinds:?}");
         }
-        // Packets are lost, and nothing else.
+        // Only packets are lost.
         fabric.send(0, fabric_packet());
-        // What the control socket and the software behind the HCA want is done again, and the links train.
+        // The settings of the control socket and of the software behind the HCA are restored, and the links train.
         turn(&mut fabric, &mut rnics, [true, false], 50);
         assert_eq!(states(&rnics), [PortState::Initialize, PortState::Down]);
         let told = |fabric: &SubnetFabric| {
@@ -950,12 +950,12 @@ mod tests {
         assert_eq!(states(&rnics), [PortState::Active; 2]);
         exchange(&mut fabric, 102);
         assert_eq!(told(&fabric), capability::SUBNET_MANAGER);
-        // The driver of the first device is gone, and what it wanted.
+        // The driver of the first device is gone, and so are its settings.
         fabric.update(0, true, None);
         assert_eq!(told(&fabric), 0);
     }
 
-    /// What a driver may ask of an agent: datagrams that are right or nearly so, and anything.
+    /// Generates requests of a driver to an agent: valid or nearly valid datagrams, and random ones.
     fn requests() -> impl Strategy<Value = PortRequest> {
         let method = prop_oneof![
             Just(Method::GET),
@@ -996,7 +996,7 @@ mod tests {
                 },
             );
         let modify = any::<(u32, u32, bool)>().prop_map(|(set, clear, reset_bad_qkeys)| {
-            // As the engine checks it.
+            // The engine checks this.
             let set = set & capability::ALL;
             PortRequest::Modify {
                 set,
@@ -1029,7 +1029,7 @@ mod tests {
         }
     }
 
-    /// A packet that nothing is wrong with.
+    /// Returns a valid packet.
     fn fabric_packet() -> Packet {
         let bth = Bth {
             pkey: 0xffff,
@@ -1138,7 +1138,7 @@ mod tests {
                     fabric.next_deadline().unwrap() < at(200),
                     "there is more to do"
                 );
-                // Whoever sends in this turn does not make it longer.
+                // A device that sends in this turn does not make it longer.
                 let now = fabric.subnet.now();
                 fabric.send(1, packet.clone());
                 assert_eq!(fabric.subnet.now(), now);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What there is to say about the InfiniBand subnet, and what can be done to its links.
+//! Requests about the InfiniBand subnet: showing and changing its links.
 
 use vrnic_engine::time::Instant;
 use vrnic_infiniband::subnet::{LinkId, NodeId, Subnet};
@@ -54,13 +54,13 @@ pub fn answer(request: &Request, fabric: Option<&mut SubnetFabric>, now: Instant
     done.map_or_else(Reply::Error, |()| Reply::Done)
 }
 
-/// The node of that name.
+/// Returns the node with this name.
 fn node(subnet: &Subnet, name: &str) -> Result<NodeId, String> {
     let found = subnet.find(name);
     found.ok_or_else(|| format!("the subnet has no node named {name:?}"))
 }
 
-/// The switch of that name.
+/// Returns the switch with this name.
 fn switch(subnet: &Subnet, name: &str) -> Result<NodeId, String> {
     let node = node(subnet, name)?;
     match subnet.hca(node) {
@@ -69,7 +69,7 @@ fn switch(subnet: &Subnet, name: &str) -> Result<NodeId, String> {
     }
 }
 
-/// The link at an end.
+/// Returns the link at an end.
 fn link(subnet: &Subnet, end: &str) -> Result<LinkId, String> {
     let (name, port) = match end.split_once('/') {
         Some((name, port)) => (name, Some(port)),
