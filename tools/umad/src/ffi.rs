@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The functions of libibumad that look for hardware or talk to it, with libibumad's names, types and results (their
-//! manual pages and `umad.h`). Those that only fill in an address or print remain libibumad's.
+//! Replaces the functions of libibumad that look for hardware or talk to it, with libibumad's names, types and results
+//! (see its manual pages and `umad.h`). Functions that only fill in an address or print are still those of libibumad.
 //!
-//! This is the only module with unsafe code. Its callers are C programs; what they hand in is what the manual pages say
-//! that it is: pointers are null or good for as much as is said there.
+//! This is the only module with unsafe code. Its callers are C programs, whose arguments are trusted to be as the
+//! manual pages say: pointers are null, or valid for as many bytes as stated there.
 
 #![allow(unsafe_code, reason = "the interface is C's")]
 
@@ -28,11 +28,11 @@ use vrnic_infiniband::{
 
 /// Bytes of a name, as `UMAD_CA_NAME_LEN`.
 const NAME: usize = 20;
-/// Greatest number of ports, as `UMAD_CA_MAX_PORTS`.
+/// Maximum number of ports, as `UMAD_CA_MAX_PORTS`.
 const PORTS: usize = 10;
 /// Bytes of a MAD.
 const MAD_LENGTH: c_int = 256;
-/// The name of the one HCA that a program sees.
+/// Name of the only HCA that a program sees.
 const HCA: &CStr = c"vrnic0";
 
 /// `struct umad_port`.
@@ -90,12 +90,12 @@ pub struct UmadRegAttr {
     rmpp_version: u8,
 }
 
-/// An open port: its number for the program is that of the descriptor.
+/// An open port. Its number for the program is the file descriptor.
 #[derive(Debug)]
 struct Port {
     stream: UnixStream,
     next_agent: AtomicU32,
-    /// Agents that send messages of more than one MAD.
+    /// Agents that may send messages longer than one MAD.
     long: Mutex<BTreeSet<u32>>,
     /// Held while a record is written or read.
     writing: Mutex<()>,
@@ -112,14 +112,14 @@ fn port_of(portid: c_int) -> Option<Arc<Port>> {
     lock(&OPEN_PORTS).get(&portid).cloned()
 }
 
-/// The result of a function that failed.
+/// Sets errno, and returns the result of a function that failed.
 fn fail(error: c_int) -> c_int {
     // SAFETY: errno is the calling thread's own.
     unsafe { *libc::__errno_location() = error };
     -error
 }
 
-/// Connects to the subnet: the stream, and what the HCA is.
+/// Connects to the subnet. Returns the stream and the description of the HCA.
 fn connect() -> io::Result<(UnixStream, Record)> {
     let socket = env::var_os("VRNIC_SUBNET").ok_or(io::ErrorKind::NotFound)?;
     let name = env::var("VRNIC_HCA").unwrap_or_default();
@@ -137,7 +137,7 @@ fn connect() -> io::Result<(UnixStream, Record)> {
     Ok((stream, answer))
 }
 
-/// Whether a name given by a program is null, empty or the HCA's.
+/// Returns whether a name from a program is null, empty or that of the HCA.
 ///
 /// # Safety
 ///
@@ -160,7 +160,7 @@ fn text<const N: usize>(text: &[u8]) -> [u8; N] {
     })
 }
 
-/// What a program wants to know of the port; its partition table is allocated by malloc.
+/// Returns the description of the port for a program. Its partition table is allocated with malloc.
 fn describe(answer: &Record) -> UmadPort {
     let mad = answer.mad();
     let (info, node) = (PortInfo::read(mad), NodeInfo::read(&mad[64..]));
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn umad_free_ca_device_list(head: *mut UmadDeviceNode) {
     }
 }
 
-/// `umad_get_ca_portguids(3)`: the first place is that of port 0, which HCAs do not have.
+/// `umad_get_ca_portguids(3)`. The first entry is for port 0, which HCAs do not have.
 ///
 /// # Safety
 ///
@@ -377,7 +377,8 @@ pub unsafe extern "C" fn umad_release_ca(ca: *mut UmadCa) -> c_int {
     0
 }
 
-/// `umad_get_issm_path(3)`. A manager opens this to say that it is here; the subnet knows it by its agents.
+/// `umad_get_issm_path(3)`. A subnet manager opens this file to announce itself. That has no effect here, because the
+/// subnet recognizes a manager by its agents.
 ///
 /// # Safety
 ///
@@ -454,7 +455,7 @@ pub extern "C" fn umad_get_fd(portid: c_int) -> c_int {
     }
 }
 
-/// What an agent is for.
+/// Properties of an agent.
 #[derive(Debug, Default)]
 struct Registration {
     class: u8,
@@ -465,7 +466,7 @@ struct Registration {
     methods: [u8; 16],
 }
 
-/// Tells the subnet of an agent; gives its number.
+/// Registers an agent with the subnet, and returns its number.
 fn register(portid: c_int, wanted: &Registration) -> c_int {
     let Some(port) = port_of(portid) else {
         return fail(libc::EINVAL);
@@ -487,16 +488,16 @@ fn register(portid: c_int, wanted: &Registration) -> c_int {
     }
 }
 
-/// A mask of methods.
+/// Reads a mask of methods.
 ///
 /// # Safety
 ///
-/// `mask` is null, which is none, or has 128 bits.
+/// `mask` is null, which stands for an empty mask, or has 128 bits.
 unsafe fn methods(mask: *const c_void) -> [u8; 16] {
     if mask.is_null() {
         return [0; 16];
     }
-    // SAFETY: it has 16 bytes, wherever they are.
+    // It has 16 bytes, which need not be aligned.
     unsafe { mask.cast::<[u8; 16]>().read_unaligned() }
 }
 
@@ -648,7 +649,7 @@ pub unsafe extern "C" fn umad_send(
     }
 }
 
-/// Waits until there is something to receive.
+/// Waits until there is a record to receive.
 fn wait(port: &Port, timeout: c_int) -> c_int {
     let mut poll = libc::pollfd {
         fd: port.stream.as_raw_fd(),
@@ -663,7 +664,7 @@ fn wait(port: &Port, timeout: c_int) -> c_int {
     }
 }
 
-/// The beginning of the next record, which remains there.
+/// Returns the beginning of the next record, which stays in the socket.
 fn peek(port: &Port) -> io::Result<Record> {
     let mut bytes = [0; LENGTH];
     loop {
@@ -674,7 +675,7 @@ fn peek(port: &Port) -> io::Result<Record> {
         match usize::try_from(peeked) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(LENGTH) => return Ok(Record::beginning(bytes)),
-            // The rest is on its way.
+            // The rest has not arrived yet.
             Ok(_) => std::thread::yield_now(),
             Err(_) => return Err(io::Error::last_os_error()),
         }
@@ -690,7 +691,7 @@ pub extern "C" fn umad_poll(portid: c_int, timeout: c_int) -> c_int {
     }
 }
 
-/// `umad_recv(3)`. If there is no room for a message, `*length` is what it needs.
+/// `umad_recv(3)`. If there is no room for the message, sets `*length` to the length that it needs.
 ///
 /// # Safety
 ///
@@ -730,7 +731,7 @@ pub unsafe extern "C" fn umad_recv(
             Err(_) => return fail(libc::EIO),
         }
     }
-    // What does not fit in remains, and the program sees its first MAD and its length.
+    // A message that does not fit stays in the socket. The program gets its first MAD and its length.
     let message = record.message();
     // SAFETY: there is room for a header and a MAD, or for the whole message.
     unsafe {
@@ -746,7 +747,7 @@ pub unsafe extern "C" fn umad_recv(
     }
 }
 
-/// `umad_size(3)`. libibumad's own would depend on what a kernel can do that is not asked here.
+/// `umad_size(3)`. The size in libibumad depends on the kernel, which is not used here.
 #[unsafe(no_mangle)]
 pub extern "C" fn umad_size() -> usize {
     HEADER
@@ -763,7 +764,7 @@ pub unsafe extern "C" fn umad_get_mad(umad: *mut c_void) -> *mut c_void {
     unsafe { umad.byte_add(HEADER) }
 }
 
-/// Where the header has the place of the partition key.
+/// Offset of the index of the partition key in the header.
 const PKEY_INDEX: usize = 56;
 
 /// `umad_set_pkey(3)`.

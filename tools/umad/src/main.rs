@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `vrnic-subnet`: a subnet in real time, for programs of InfiniBand management.
+//! `vrnic-subnet`: a subnet in real time for programs of InfiniBand management.
 
 use anyhow::{Context, Result};
 use clap::Parser;

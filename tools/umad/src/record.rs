@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What goes over the socket: records. Each has the header that libibumad puts before a MAD, and a MAD or a longer
-//! message.
+//! The protocol on the socket, which consists of records. Each record has the header that libibumad puts before a MAD,
+//! followed by a MAD or a longer message.
 
 use std::io::{self, Read, Result, Write};
 use vrnic_infiniband::{mad::MAD_LENGTH, rmpp::MAX_MESSAGE};
 
-/// Bytes of libibumad's header.
+/// Bytes of the header of libibumad.
 pub const HEADER: usize = 64;
 /// Bytes of a MAD.
 pub const MAD: usize = MAD_LENGTH;
-/// Bytes of a record with one MAD: the shortest one.
+/// Bytes of the shortest record, which has one MAD.
 pub const LENGTH: usize = 4 + HEADER + MAD;
 
-/// Kind of a record from a program: it wants to be at an HCA, whose name is in the MAD. The answer, of the same kind,
-/// has PortInfo, NodeInfo, partition table and rate there.
+/// Kind of a record from a program that opens an HCA, whose name is in the MAD. The answer, of the same kind, has
+/// PortInfo, NodeInfo, the partition table and the rate in the MAD.
 pub const OPEN: u32 = 1;
-/// Kind of a record from a program: an agent. In the MAD are its class and the class's version, the version of RMPP,
-/// flags, the vendor in 3 bytes, and, from byte 8 on, a bit for each method.
+/// Kind of a record from a program that registers an agent. The MAD has the class, the version of the class, the
+/// version of RMPP, flags, the vendor in 3 bytes, and, from byte 8 on, a bit for each method.
 pub const REGISTER: u32 = 2;
-/// Kind of a record with a MAD or message, in both directions.
+/// Kind of a record with a MAD or a longer message, in both directions.
 pub const PACKET: u32 = 3;
-/// Kind of a record from a program: the agent is gone.
+/// Kind of a record from a program that unregisters an agent.
 pub const UNREGISTER: u32 = 4;
 
-/// Flag of an agent: it sends and takes the segments of long messages itself.
+/// Flag of an agent that sends and receives the segments of long messages itself.
 pub const USER_RMPP: u8 = 1;
 
 /// A record.
@@ -32,14 +32,14 @@ pub const USER_RMPP: u8 = 1;
 pub struct Record(Vec<u8>);
 
 impl Record {
-    /// An empty one.
+    /// Creates an empty record.
     pub fn new(kind: u32) -> Self {
         let mut record = Self(vec![0; LENGTH]);
         record.set(0, kind.to_ne_bytes());
         record
     }
 
-    /// One with a message; a message that is shorter than a MAD has zeros behind it.
+    /// Creates a record with a message. A message shorter than a MAD is followed by zeros.
     pub fn packet(header: [u8; HEADER], message: &[u8]) -> Self {
         let mut record = Self::new(PACKET);
         record.set(4, header);
@@ -50,16 +50,16 @@ impl Record {
         record
     }
 
-    /// One of which only the first bytes are known, as many as the shortest one has.
+    /// Creates a record from its first bytes, as many as the shortest record has.
     pub fn beginning(bytes: [u8; LENGTH]) -> Self {
         Self(bytes.to_vec())
     }
 
-    /// Reads the next one.
+    /// Reads the next record.
     ///
     /// # Errors
     ///
-    /// The other end is gone, or sends what is none.
+    /// The other end is gone, or sends an invalid record.
     pub fn receive(mut from: impl Read) -> Result<Self> {
         let mut record = Self(vec![0; LENGTH]);
         from.read_exact(&mut record.0)?;
@@ -74,7 +74,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Sends it.
+    /// Sends the record.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Record {
         to.write_all(&self.0)
     }
 
-    /// Its kind.
+    /// Returns the kind of the record.
     pub fn kind(&self) -> u32 {
         u32::from_ne_bytes(self.get(0))
     }
@@ -96,41 +96,42 @@ impl Record {
         self.0[at..at + N].copy_from_slice(&bytes);
     }
 
-    /// libibumad's header.
+    /// Returns the header of libibumad.
     pub fn header(&self) -> [u8; HEADER] {
         self.get(4)
     }
 
-    /// The MAD, or the first one of a message.
+    /// Returns the MAD, or the first MAD of a longer message.
     pub fn mad(&self) -> &[u8] {
         &self.0[4 + HEADER..LENGTH]
     }
 
-    /// The MAD, to change it.
+    /// Returns a mutable reference to the MAD.
     pub fn mad_mut(&mut self) -> &mut [u8] {
         &mut self.0[4 + HEADER..LENGTH]
     }
 
-    /// The message, with the length that the header says.
+    /// Returns the message, with the length in the header.
     pub fn message(&self) -> &[u8] {
         let bytes = &self.0[4 + HEADER..];
         &bytes[..self.message_length().min(bytes.len())]
     }
 
-    /// Bytes of the message.
+    /// Returns the length of the message in bytes.
     pub fn message_length(&self) -> usize {
         (self.length() as usize).saturating_sub(HEADER)
     }
 }
 
-/// Fields of libibumad's header, by their place: numbers of the host but for those that are said to be big-endian.
+/// Defines the fields of libibumad's header by their offsets. They are in host byte order unless they are read as
+/// big-endian.
 macro_rules! fields {
     ($($(#[$meta:meta])* $get:ident $set:ident: $number:ty = $at:literal $from:ident $to:ident;)*) => {
         impl Record {
             $($(#[$meta])* pub fn $get(&self) -> $number {
                 <$number>::$from(self.get(4 + $at))
             }
-            /// Sets it.
+            /// Sets the field.
             pub fn $set(&mut self, value: $number) {
                 self.set(4 + $at, value.$to());
             })*
@@ -138,17 +139,17 @@ macro_rules! fields {
     };
 }
 fields! {
-    /// Agent that sends or receives.
+    /// The agent that sends or receives.
     agent set_agent: u32 = 0 from_ne_bytes to_ne_bytes;
-    /// Error of a request that nobody answered, or 0.
+    /// Error of a request without a response, or 0.
     status set_status: u32 = 4 from_ne_bytes to_ne_bytes;
     /// Milliseconds to wait for a response.
     timeout set_timeout: u32 = 8 from_ne_bytes to_ne_bytes;
-    /// How often to send again.
+    /// Number of retries.
     retries set_retries: u32 = 12 from_ne_bytes to_ne_bytes;
-    /// Bytes of header and message.
+    /// Length of the header and the message.
     length set_length: u32 = 16 from_ne_bytes to_ne_bytes;
-    /// Queue pair of the other end.
+    /// QP of the other end.
     qpn set_qpn: u32 = 20 from_be_bytes to_be_bytes;
     /// Q_Key.
     qkey set_qkey: u32 = 24 from_be_bytes to_be_bytes;
@@ -156,9 +157,9 @@ fields! {
     lid set_lid: u16 = 28 from_be_bytes to_be_bytes;
     /// Service level.
     service_level set_service_level: u8 = 30 from_ne_bytes to_ne_bytes;
-    /// Which of the port's LIDs.
+    /// Path bits, which select one of the port's LIDs.
     path_bits set_path_bits: u8 = 31 from_ne_bytes to_ne_bytes;
-    /// Place of the partition key in the port's table.
+    /// Index of the partition key in the port's table.
     pkey_index set_pkey_index: u16 = 56 from_ne_bytes to_ne_bytes;
 }
 

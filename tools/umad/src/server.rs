@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A subnet in real time, with programs at its HCAs. It does for them what the kernel does for programs that have an
-//! HCA: finds the agent that a MAD is for, waits for responses, and sends requests again.
+//! A subnet in real time with programs at its HCAs. The server does for the programs what the kernel does for programs
+//! that use an HCA: it finds the agent for each MAD, waits for responses, and repeats requests.
 
 use crate::record::{HEADER, OPEN, PACKET, REGISTER, Record, UNREGISTER, USER_RMPP};
 use std::{
@@ -24,11 +24,11 @@ use vrnic_infiniband::{
     subnet::{NodeId, Subnet},
 };
 
-/// How often time is looked at.
+/// Interval at which time is advanced.
 const TICK: Duration = Duration::from_millis(1);
-/// Most messages that wait for a program to read them. What comes then is lost.
+/// Maximum number of messages that wait for a program to read them. Further messages are lost.
 const MAX_UNREAD: usize = 4096;
-/// Longest that a message waits for its acknowledgement before it is sent again.
+/// Maximum time before an unacknowledged message is sent again.
 const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A subnet with programs.
@@ -38,9 +38,9 @@ pub struct Server(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     subnet: Subnet,
-    /// When the subnet's time began.
+    /// Real time at which the server was created.
     start: Instant,
-    /// What the time was then.
+    /// Time of the subnet at that moment.
     first: Duration,
     clients: Vec<Client>,
     /// Number of the next client.
@@ -57,23 +57,23 @@ struct Client {
     requests: Vec<Request>,
 }
 
-/// Who in a program sends, and gets requests and traps of others.
+/// An agent of a program, which sends MADs and receives requests and traps.
 #[derive(Debug)]
 struct Agent {
     id: u32,
     class: u8,
     version: u8,
-    /// Vendor, in classes that several have.
+    /// OUI of the vendor, for classes that several vendors share.
     oui: [u8; 3],
     /// A bit for each method.
     methods: u128,
-    /// Its long messages, unless it takes care of them itself.
+    /// Long messages of the agent, unless it handles RMPP itself.
     rmpp: Option<Rmpp>,
-    /// Of each long message that it sends: the record with the first MAD.
+    /// Records with the first MADs of the long messages that the agent is sending.
     sending: Vec<Record>,
 }
 
-/// What a program waits for a response to.
+/// A request whose response a program waits for.
 #[derive(Debug)]
 struct Request {
     transaction: u64,
@@ -83,7 +83,7 @@ struct Request {
 }
 
 impl Server {
-    /// Of that subnet, which begins now.
+    /// Creates a server for a subnet, whose time runs from now on.
     pub fn new(subnet: Subnet) -> Self {
         Self(Arc::new(Mutex::new(State {
             first: subnet.now(),
@@ -94,7 +94,7 @@ impl Server {
         })))
     }
 
-    /// Serves programs, for ever.
+    /// Serves programs forever.
     ///
     /// # Errors
     ///
@@ -104,12 +104,12 @@ impl Server {
         loop {
             let (stream, _) = listener.accept()?;
             let server = self.clone();
-            // A program that is gone is no error of the server's.
+            // It is not an error of the server if a program goes away.
             thread::spawn(move || server.serve(&stream));
         }
     }
 
-    /// Lets time pass from now on.
+    /// Starts a thread that advances the time.
     fn tick(&self) {
         let server = self.clone();
         thread::spawn(move || {
@@ -143,7 +143,7 @@ impl Server {
                     break;
                 }
             }
-            // Nothing more is read from a program that is gone.
+            // Stop reading from a program that is gone.
             let _ = output.shutdown(Shutdown::Both);
         });
         while let Ok(record) = Record::receive(stream) {
@@ -155,7 +155,7 @@ impl Server {
 }
 
 impl State {
-    /// Lets time pass.
+    /// Advances the time of the subnet.
     fn advance(&mut self) {
         let end = self.first + self.start.elapsed();
         loop {
@@ -176,7 +176,7 @@ impl State {
         }
     }
 
-    /// When a program has waited long enough.
+    /// Returns when the next request or message of a program expires.
     fn next_deadline(&self) -> Option<Duration> {
         let clients = self.clients.iter();
         let deadlines = clients.flat_map(|client| {
@@ -187,7 +187,7 @@ impl State {
         deadlines.min()
     }
 
-    /// Sends again what nobody answered, or gives it back.
+    /// Repeats requests without a response, or returns them to their programs with an error.
     fn expire(&mut self) {
         let now = self.subnet.now();
         for place in 0..self.clients.len() {
@@ -217,7 +217,7 @@ impl State {
         }
     }
 
-    /// A program comes.
+    /// Opens an HCA for a program.
     fn open(
         &mut self,
         open: &Record,
@@ -269,7 +269,7 @@ impl State {
         Ok(number)
     }
 
-    /// A program is gone.
+    /// Removes a program that is gone.
     fn close(&mut self, number: u32) {
         let gone = self
             .clients
@@ -280,7 +280,7 @@ impl State {
         }
     }
 
-    /// The port says whether a subnet manager is there.
+    /// Updates the port's capability that says whether there is a subnet manager.
     fn tell_of_manager(&mut self, node: NodeId) {
         let manager = self
             .clients
@@ -297,7 +297,7 @@ impl State {
         });
     }
 
-    /// A record comes from a program.
+    /// Processes a record from a program.
     fn take(&mut self, number: u32, record: Record) {
         self.advance();
         let known = |client: &Client| client.number == number;
@@ -323,7 +323,7 @@ impl State {
         self.advance();
     }
 
-    /// A program sends a MAD or a longer message.
+    /// Sends a MAD or a longer message of a program.
     fn take_packet(&mut self, place: usize, mut record: Record) {
         let now = self.subnet.now();
         let client = &mut self.clients[place];
@@ -336,7 +336,7 @@ impl State {
         };
         let answer = is_answer(&header);
         if !answer {
-            // The upper half says who asks.
+            // The upper half identifies the agent.
             let who = u64::from(client.number) << 48 | u64::from(record.agent() & 0xffff) << 32;
             header.transaction = who | header.transaction & 0xffff_ffff;
             header.write(record.mad_mut());
@@ -344,7 +344,7 @@ impl State {
         let node = client.node;
         let peer = self.peer_of(node, &record);
         let client = &mut self.clients[place];
-        // Programs say only that much of it.
+        // Programs fill in only this flag of the RMPP header.
         let active = RmppHeader::read(record.mad()).active;
         let long = client.agents[agent].rmpp.as_mut();
         if let Some(long) = long.filter(|_| active && header_length(header.class).is_some()) {
@@ -361,7 +361,7 @@ impl State {
             let first = Record::packet(record.header(), record.mad());
             match long.send(peer, message, delivery, now) {
                 Ok(()) => client.agents[agent].sending.push(first),
-                // Two answers to one request.
+                // A second response to the same request.
                 Err(SendError::Duplicate) => {}
                 Err(_) => client.give_back(&first),
             }
@@ -374,7 +374,7 @@ impl State {
         self.transmit_record(node, &record);
     }
 
-    /// Who a record is for.
+    /// Returns the peer to which a record is addressed.
     fn peer_of(&self, node: NodeId, record: &Record) -> Peer {
         let port = self.subnet.agent(node).end_port();
         let pkey = port.pkeys().get(usize::from(record.pkey_index()));
@@ -393,7 +393,7 @@ impl State {
         self.transmit(node, peer, record.qkey(), record.mad());
     }
 
-    /// Sends a MAD. If it cannot leave it is as if it was lost.
+    /// Sends a MAD. If it cannot be sent, it counts as lost.
     fn transmit(&mut self, node: NodeId, peer: Peer, qkey: u32, mad: &[u8]) {
         let bth = Bth {
             pkey: peer.pkey,
@@ -409,7 +409,7 @@ impl State {
         let _ = self.subnet.send(node, packet);
     }
 
-    /// A packet came to an HCA: it is for the program that asked, or for one that takes such requests.
+    /// Delivers a packet that arrived at an HCA to the program that waits for it or has registered for such requests.
     fn deliver(&mut self, node: NodeId, packet: &Packet) {
         let Some((bth, deth, mad)) = packet.as_datagram() else {
             return;
@@ -431,7 +431,7 @@ impl State {
         let client = &mut self.clients[place];
         let asked = client.asked(&header, peer).is_some();
         if let Some(rmpp) = &mut client.agents[agent].rmpp {
-            // Data that nobody wants take no room.
+            // Unwanted data must not take up room.
             let data = RmppHeader::read(mad).kind == Kind::DATA;
             let wanted = asked || !is_answer(&header) || rmpp.knows(peer, &header);
             if (wanted || !data) && rmpp.receive(peer, mad, now) {
@@ -442,7 +442,7 @@ impl State {
         self.complete(place, agent, peer, deth.qkey, mad);
     }
 
-    /// The agent that a MAD is for: its client, and its place there.
+    /// Returns the agent for a MAD, as the indexes of the client and of its agent.
     fn agent_for(&self, node: NodeId, header: &Header, mad: &[u8; 256]) -> Option<(usize, usize)> {
         let clients = self.clients.iter().enumerate();
         let mut here = clients.filter(|(_, client)| client.node == node);
@@ -459,7 +459,7 @@ impl State {
         })
     }
 
-    /// Does what the long messages of an agent want.
+    /// Handles the RMPP outputs of an agent.
     fn work(&mut self, place: usize, agent: usize) {
         loop {
             let client = &mut self.clients[place];
@@ -492,7 +492,7 @@ impl State {
                     if result.is_err() {
                         client.give_back(&record);
                     } else if record.timeout() != 0 {
-                        // It arrived: to send it again brings nothing.
+                        // The message has arrived, so there is no use in sending it again.
                         record.set_retries(0);
                         client.wait(&header, record, self.subnet.now());
                     }
@@ -501,13 +501,13 @@ impl State {
         }
     }
 
-    /// A MAD or a longer message is complete: the program gets it.
+    /// Gives a complete MAD or longer message to the program.
     fn complete(&mut self, place: usize, agent: usize, peer: Peer, qkey: u32, message: &[u8]) {
         let client = &mut self.clients[place];
         let agent = &client.agents[agent];
         let (id, header) = (agent.id, Header::read(message));
         if is_answer(&header) {
-            // Who takes care of long messages itself sees all segments.
+            // An agent that handles RMPP itself gets all segments.
             let segment = RmppHeader::read(message).active && header_length(header.class).is_some();
             let sees = segment && agent.rmpp.is_none();
             match client.asked(&header, peer) {
@@ -531,19 +531,19 @@ impl State {
 }
 
 impl Client {
-    /// Gives a record to the program, unless too many wait for it already.
+    /// Gives a record to the program, unless too many wait already.
     fn write(&self, record: Record) {
         let _ = self.writer.try_send(record);
     }
 
-    /// Tells the program that nobody answered.
+    /// Returns a request to the program with a timeout error.
     fn give_back(&self, record: &Record) {
         let mut record = Record::packet(record.header(), &record.mad()[..HEADER_LENGTH]);
         record.set_status(libc::ETIMEDOUT.cast_unsigned());
         self.write(record);
     }
 
-    /// The program waits for a response from now on.
+    /// Starts to wait for the response to a request.
     fn wait(&mut self, header: &Header, record: Record, now: Duration) {
         self.requests.push(Request {
             transaction: header.transaction,
@@ -553,11 +553,11 @@ impl Client {
         });
     }
 
-    /// The request that a response is to.
+    /// Returns the index of the request that a response answers.
     fn asked(&self, header: &Header, peer: Peer) -> Option<usize> {
         self.requests.iter().position(|request| {
             let lid = request.record.lid();
-            // Who answers along a directed route, or of a group, has another LID.
+            // A response along a directed route, or from a member of a group, may come from another LID.
             let from = header.class == class::SUBNET_DIRECTED || is_multicast(lid);
             (request.transaction, request.class) == (header.transaction, header.class)
                 && (from || lid == peer.lid)
@@ -566,7 +566,7 @@ impl Client {
 }
 
 impl Agent {
-    /// As a program registers it.
+    /// Creates an agent from the record of its registration.
     fn new(record: &Record) -> Self {
         let mad = record.mad();
         let mut methods = [0; 16];
@@ -583,7 +583,7 @@ impl Agent {
         }
     }
 
-    /// Whether it wants requests of that kind.
+    /// Returns whether the agent wants requests of this kind.
     fn takes(&self, header: &Header, mad: &[u8; 256]) -> bool {
         let vendor = (class::VENDOR_OUI_FIRST..=class::VENDOR_OUI_LAST).contains(&header.class);
         (self.class, self.version) == (header.class, header.class_version)
@@ -592,14 +592,14 @@ impl Agent {
     }
 }
 
-/// Where MADs of classes that several vendors have say which one it is.
+/// Offset of the vendor's OUI in MADs of classes that several vendors share.
 const OUI_AT: usize = 37;
 
 fn milliseconds(number: u32) -> Duration {
     Duration::from_millis(number.into())
 }
 
-/// Whether nobody answers a MAD, and its transaction is that of another one.
+/// Returns whether a MAD gets no response and has the transaction ID of another MAD.
 fn is_answer(header: &Header) -> bool {
     header.method.is_response() || header.method == Method::TRAP_REPRESS
 }
