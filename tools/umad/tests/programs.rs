@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! OpenSM and infiniband-diags as they are, on a subnet that is not there.
+//! Unmodified OpenSM and infiniband-diags on a simulated subnet.
 
 use std::{
     collections::BTreeMap,
@@ -21,18 +21,18 @@ use vrnic_infiniband::{
 };
 use vrnic_umad::Server;
 
-/// The directories that Debian has the programs in.
+/// Directories in which Debian installs the programs.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long to wait for what a program does.
+/// How long to wait for the effects of a program.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Configuration of a manager that soon notices what changes, and that another one is gone.
+/// Configuration of a manager that soon notices changes and the loss of another manager.
 const QUICK: &str = "sminfo_polling_timeout 200\npolling_retry_number 3\nsweep_interval 1\n";
 /// A management key.
 const KEY: &str = "0x1234567890abcdef";
-/// Milliseconds that the programs wait for answers: this machine may be busy.
+/// Milliseconds that the programs wait for responses, because this machine may be busy.
 const TIMEOUT: &str = "60000";
 
-/// Where the programs are, and their libraries if those are not where the system looks.
+/// Returns the directory with the programs, and that with their libraries if they are not installed.
 fn programs() -> &'static (PathBuf, Option<PathBuf>) {
     static PROGRAMS: OnceLock<(PathBuf, Option<PathBuf>)> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
@@ -42,7 +42,7 @@ fn programs() -> &'static (PathBuf, Option<PathBuf>) {
         if let Some(installed) = env::split_paths(PATH).find(|directory| all(directory)) {
             return (installed, None);
         }
-        // Not installed for the sake of a test: Debian's opensm starts itself.
+        // Do not install the package just for a test, because Debian's opensm starts itself.
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
         let bin = root.join("usr/sbin");
         if !all(&bin) {
@@ -57,7 +57,7 @@ fn programs() -> &'static (PathBuf, Option<PathBuf>) {
     })
 }
 
-/// Downloads the packages with the programs, and their libraries, and unpacks them.
+/// Downloads and unpacks the packages with the programs and their libraries.
 fn download(root: &Path) {
     let said = |command: &mut Command| {
         let output = command.output().expect("apt and dpkg");
@@ -123,12 +123,12 @@ impl Scene {
         let server = Server::new(Subnet::new(&Topology::parse(topology).expect("a topology")));
         let runs = server.clone();
         thread::spawn(move || runs.run(&listener));
-        // The links come up.
+        // Wait until the links are up.
         thread::sleep(Duration::from_millis(50));
         Self { server, directory }
     }
 
-    /// A program at an HCA, or at the first one.
+    /// Creates a command for a program at the named HCA, or at the first one if the name is empty.
     fn program_at(&self, hca: &str, name: &str) -> Command {
         let library: PathBuf = env::current_exe()
             .expect("this test")
@@ -154,7 +154,7 @@ impl Scene {
         command
     }
 
-    /// OpenSM at an HCA, with lines of its configuration. Gives its log.
+    /// Starts OpenSM at an HCA with lines for its configuration. Returns its log as well.
     fn opensm(&self, hca: &str, configuration: &str) -> (Running, PathBuf) {
         let own = self.directory.path().join(format!("opensm-{hca}"));
         fs::create_dir_all(&own).expect("a directory");
@@ -172,14 +172,14 @@ impl Scene {
         (Running(command.spawn().expect("it runs")), log)
     }
 
-    /// Waits until each of these HCAs reaches each, which a manager has to do something for.
+    /// Waits until all of these HCAs reach each other, which requires a subnet manager.
     fn wait_until_reached(&self, hcas: &[NodeId], log: &Path) {
         wait(log, || {
             self.server.change(|subnet| all_reach_all(subnet, hcas))
         });
     }
 
-    /// Waits until each HCA reaches each.
+    /// Waits until all HCAs reach each other.
     fn wait_until_all_reach_all(&self, log: &Path) {
         self.wait_until_reached(&self.hcas(), log);
     }
@@ -188,7 +188,7 @@ impl Scene {
         self.server.change(|subnet| subnet.hcas().collect())
     }
 
-    /// The LID of a node.
+    /// Returns the LID of a node.
     fn lid(&self, name: &str) -> u16 {
         self.server.change(|subnet| {
             let node = subnet.find(name).expect("a node");
@@ -196,7 +196,7 @@ impl Scene {
         })
     }
 
-    /// What a program at the first HCA says, and whether it succeeded.
+    /// Runs a program at the first HCA. Returns whether it succeeded, and its output.
     fn tried(&self, program: &str, arguments: &[&str]) -> (bool, String) {
         let output = self.program_at("", program).args(arguments).output();
         let output = output.expect("it runs");
@@ -205,20 +205,20 @@ impl Scene {
         (output.status.success(), text + &errors)
     }
 
-    /// What a program says that has to succeed.
+    /// Runs a program that must succeed, and returns its output.
     fn said(&self, program: &str, arguments: &[&str]) -> String {
         let (success, text) = self.tried(program, arguments);
         assert!(success, "{program} {arguments:?}: {text}");
         text
     }
 
-    /// Says what a program says until that contains `wanted`.
+    /// Runs a program repeatedly until its output contains `wanted`.
     fn wait_until_said(&self, program: &str, arguments: &[&str], wanted: &str, log: &Path) {
         wait(log, || self.tried(program, arguments).1.contains(wanted));
     }
 }
 
-/// Waits for something; if it does not happen, shows the log of a manager.
+/// Waits for a condition. If that takes too long, shows the log of a manager.
 fn wait(log: &Path, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !happened() {
@@ -228,14 +228,14 @@ fn wait(log: &Path, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a log has this.
+/// Waits until a log contains a text.
 fn wait_for_log(log: &Path, wanted: &str) {
     wait(log, || {
         fs::read_to_string(log).is_ok_and(|text| text.contains(wanted))
     });
 }
 
-/// Whether each of these HCAs reaches each now.
+/// Returns whether all of these HCAs reach each other now.
 fn all_reach_all(subnet: &mut Subnet, hcas: &[NodeId]) -> bool {
     let lids: Vec<_> = hcas
         .iter()
@@ -262,7 +262,7 @@ fn all_reach_all(subnet: &mut Subnet, hcas: &[NodeId]) -> bool {
     arrived.count() == hcas.len() * hcas.len()
 }
 
-/// Ends with whoever has it.
+/// A running program. Dropping this ends it.
 struct Running(Child);
 
 impl Drop for Running {
@@ -272,13 +272,13 @@ impl Drop for Running {
     }
 }
 
-/// Lines that begin with something.
+/// Returns the number of lines with this beginning.
 fn lines(text: &str, beginning: &str) -> usize {
     let lines = text.lines().map(str::trim_start);
     lines.filter(|line| line.starts_with(beginning)).count()
 }
 
-/// OpenSM brings up a fat tree, the other programs see it, and a cut link is routed around.
+/// OpenSM brings up a fat tree, other programs see it, and traffic is routed around a cut link.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn opensm_manages_a_fat_tree_of_64_hcas() {
@@ -292,7 +292,7 @@ fn opensm_manages_a_fat_tree_of_64_hcas() {
         (12, 64),
         "{nodes}"
     );
-    // Tables that do not fit into one MAD, the last one of 370 kB.
+    // Tables that do not fit in one MAD. The last one has 370 kB.
     for (what, record, count) in [
         ("-N", "NodeRecord dump", 76),
         ("LR", "LinkRecord dump", 2 * (64 + 32)),
@@ -313,7 +313,7 @@ fn opensm_manages_a_fat_tree_of_64_hcas() {
     scene.wait_until_all_reach_all(&log);
 }
 
-/// Each program of infiniband-diags shows what there is.
+/// Each program of infiniband-diags shows the state of the subnet.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn diagnostics_show_the_subnet() {
@@ -381,7 +381,7 @@ fn diagnostics_show_the_subnet() {
         let said = scene.said(program, arguments);
         assert!(said.contains(wanted), "{program} {arguments:?}: {said}");
     }
-    // The ones that look at all nodes, and how many lines there are of what.
+    // Programs that query all nodes, and the number of lines with a beginning.
     for (program, counted, count) in [
         ("ibnetdiscover", "Switch", 4),
         ("ibnetdiscover", "Ca", 4),
@@ -389,7 +389,7 @@ fn diagnostics_show_the_subnet() {
         ("ibswitches", "Switch", 4),
         ("iblinkinfo", "CA: leaf", 4),
         ("iblinkinfo", "Switch: ", 4),
-        // Four switches know the way to eight nodes.
+        // Four switches have routes to eight nodes.
         ("dump_fts", "0x", 4 * 8),
     ] {
         let said = scene.said(program, &["-t", TIMEOUT]);
@@ -412,7 +412,7 @@ fn diagnostics_show_the_subnet() {
         ["leaf1-h1", "leaf1", "leaf2", "leaf2-h2"]
     );
 
-    // It fails if there are errors.
+    // The program fails if there are errors.
     let errors = || scene.tried("ibqueryerrors", &["-t", TIMEOUT]).1;
     assert!(errors().contains("0 bad nodes found"), "{}", errors());
     scene.server.change(|subnet| {
@@ -432,7 +432,7 @@ fn diagnostics_show_the_subnet() {
     scene.said("perfquery", &["-R", "-a", leaf]);
     assert!(!errors().contains("SymbolErrorCounter"), "they were reset");
 
-    // Programs at both ends, which speak with each other.
+    // Programs that communicate with a server at the other end.
     for (program, arguments, wanted) in [
         (
             "ibping",
@@ -448,12 +448,12 @@ fn diagnostics_show_the_subnet() {
         let mut server = scene.program_at("leaf2-h2", program);
         server.arg("-S").stdout(Stdio::null()).stderr(Stdio::null());
         let _server = Running(server.spawn().expect("it runs"));
-        // Requests before it is there are lost, and sent again.
+        // Requests before the server is up are lost and repeated.
         scene.wait_until_said(program, arguments, wanted, &log);
     }
 }
 
-/// A datagram to a queue pair.
+/// Creates a datagram to a queue pair.
 fn datagram(lid: u16, queue: u32) -> Packet {
     let bth = Bth {
         pkey: 0xffff,
@@ -467,8 +467,8 @@ fn datagram(lid: u16, queue: u32) -> Packet {
     Packet::datagram((0, lid), 0, bth, deth, &[0; 256])
 }
 
-/// Of two managers the one with the higher priority is the master. When it is gone the other one takes over, and when
-/// it is back it is the master again.
+/// The manager with the higher priority is the master. When it is gone, the other one takes over. When it is back, it
+/// becomes the master again.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_standby_takes_over() {
@@ -478,7 +478,7 @@ fn a_standby_takes_over() {
     scene.wait_until_all_reach_all(&log);
     let (_standby, other_log) = scene.opensm("leaf2-h1", &format!("{QUICK}sm_priority 3\n"));
     let lid = |name: &str| scene.lid(name).to_string();
-    // What a manager says of itself.
+    // Checks the state that a manager reports.
     let is = |name: &str, state: &str, log: &Path| {
         scene.wait_until_said("sminfo", &["-t", "1000", &lid(name)], state, log);
     };
@@ -489,7 +489,7 @@ fn a_standby_takes_over() {
 
     drop(opensm);
     is("leaf2-h1", "SMINFO_MASTER", &other_log);
-    // The ports know whom to ask now, and a link that breaks is routed around.
+    // The ports know the new manager, which routes around a cut link.
     let manager = lid("leaf2-h1").parse::<u16>().expect("a LID");
     wait(&other_log, || {
         scene.server.change(|subnet| {
@@ -514,8 +514,8 @@ fn a_standby_takes_over() {
     scene.wait_until_all_reach_all(&log);
 }
 
-/// In a ring, OpenSM's shortest ways have a credit loop, and its others do not: up/down avoids one, LASH gives ways
-/// that would make one another lane, which path records tell of.
+/// In a ring, the shortest paths of OpenSM have a credit loop. Its up/down routing avoids the loop, and LASH assigns
+/// another lane to paths that would cause one, which path records show.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn credit_loops_depend_on_the_routing_engine() {
@@ -563,7 +563,7 @@ fn credit_loops_depend_on_the_routing_engine() {
     }
 }
 
-/// OpenSM says which GUID two nodes have, again and again, and does not get any further.
+/// OpenSM repeatedly reports a GUID that two nodes have, and makes no progress.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn opensm_tells_of_two_nodes_with_one_guid() {
@@ -589,8 +589,8 @@ fn opensm_tells_of_two_nodes_with_one_guid() {
     );
 }
 
-/// An HCA that sends more than agents can take hinders itself: what is too much is dropped and counted, and the manager
-/// goes on.
+/// An HCA that sends faster than agents can process only harms itself: excess packets are dropped and counted, and the
+/// manager continues to work.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_flood_is_counted_and_the_manager_goes_on() {
@@ -636,7 +636,7 @@ fn a_flood_is_counted_and_the_manager_goes_on() {
         .next()
         .and_then(|number| number.parse::<u32>().ok());
     assert!(dropped.is_some_and(|dropped| dropped > 400), "{said}");
-    // The manager sees links that go and come.
+    // The manager notices links that go down and come up.
     let link = scene.server.change(|subnet| {
         let spine = subnet.find("spine1").expect("a switch");
         let (link, ..) = subnet.peer(spine, 1).expect("a link");
@@ -648,7 +648,7 @@ fn a_flood_is_counted_and_the_manager_goes_on() {
     scene.wait_until_all_reach_all(&log);
 }
 
-/// An HCA that says that it is another one is seen as what it is: the manager's log has its own LID.
+/// The source LID of an HCA cannot be forged: the manager's log has the HCA's own LID.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_forged_lid_is_replaced() {
@@ -658,11 +658,11 @@ fn a_forged_lid_is_replaced() {
     let [manager, hostile, other] =
         ["switch1-h1", "switch1-h2", "switch1-h3"].map(|name| scene.lid(name));
     let hcas = scene.hcas();
-    // A trap in the name of the other one.
+    // A trap with the LID of another HCA.
     scene.server.change(|subnet| {
         let mut trap = Smp::request(Method::TRAP, id::NOTICE, 0);
         trap.header.transaction = 0x66;
-        // Generic, urgent, of a channel adapter: 131.
+        // A generic, urgent notice of a channel adapter with number 131.
         trap.data[..6].copy_from_slice(&[0x81, 0, 0, 1, 0, 131]);
         trap.data[6..8].copy_from_slice(&other.to_be_bytes());
         let packet = Packet::datagram(
@@ -684,7 +684,7 @@ fn a_forged_lid_is_replaced() {
     assert!(line.contains(&format!("LID:{hostile} ")), "{line}");
 }
 
-/// Who does not have the management key gets no answer; the port counts it and tells the manager.
+/// A request without the management key gets no response. The port counts it and sends a trap to the manager.
 #[test]
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_wrong_m_key_is_counted_and_told() {

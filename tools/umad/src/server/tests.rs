@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Programs that speak with a server of two HCAs, as libibumad's functions do.
+//! Programs that communicate with a server of two HCAs as the functions of libibumad do.
 
 use super::*;
 use crate::record::MAD;
@@ -17,7 +17,7 @@ const MULTIPLE: Method = Method(0x14);
 /// Version of subnet administration.
 const VERSION: u8 = 2;
 
-/// Two HCAs, with the LIDs 1 and 2.
+/// Creates a server for two HCAs with the LIDs 1 and 2.
 fn two_hcas() -> Server {
     let text = "[[hca]]\nname = \"a\"\n[[hca]]\nname = \"b\"\n[[link]]\nends = [\"a\", \"b\"]";
     let mut subnet = Subnet::new(&Topology::parse(text).expect("a topology"));
@@ -45,19 +45,19 @@ fn two_hcas() -> Server {
     server
 }
 
-/// Waits until the server has something.
+/// Waits until the state of the server meets a condition.
 fn until(server: &Server, has: impl Fn(&State) -> bool) {
     while !has(&server.lock()) {
         thread::sleep(TICK);
     }
 }
 
-/// Agents of all programs.
+/// Returns the number of agents of all programs.
 fn agents(state: &State) -> usize {
     state.clients.iter().map(|client| client.agents.len()).sum()
 }
 
-/// A program.
+/// A program that is connected to a server.
 struct Program(UnixStream, Server);
 
 impl Program {
@@ -95,7 +95,7 @@ impl Program {
         until(&self.1, |state| agents(state) > before);
     }
 
-    /// An agent of subnet administration; with `methods` it answers.
+    /// Connects an agent of subnet administration, which answers requests if `methods` are given.
     fn administration(server: &Server, hca: &str, flags: u8, methods: &[Method]) -> Self {
         let program = Self::new(server, hca);
         program.register(
@@ -125,7 +125,7 @@ impl Program {
     }
 }
 
-/// A message of a class, of `length` bytes.
+/// Creates a message of a class with this length in bytes.
 fn message(class: u8, method: Method, transaction: u64, length: usize) -> Vec<u8> {
     let mut message: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
     let header = Header {
@@ -146,7 +146,7 @@ fn message(class: u8, method: Method, transaction: u64, length: usize) -> Vec<u8
     message
 }
 
-/// What the sender of a request is answered.
+/// Returns the response to a request.
 fn answer(request: &Record, length: usize) -> Vec<u8> {
     let header = Header::read(request.message());
     let method = Method(header.method.0 | 0x80);
@@ -184,7 +184,7 @@ fn a_request_can_be_long_too() {
     assert!(request.message()[36..] == question[36..]);
     answers.send(1, &answer(&request, 7000), 0);
     assert_eq!(asks.receive().message().len(), 7000);
-    // And when it does not arrive, or is not answered, the program gets it back.
+    // If the request does not arrive or is not answered, it is returned to the program.
     for lid in [9, 2] {
         asks.send(lid, &question, 20);
         let back = asks.receive();
@@ -220,7 +220,7 @@ fn a_program_can_take_care_of_segments_itself() {
         rmpp.write(&mut ack);
         asks.send(2, &ack, 0);
     }
-    // It could not have sent the last one otherwise, and nothing comes again.
+    // The other end could not have sent the last segment otherwise. Nothing is sent again.
     asks.send(2, &message(3, TABLE, 2, MAD), 60_000);
     let request = answers.receive();
     answers.send(1, &answer(&request, MAD), 0);
@@ -232,7 +232,7 @@ fn only_who_was_asked_can_answer() {
     let server = two_hcas();
     let asks = Program::administration(&server, "a", 0, &[]);
     let other = Program::administration(&server, "b", 0, &[GET]);
-    // It learns the transaction.
+    // The other program learns the transaction ID.
     asks.send(2, &message(3, GET, 4, MAD), 60_000);
     let seen = other.receive();
     other.send(1, &answer(&seen, MAD), 0);
@@ -243,7 +243,7 @@ fn only_who_was_asked_can_answer() {
         other.send(1, &answer(&seen, length), 0);
         let record = asks.receive();
         assert_eq!(record.status(), libc::ETIMEDOUT.cast_unsigned());
-        // A table that nobody wanted.
+        // An unrequested table is returned to its sender with an error.
         if length > MAD {
             let back = other.receive();
             assert_eq!(back.status(), libc::ETIMEDOUT.cast_unsigned());
@@ -273,7 +273,7 @@ fn vendors_get_their_own() {
         assert_eq!(record.status(), 0);
         assert_eq!(Header::read(record.mad()).transaction as u32, number as u32);
     }
-    // An agent that is gone gets nothing.
+    // An agent that is gone gets no requests.
     let (program, oui) = &vendors[0];
     let mut gone = Record::new(UNREGISTER);
     gone.set_agent(3);
@@ -297,6 +297,6 @@ fn a_program_that_does_not_read_holds_nobody_up() {
     asks.send(2, &message(3, TABLE, 7, MAD), 60_000);
     answers.send(1, &answer(&answers.receive(), 3000), 0);
     assert_eq!(asks.receive().message().len(), 3000);
-    // What fitted in is still there.
+    // The messages that there was room for are still there.
     assert_eq!(Header::read(sleeps.receive().mad()).transaction as u32, 0);
 }
