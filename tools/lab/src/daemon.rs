@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The vrnicd of a network: its RNICs, and its switch.
+//! The vrnicd of a network, with its RNICs and its switch.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,10 +13,10 @@ use crate::process::{self, CHILD, Process, tail};
 use crate::settings::Settings;
 use crate::vm::Fabric;
 
-/// Name of a lab's network, if it has only one. Its vrnicd's files are not named after it.
+/// Name of the network of a lab that has only one. The files of its vrnicd are not named after it.
 pub const FIRST: &str = "net";
 
-/// How long it may take until a process has made what it shall make.
+/// How long a process may take to create its sockets.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running vrnicd. Dropping it ends it.
@@ -24,11 +24,11 @@ pub struct Daemon {
     process: Process,
     log: PathBuf,
     text: String,
-    /// The sockets that it makes.
+    /// The sockets that vrnicd creates.
     sockets: Vec<PathBuf>,
 }
 
-/// The name of a file of a network's vrnicd.
+/// Returns the name of a file of a network's vrnicd.
 fn file(network: &str, what: &str) -> String {
     if network == FIRST {
         format!("vrnicd{what}")
@@ -37,42 +37,42 @@ fn file(network: &str, what: &str) -> String {
     }
 }
 
-/// The configuration file of a network's vrnicd.
+/// Returns the path of the configuration file of a network's vrnicd.
 #[must_use]
 pub fn config(sockets: &Path, network: &str) -> PathBuf {
     sockets.join(file(network, ".toml"))
 }
 
-/// The control socket of a network's vrnicd, for vrnicctl.
+/// Returns the path of the control socket of a network's vrnicd, for vrnicctl.
 #[must_use]
 pub fn control(sockets: &Path, network: &str) -> PathBuf {
     sockets.join(file(network, "-control"))
 }
 
-/// The log of a network's vrnicd.
+/// Returns the path of the log of a network's vrnicd.
 #[must_use]
 pub fn log(logs: &Path, network: &str) -> PathBuf {
     logs.join(file(network, ".log"))
 }
 
-/// The socket of an RNIC.
+/// Returns the path of the socket of an RNIC.
 #[must_use]
 pub fn socket(sockets: &Path, nic: &Nic) -> PathBuf {
     sockets.join(format!("rnic-{}", nic.name))
 }
 
-/// The socket of the switch's port for a virtio-net.
+/// Returns the path of the socket of the switch port for a virtio-net.
 #[must_use]
 pub fn switch_socket(sockets: &Path, nic: &Nic) -> PathBuf {
     sockets.join(format!("net-{}", nic.name))
 }
 
 impl Daemon {
-    /// Writes the configuration `text` and starts vrnicd; returns once the sockets are there. The words of `enter`
-    /// come before its command, to run it elsewhere.
+    /// Writes the configuration and starts vrnicd. Returns once its sockets exist. The words of `enter` precede its
+    /// command, for example to run it in another namespace.
     ///
     /// # Errors
-    /// vrnicd is not built, ends, or opens no sockets; the message has the end of its log.
+    /// vrnicd is not built, ends, or opens no sockets. The message has the end of its log.
     pub fn start(
         settings: &Settings,
         sockets: &Path,
@@ -97,10 +97,11 @@ impl Daemon {
         for socket in &made {
             let _ = fs::remove_file(socket);
         }
-        // Every run of the lab shows that vrnicd needs no capability, whoever runs the lab. This comes last, because
-        // entering a namespace may make the kernel forget that the process shall die with its parent.
+        // Every run of the lab shows that vrnicd needs no capability, regardless of the user who runs the lab. This
+        // comes last, because entering a namespace may make the kernel forget that the process must die with its
+        // parent.
         let mut words = enter.unwrap_or_default();
-        // By this path, this program is there even if cargo has put another in its place.
+        // Under this path, this program exists even if cargo has replaced its file.
         words.push(format!("/proc/{}/exe", std::process::id()));
         words.extend([CHILD, "--without-privileges", "--"].map(str::to_owned));
         for word in [program.as_path(), Path::new("--config"), &config] {
@@ -117,7 +118,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Waits for the sockets.
+    /// Waits until the sockets exist.
     fn wait(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !self.sockets.iter().all(|socket| socket.exists()) {
@@ -140,47 +141,47 @@ impl Daemon {
         Ok(())
     }
 
-    /// Host process id.
+    /// Returns the host process ID.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// Its log file.
+    /// Returns the path of the log.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// The configuration that it runs with.
+    /// Returns the configuration with which vrnicd runs.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether it still runs.
+    /// Returns whether vrnicd still runs.
     pub fn alive(&mut self) -> bool {
         self.process.ended().is_none()
     }
 
-    /// SIGKILL, and waits for the end.
+    /// Kills vrnicd with SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// SIGTERM and a clean end. False when it had to be killed or reported a failure.
+    /// Ends vrnicd with SIGTERM. Returns `false` if it had to be killed or reported a failure.
     pub fn stop(&mut self) -> bool {
         self.process.stop(Duration::from_secs(5))
     }
 }
 
-/// The configuration of a network's vrnicd.
+/// Returns the configuration of a network's vrnicd.
 ///
 /// # Errors
-/// Never: it is text.
+/// Never, because writing to a string does not fail.
 pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<String> {
     let mut text = String::new();
-    // For experiments: one more line for the daemon.
+    // Allow experiments with one more line for the daemon.
     if let Ok(line) = std::env::var("VRNIC_VRNICD") {
         writeln!(text, "{line}")?;
     }
@@ -194,7 +195,7 @@ pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<Stri
         quoted(&control(sockets, &network.name))
     )?;
     let rnics = || lab.nics(&network.name).filter(|(_, nic)| nic.rnic);
-    // vrnicd wants none without an HCA of its own on it.
+    // vrnicd refuses a subnet without a device on it.
     if let Some(topology) = network
         .topology
         .as_ref()
@@ -234,7 +235,7 @@ pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<Stri
             writeln!(text, "{line}")?;
         }
     }
-    // No VM has such a name.
+    // No VM has a name with a colon.
     for (link, index) in network.links.iter().zip(1..) {
         writeln!(text, "\n[[switch.port]]\nname = \"link:{index}\"\n{link}")?;
         if let Some(mtu) = network.mtu {
@@ -247,7 +248,7 @@ pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<Stri
     Ok(text)
 }
 
-/// A path as a value of TOML.
+/// Formats a path as a TOML value.
 fn quoted(path: &Path) -> String {
     toml::Value::from(path.to_string_lossy().into_owned()).to_string()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What a lab is made of: networks, and VMs with their devices. A lab file describes it; `pair.toml` is the one of
-//! `make run` and of the tests.
+//! The description of a lab: its networks, and its VMs with their devices. It is read from a lab file. `pair.toml` is
+//! the lab file of `make run` and of the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -18,133 +18,133 @@ use crate::daemon;
 use crate::lab::{Extra, TREE};
 use crate::vm::{Device, Fabric};
 
-/// Most VMs of a lab.
+/// Maximum number of VMs of a lab.
 const MAX_VMS: usize = 32;
-/// Most devices of a VM: each takes two slots of its PCI bus.
+/// Maximum number of devices of a VM, each of which takes two slots of its PCI bus.
 const MAX_NICS: usize = 8;
-/// Greatest number of a VM. With the third byte of the IPv4 address it makes room for 4 devices on one network.
+/// Maximum number of a VM. It leaves room in the last byte of the IPv4 address for 4 devices on one network.
 const MAX_NUMBER: u8 = 60;
 /// Distance between the addresses of a VM's devices on one network.
 const STRIDE: u8 = 64;
 /// Highest priority of a subnet manager (InfiniBand architecture, 14.4.1).
 const MAX_PRIORITY: u8 = 15;
-/// What starts a guest's first part; an image must have it.
+/// Program that starts the first part of a guest's software. An image must have it.
 const INIT: &str = "sbin/vrnic-init";
 /// The ssh server of an image.
 pub const SSHD: &str = "usr/sbin/sshd";
-/// Directories that are in memory in each guest, so that mount points can be made there.
+/// Directories that each guest has in memory, so that mount points can be created in them.
 const WRITABLE: [&str; 5] = ["/mnt", "/root", "/run", "/tmp", "/var/tmp"];
 
 /// A lab.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Description {
-    /// Its name: of the file, if the file gives none.
+    /// Name of the lab, which defaults to that of the file.
     pub name: String,
-    /// Networks, in the order of the file.
+    /// Networks, in the order of the lab file.
     pub networks: Vec<Network>,
-    /// VMs, in the order of the file.
+    /// VMs, in the order of the lab file.
     pub machines: Vec<Machine>,
 }
 
-/// A network: a vrnicd of its own.
+/// A network, which has its own vrnicd.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
-    /// How messages of its RNICs travel.
+    /// How the messages of its RNICs travel.
     pub fabric: Fabric,
-    /// Third byte of its IPv4 addresses.
+    /// Third byte of the IPv4 addresses.
     pub subnet: u8,
-    /// Greatest packet, if not what is usual.
+    /// Maximum packet size, if it is not the default.
     pub mtu: Option<usize>,
-    /// What happens to frames on their way to its ports, as an inline table of vrnicd's configuration.
+    /// Impairment of frames on their way to the ports, as an inline table for vrnicd's configuration.
     pub impairment: Option<String>,
-    /// Switches, links and HCAs of an InfiniBand subnet, as an inline table of vrnicd's configuration; one switch if
-    /// there is none.
+    /// Switches, links and HCAs of an InfiniBand subnet, as an inline table for vrnicd's configuration. `None` for a
+    /// subnet with one switch.
     pub topology: Option<String>,
-    /// Whether its virtio-nets are joined by a switch; if not, two are joined by a socket.
+    /// Whether a switch connects the virtio-nets. If not, there are at most two, connected by a socket.
     pub switch: bool,
-    /// Links to other hosts and ports to the host's network: what the port of each has in vrnicd's configuration.
+    /// Links to other hosts and ports to the host's network, each as the lines of its port in vrnicd's configuration.
     pub links: Vec<String>,
-    /// More lines for vrnicd.
+    /// Additional lines for vrnicd's configuration.
     pub daemon: Vec<String>,
-    /// Network namespace that its vrnicd runs in.
+    /// Network namespace in which vrnicd runs.
     pub host: Option<usize>,
 }
 
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Its name, and hostname.
+    /// Name of the VM, which is also its hostname.
     pub name: String,
-    /// Last byte of its addresses.
+    /// Last byte of the addresses.
     pub number: u8,
-    /// What the guest loads at start.
+    /// RDMA device whose driver the guest loads at start.
     pub device: Device,
-    /// Its kernel, if not the lab's: a name, or a built tree.
+    /// Kernel, if not that of the lab: a name, or the path of a built tree.
     pub kernel: Option<String>,
-    /// Its root directory, if not the usual one.
+    /// Root directory, if not the default one.
     pub image: Option<PathBuf>,
-    /// Its disk, if it has a system of its own.
+    /// Disk, if the VM has a system of its own.
     pub disk: Option<Disk>,
-    /// Whether people log in by ssh.
+    /// Whether users can log in by ssh.
     pub ssh: bool,
     /// Memory in MiB.
     pub memory: Option<u32>,
-    /// Processors.
+    /// Number of processors.
     pub cpus: Option<u32>,
-    /// Words added to the kernel's command line.
+    /// Words to add to the kernel's command line.
     pub kernel_arguments: String,
-    /// Size of its NVDIMM in MiB, if it has one.
+    /// Size of the NVDIMM in MiB, if there is one.
     pub nvdimm: Option<u32>,
     /// Network devices, RNICs first.
     pub nics: Vec<Nic>,
-    /// Directories of the host.
+    /// Directories of the host in the guest.
     pub shares: Vec<Share>,
 }
 
-/// A disk image that a VM has a private copy of, with a system that the kernel of the lab starts.
+/// A disk image with a system, of which a VM has a private copy. The kernel of the lab starts the system.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disk {
-    /// The image.
+    /// Path of the image.
     pub path: PathBuf,
     /// `qcow2` or `raw`.
     pub format: &'static str,
-    /// What cloud-init in it is to do.
+    /// User data for cloud-init in the image.
     pub user_data: Option<PathBuf>,
 }
 
-/// A virtio-net, and perhaps the RNIC that is paired with it.
+/// A virtio-net device, and the RNIC that is paired with it, if any.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Nic {
-    /// Its network.
+    /// Name of the network.
     pub network: String,
     /// Whether there is an RNIC.
     pub rnic: bool,
-    /// Whether the guest has Soft-RoCE on it.
+    /// Whether the guest runs Soft-RoCE on the virtio-net.
     pub soft_roce: bool,
-    /// Priority of the subnet manager of its InfiniBand subnet that runs behind it; none if none does.
+    /// Priority of the subnet manager that runs behind this RNIC, or `None` if none does.
     #[serde(skip)]
     pub manages: Option<u8>,
-    /// Its address.
+    /// MAC address.
     pub mac: String,
-    /// The guest's address there.
+    /// IPv4 address of the guest.
     pub ipv4: String,
-    /// The guest's address there.
+    /// IPv6 address of the guest.
     pub ipv6: String,
-    /// Name of its RNIC and of its port in vrnicd.
+    /// Name of the RNIC and of its port in vrnicd.
     #[serde(skip)]
     pub name: String,
-    /// More lines for its RNIC in vrnicd's configuration.
+    /// Additional lines for the RNIC in vrnicd's configuration.
     #[serde(skip)]
     pub device: Vec<String>,
-    /// More lines for its port of the switch.
+    /// Additional lines for the switch port in vrnicd's configuration.
     #[serde(skip)]
     pub port: Vec<String>,
 }
 
 impl Nic {
-    /// GUID of the port of its RNIC on an InfiniBand subnet, as programs write it.
+    /// Returns the GUID of the RNIC's port on an InfiniBand subnet, in the notation of programs.
     #[must_use]
     pub fn port_guid(&self) -> String {
         let mac = self.mac.parse::<vrnicd::config::Mac>();
@@ -155,42 +155,42 @@ impl Nic {
 /// A directory of the host in a guest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Share {
-    /// There.
+    /// Path on the host.
     pub host: PathBuf,
-    /// Where the guest has it.
+    /// Path in the guest.
     pub guest: String,
-    /// Whether the guest cannot write.
+    /// Whether the guest may only read.
     pub read_only: bool,
 }
 
-/// A file, or a directory, that is copied into a guest at each `up`.
+/// A file or a directory that is copied into a guest at each `up`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Copy {
-    /// Which VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Where it is.
+    /// Path on the host.
     pub host: PathBuf,
-    /// Where it goes.
+    /// Path in the guest.
     pub guest: String,
 }
 
-/// Numbers that VMs and subnets have, so that they keep them.
+/// Numbers of VMs and networks that must not change.
 #[derive(Debug, Clone, Default)]
 pub struct Numbers {
-    /// Of VMs.
+    /// Numbers of VMs by name.
     pub machines: BTreeMap<String, u8>,
-    /// Of networks.
+    /// Subnets of networks by name.
     pub networks: BTreeMap<String, u8>,
 }
 
-/// What a lab file says.
+/// The contents of a lab file.
 #[derive(Debug)]
 pub struct Parsed {
     /// The lab.
     pub description: Description,
-    /// What is copied into the VMs.
+    /// Files to copy into the VMs.
     pub copies: Vec<Copy>,
-    /// The kernel of VMs that name none.
+    /// Kernel of VMs that do not name one.
     pub kernel: Option<String>,
 }
 
@@ -290,7 +290,7 @@ struct CopySection {
     guest: Spanned<String>,
 }
 
-/// What is common to the devices of a VM.
+/// What all devices of a VM have in common.
 struct NicSection {
     span: Range<usize>,
     rnic: bool,
@@ -298,14 +298,14 @@ struct NicSection {
     common: RnicSection,
 }
 
-/// A file, to say where in it something is wrong.
+/// A lab file, to show where an error is.
 struct Source<'a> {
     path: &'a Path,
     text: &'a str,
 }
 
 impl Source<'_> {
-    /// An error that names the line, and shows it.
+    /// Creates an error with the line number and the line.
     fn error(&self, span: &Range<usize>, message: impl std::fmt::Display) -> anyhow::Error {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let number = before.matches('\n').count();
@@ -318,7 +318,7 @@ impl Source<'_> {
         )
     }
 
-    /// Fails if `good` is not.
+    /// Returns an error unless `good`.
     fn ensure(
         &self,
         good: bool,
@@ -332,7 +332,7 @@ impl Source<'_> {
         }
     }
 
-    /// A name of a VM, a network or a lab.
+    /// Returns the name of a VM, a network or a lab if it is valid.
     fn name(&self, what: &str, name: &Spanned<String>) -> Result<String> {
         let text = name.get_ref();
         self.ensure(is_name(text), &name.span(), || {
@@ -343,7 +343,7 @@ impl Source<'_> {
         Ok(text.clone())
     }
 
-    /// A path of the host, seen from the file's directory, where something is.
+    /// Returns an existing path of the host, which is relative to the directory of the file.
     fn host(&self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf> {
         let whole = std::env::current_dir()?
             .join(self.path.parent().unwrap_or(Path::new("")))
@@ -354,7 +354,7 @@ impl Source<'_> {
     }
 }
 
-/// Whether a lab, a VM or a network can have that name, which becomes a part of paths.
+/// Returns whether a lab, a VM or a network can have this name, which becomes part of paths.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     (1..=15).contains(&text.len())
@@ -364,8 +364,8 @@ pub fn is_name(text: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// The topology of a network, for vrnicd's configuration. What is in a file then goes with the lab, so that another
-/// content is another lab.
+/// Returns the topology of a network for vrnicd's configuration. The contents of a topology file become part of the
+/// lab, so that a lab with other contents is a different one.
 fn topology_of(source: &Source<'_>, topology: &Spanned<subnet::Source>) -> Result<String> {
     let here = match topology.get_ref() {
         subnet::Source::Here(here) => {
@@ -395,16 +395,16 @@ fn topology_of(source: &Source<'_>, topology: &Spanned<subnet::Source>) -> Resul
     inline(here)
 }
 
-/// A value as one line of TOML.
+/// Formats a value as one line of TOML.
 fn inline(value: impl Serialize) -> Result<String> {
     Ok(toml::Value::try_from(value)?.to_string())
 }
 
 impl Parsed {
-    /// Reads a lab file. VMs and networks in `known` keep their numbers. Networks that name no fabric are on `fabric`.
+    /// Reads a lab file. VMs and networks in `known` keep their numbers. Networks without a fabric get `fabric`.
     ///
     /// # Errors
-    /// A sentence that names the file, the line and what is wrong there.
+    /// A sentence that names the file and the line and describes the error.
     pub fn load(path: &Path, known: &Numbers, fabric: Fabric) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the lab file {}", path.display()))?;
@@ -414,7 +414,7 @@ impl Parsed {
     /// Reads the text of a lab file.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Those of [`load`](Self::load).
     pub fn parse(path: &Path, text: &str, known: &Numbers, fabric: Fabric) -> Result<Self> {
         let source = Source { path, text };
         let file: FileSection = toml::from_str(text).map_err(|error| {
@@ -551,7 +551,7 @@ fn networks(
     Ok(networks)
 }
 
-/// Where in the file each device is, by its name.
+/// Position of each device in the file, by its name.
 type Spans = BTreeMap<String, Range<usize>>;
 
 fn machines(
@@ -716,7 +716,7 @@ fn machines(
     Ok((machines, copies, spans))
 }
 
-/// The root directory of a VM, or its disk.
+/// Returns the root directory of a VM, or its disk.
 fn image_of(
     source: &Source<'_>,
     file: &FileSection,
@@ -777,7 +777,7 @@ fn image_of(
     ))
 }
 
-/// What kind of disk image a file is, by what is at its beginning.
+/// Returns the format of a disk image, which is recognized by its first bytes.
 fn disk_format(path: &Path) -> Option<&'static str> {
     let mut start = Vec::new();
     let file = std::fs::File::open(path).ok()?;
@@ -792,7 +792,7 @@ fn disk_format(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// A kernel's name, or the path of a built tree.
+/// Returns the name of a kernel, or the path of a built tree.
 fn kernel_of(source: &Source<'_>, kernel: &Spanned<String>) -> Result<String> {
     let text = kernel.get_ref();
     if ["stock", "lab", "debug", "races"].contains(&text.as_str()) {
@@ -996,7 +996,7 @@ fn nics(
 }
 
 impl Machine {
-    /// The RDMA device in the guest of each network device.
+    /// Returns the name of the RDMA device in the guest for each network device.
     #[must_use]
     pub fn rdma_devices(&self) -> Vec<Option<String>> {
         let (mut rnics, mut soft) = (0.., 0..);
@@ -1016,7 +1016,7 @@ impl Machine {
 }
 
 impl Description {
-    /// Has the first RNIC of each InfiniBand subnet manage it, if nobody else does.
+    /// Makes the first RNIC of each InfiniBand subnet manage it, unless another one does.
     fn choose_subnet_managers(&mut self) {
         for network in &self.networks {
             if network.fabric != Fabric::Infiniband {
@@ -1033,7 +1033,7 @@ impl Description {
         }
     }
 
-    /// Checks what concerns several sections, and what vrnicd will say.
+    /// Checks what involves several sections, and that vrnicd accepts the resulting configuration.
     fn check(&self, source: &Source<'_>, file: &FileSection, spans: &Spans) -> Result<()> {
         for (network, section) in self.networks.iter().zip(&file.network) {
             let span = section.get_ref().name.span();
@@ -1087,7 +1087,7 @@ impl Description {
         Ok(())
     }
 
-    /// The devices on a network, with their VMs.
+    /// Returns the devices on a network, with their VMs.
     pub fn nics<'a>(&'a self, network: &'a str) -> impl Iterator<Item = (&'a Machine, &'a Nic)> {
         self.machines.iter().flat_map(move |machine| {
             let nics = machine.nics.iter();
@@ -1096,16 +1096,16 @@ impl Description {
         })
     }
 
-    /// Whether the network has something for a vrnicd to do.
+    /// Returns whether the network needs a vrnicd.
     #[must_use]
     pub fn needs_daemon(&self, network: &Network) -> bool {
         network.switch || self.nics(&network.name).any(|(_, nic)| nic.rnic)
     }
 
-    /// The network of that name.
+    /// Returns the network with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such network.
     pub fn network(&self, name: &str) -> Result<&Network> {
         self.networks
             .iter()
@@ -1113,10 +1113,10 @@ impl Description {
             .with_context(|| format!("no network `{name}`"))
     }
 
-    /// The VM of that name.
+    /// Returns the VM with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such VM.
     pub fn machine(&self, name: &str) -> Result<&Machine> {
         let mut machines = self.machines.iter();
         machines
@@ -1127,7 +1127,7 @@ impl Description {
             })
     }
 
-    /// The numbers that VMs and networks have.
+    /// Returns the numbers of the VMs and networks.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         let machines = self.machines.iter();
@@ -1138,10 +1138,10 @@ impl Description {
         }
     }
 
-    /// The lab of `make run` and of tests, with what is special about it.
+    /// Returns the lab of `make run` and of tests, with the changes in `extra`.
     ///
     /// # Errors
-    /// Never: the file comes with the lab.
+    /// Never, because the file is part of the lab.
     pub fn pair(fabric: Fabric, device: Device, rnics: bool, extra: &Extra) -> Result<Self> {
         let text = include_str!("../pair.toml");
         let parsed = Parsed::parse(

@@ -18,18 +18,18 @@ use crate::process::{Process, tail, text};
 use crate::settings::Settings;
 use vrnic_lab::protocol::PORT_NAME;
 
-/// Which RDMA device the programs use.
+/// RDMA device that programs use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     /// The RNIC of vrnicd.
     Vrnic,
-    /// The kernel's Soft-RoCE on the virtio-net, for comparison.
+    /// The Soft-RoCE driver of the kernel on the virtio-net, for comparison.
     Rxe,
 }
 
 impl Device {
-    /// As in reports and on the guest's command line.
+    /// Returns the name in reports and on the guest's command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Device {
         }
     }
 
-    /// The RDMA device's name in the guests.
+    /// Returns the name of the RDMA device in the guests.
     #[must_use]
     pub fn ibdev(self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl Device {
         }
     }
 
-    /// What its packets travel as, if vrnicd's RNICs are on `fabric`.
+    /// Returns the fabric of the device's packets if vrnicd's RNICs are on `fabric`.
     #[must_use]
     pub fn fabric(self, fabric: Fabric) -> Fabric {
         match self {
@@ -57,7 +57,7 @@ impl Device {
     }
 }
 
-/// How messages travel from one VM to the other.
+/// How messages travel between VMs.
 #[derive(
     Debug,
     Clone,
@@ -78,12 +78,12 @@ pub enum Fabric {
     Local,
     /// In RoCE frames.
     Roce,
-    /// In packets of an InfiniBand subnet; OpenSM in the first of its VMs manages it.
+    /// In packets of an InfiniBand subnet, which OpenSM in the first of its VMs manages.
     Infiniband,
 }
 
 impl Fabric {
-    /// As in vrnicd's configuration and in reports.
+    /// Returns the name in vrnicd's configuration and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -94,18 +94,18 @@ impl Fabric {
     }
 }
 
-/// Kind of a VM's address, and with it of a GID.
+/// Kind of a VM's address, and of the GID for that address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Family {
     /// IPv4.
     #[default]
     V4,
-    /// IPv6, the address that the lab gave.
+    /// IPv6, with the address that the lab assigned.
     V6,
 }
 
 impl Family {
-    /// For people.
+    /// Returns the name for display.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -114,7 +114,7 @@ impl Family {
         }
     }
 
-    /// A shell's pattern of such GIDs as sysfs shows them.
+    /// Returns a shell pattern for GIDs of this kind as sysfs shows them.
     #[must_use]
     pub fn gids(self) -> &'static str {
         match self {
@@ -124,66 +124,66 @@ impl Family {
     }
 }
 
-/// The VMs of `make run` and of the tests.
+/// Names of the VMs of `make run` and of the tests.
 pub const NAMES: [&str; 2] = ["a", "b"];
 
-/// Serial number by which a guest knows its disk.
+/// Serial number by which a guest finds its disk.
 const DISK: &str = "lab-disk";
-/// Address of a guest in the network that only ssh uses, which QEMU's has for the first guest.
+/// Address of a guest in the network for ssh, which is the one that QEMU assigns to the first guest.
 const SSH_IPV4: &str = "10.0.2.15";
-/// Another one, as each device has both.
+/// IPv6 address in the same network, because each device has both kinds.
 const SSH_IPV6: &str = "fec0::15";
 
-/// Memory of a VM in MiB, if nothing says otherwise.
+/// Default memory of a VM in MiB.
 const MEMORY_MB: u32 = 1536;
 
-/// What a VM is made of.
+/// Specification of a VM.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// The VM.
     pub machine: Machine,
-    /// Its kernel, and where things are.
+    /// Kernel of the VM, and paths.
     pub settings: Settings,
     /// KVM or TCG.
     pub accelerator: Accelerator,
-    /// What is behind each of the machine's devices.
+    /// What each of the machine's devices is connected to.
     pub cables: Vec<Cable>,
-    /// The file of its NVDIMM, if it has one.
+    /// File of the NVDIMM, if there is one.
     pub nvdimm: Option<PathBuf>,
-    /// Sockets of this lab.
+    /// Directory of the lab's sockets.
     pub sockets: PathBuf,
-    /// Served as /vrnic.
+    /// Directory that the guest sees as /vrnic.
     pub share: PathBuf,
-    /// Console and QEMU logs.
+    /// Directory of the console and QEMU logs.
     pub logs: PathBuf,
-    /// Whom ssh lets in, if it does: the public part of an Ed25519 key, base64.
+    /// Public part, in base64, of the Ed25519 key that may log in by ssh. `None` without ssh.
     pub ssh_key: Option<String>,
 }
 
-/// What is behind a device.
+/// What a device is connected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cable {
-    /// vrnicd's socket, when there is an RNIC.
+    /// The socket of vrnicd, if there is an RNIC.
     pub rnic: Option<PathBuf>,
-    /// What the virtio-net is joined to.
+    /// What the virtio-net is connected to.
     pub net: Net,
 }
 
-/// What a virtio-net is joined to.
+/// What a virtio-net is connected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Net {
-    /// A port of the switch, and the greatest packet there.
+    /// A switch port, and the maximum packet size there.
     Switch(PathBuf, usize),
-    /// Another one; whether this end listens.
+    /// Another virtio-net, and whether this end listens.
     Wire(PathBuf, bool),
 }
 
-/// A number in the environment.
+/// Returns a number from the environment.
 fn number(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Memory of a machine in MiB.
+/// Returns the memory of a machine in MiB.
 #[must_use]
 pub fn memory(machine: &Machine) -> u32 {
     let memory = machine.memory.or_else(|| number("VRNIC_VM_MEMORY_MB"));
@@ -191,35 +191,35 @@ pub fn memory(machine: &Machine) -> u32 {
 }
 
 impl Spec {
-    /// Name of the VM.
+    /// Returns the name of the VM.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.machine.name
     }
 
-    /// Whether a VM made of this is one made of `other`.
+    /// Returns whether a VM of this specification is the same as one of `other`.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.machine, &self.cables) == (&other.machine, &other.cables)
             && self.settings.kernel.tree == other.settings.kernel.tree
     }
 
-    /// Processors of the VM.
+    /// Returns the number of processors.
     #[must_use]
     pub fn cpus(&self) -> u32 {
         let cpus = self.machine.cpus.or_else(|| number("VRNIC_VM_CPUS"));
-        // Races need somebody to race with.
+        // Races need a second processor.
         let two = self.accelerator == Accelerator::Kvm || self.settings.kernel.races();
         cpus.unwrap_or(if two { 2 } else { 1 })
     }
 
-    /// The console log.
+    /// Returns the path of the console log.
     #[must_use]
     pub fn console(&self) -> PathBuf {
         self.logs.join(format!("console-{}.log", self.name()))
     }
 
-    /// The socket of the guest's second console, for `shell`.
+    /// Returns the path of the socket of the guest's second console, for `shell`.
     #[must_use]
     pub fn shell(&self) -> PathBuf {
         self.sockets.join(format!("shell-{}", self.name()))
@@ -246,8 +246,8 @@ impl Spec {
         add(&["-machine", "q35,memory-backend=mem0"]);
         match self.accelerator {
             Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
-            // The flags erms and fsrm say that `rep movsb` is fast. QEMU's translator does it byte by byte. Without
-            // them, Linux and libc copy words, and VMs boot in a sixth less of a processor's time.
+            // The flags erms and fsrm say that `rep movsb` is fast, but QEMU's translator executes it byte by byte.
+            // Without the flags, Linux and libc copy words, and VMs boot with a sixth less processor time.
             Accelerator::Tcg => add(&[
                 "-accel",
                 "tcg,thread=multi",
@@ -255,9 +255,9 @@ impl Spec {
                 "max,erms=off,fsrm=off",
             ]),
         }
-        // Room for a second processor even where there is one: for a machine that can never have
-        // two, QEMU's translator makes the guest's atomic instructions plain ones and drops its
-        // fences, and Linux patches its own likewise. Rings that another process reads need both.
+        // Leave room for a second processor even if there is one. For a machine that can never have two, QEMU's
+        // translator turns the guest's atomic instructions into plain ones and drops its fences, and Linux patches its
+        // own likewise. Rings that another process reads need both.
         let most = cpus.max(2);
         add(&["-smp", &format!("{cpus},maxcpus={most}")]);
         if let Some((file, size)) = self.nvdimm.as_ref().zip(machine.nvdimm) {
@@ -283,10 +283,10 @@ impl Spec {
         if let Some(initramfs) = settings.kernel.initramfs() {
             add(&["-initrd", &text(&initramfs)]);
         }
-        // no5lvl: as Linux identifies its processor, it forgets for a moment that page tables have five levels. KASAN
-        // takes the memory that an interrupt uses in that moment for none and says so, and from then on it says no more
-        // and lockdep is off. On that kernel a task may also wait for minutes without being hung. What a distribution's
-        // kernel does against faults of processors costs most of all where a processor is emulated.
+        // no5lvl: while Linux identifies its processor, it forgets for a moment that page tables have five levels. If
+        // an interrupt comes at that moment, KASAN reports the memory that it uses as invalid, then reports nothing
+        // else, and lockdep is off. On a kernel with KASAN, a task may also wait for minutes without being hung.
+        // Mitigations of processor vulnerabilities cost most where the processor is emulated.
         let guest = machine.image.as_ref().unwrap_or(&settings.guest_root);
         let image = guest.is_file();
         let root = if image {
@@ -324,7 +324,7 @@ impl Spec {
             directories.push(directory("root", guest, true));
         }
         if let Some(disk) = &machine.disk {
-            // What the guest writes goes to a file that nobody else sees, and ends with QEMU.
+            // The guest's writes go to a private file, which disappears with QEMU.
             add(&[
                 "-drive",
                 &format!(
@@ -345,7 +345,7 @@ impl Spec {
         }
         for (tag, path, read_only) in directories {
             let read_only = if read_only { "on" } else { "off" };
-            // Below a directory may be other file systems, with the same numbers of files.
+            // A directory may contain other file systems, whose inode numbers may be the same.
             add(&[
                 "-fsdev",
                 &format!(
@@ -400,8 +400,8 @@ impl Spec {
             ]);
         }
         for (index, (nic, cable)) in machine.nics.iter().zip(&self.cables).enumerate() {
-            // Without a switch one end listens, the other connects and reconnects: either may start first or be started
-            // again.
+            // Without a switch, one end listens, and the other connects and reconnects. So either may start first or be
+            // restarted.
             let (end, path, mtu) = match &cable.net {
                 Net::Switch(path, mtu) => (
                     "server=off,reconnect-ms=200",
@@ -433,7 +433,7 @@ impl Spec {
                 "id": format!("rnic{index}"),
                 "bus": "pcie.0",
                 "socket": { "type": "unix", "path": socket },
-                // A busy host must not cost the guest its device: the default is 5 s.
+                // A busy host must not cost the guest its device. The default is 5 s.
                 "x-msg-timeout": 60_000,
             });
             add(&["-device", &device.to_string()]);
@@ -441,7 +441,7 @@ impl Spec {
         args
     }
 
-    /// What the guest's init reads: its network devices and its shares.
+    /// Returns the words for the guest's init: its network devices and its shares.
     fn words(&self) -> String {
         let nics = self.machine.nics.iter().map(|nic| {
             let soft = if nic.soft_roce { ",rxe" } else { "" };
@@ -471,12 +471,12 @@ impl Spec {
         nics.chain(shares).chain(disk).chain(ssh).collect()
     }
 
-    /// Address of the network device that only ssh uses.
+    /// Returns the MAC address of the network device for ssh.
     fn ssh_mac(&self) -> String {
         format!("52:54:00:77:00:{:02x}", self.machine.number)
     }
 
-    /// Writes what cloud-init in the guest reads.
+    /// Writes the files that cloud-init in the guest reads.
     fn write_seed(&self) -> Result<()> {
         let Some(disk) = &self.machine.disk else {
             return Ok(());
@@ -488,7 +488,7 @@ impl Spec {
             None => b"#cloud-config\n{}\n".to_vec(),
         };
         fs::write(directory.join("user-data"), user_data)?;
-        // People log in as root, as in the lab's own image.
+        // Users log in as root, as in the lab's own image.
         let vendor_data = "#cloud-config\ndisable_root: false\n";
         fs::write(directory.join("vendor-data"), vendor_data)?;
         let mut meta_data = format!("instance-id: vrnic-{0}\nlocal-hostname: {0}\n", self.name());
@@ -514,7 +514,7 @@ impl Spec {
     }
 }
 
-/// Whether the first panic that a console tells of is one in `setup_IO_APIC()` before the first process.
+/// Returns whether the first panic in a console log is one in `setup_IO_APIC()` before the first process.
 fn early_panic(console: &str) -> bool {
     console
         .split_once("Kernel panic - not syncing")
@@ -523,7 +523,7 @@ fn early_panic(console: &str) -> bool {
         })
 }
 
-/// The port that QEMU listens on, as `info usernet` shows it.
+/// Returns the port on which QEMU listens, according to `info usernet`.
 fn forwarded_port(text: &str) -> Option<u16> {
     let line = text
         .lines()
@@ -531,43 +531,43 @@ fn forwarded_port(text: &str) -> Option<u16> {
     line.split_whitespace().nth(3)?.parse().ok()
 }
 
-/// A path as part of a QEMU option, where a single comma would end it.
+/// Formats a path as part of a QEMU option, in which a single comma would end it.
 fn option(path: &Path) -> String {
     text(path).replace(',', ",,")
 }
 
-/// What a VM does.
+/// State of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Somebody starts it or waits for it.
+    /// The VM is being started.
     Booting,
-    /// It runs, with the process of its QEMU, and its processors.
+    /// The VM runs.
     Up {
-        /// Of QEMU.
+        /// Process ID of QEMU.
         pid: i32,
-        /// Their number.
+        /// Number of processors.
         cpus: u32,
     },
-    /// It does not run.
+    /// The VM does not run.
     Ended,
 }
 
-/// A running VM. Dropping it ends QEMU.
+/// A running VM. Dropping this ends QEMU.
 pub struct Vm {
-    /// What it is made of.
+    /// Specification of the VM.
     pub spec: Spec,
-    /// Runs programs in it.
+    /// Agent that runs programs in the VM.
     pub agent: Agent,
-    /// The number of boots somebody has waited for.
+    /// Number of boots that have been waited for.
     pub waited: u64,
     process: Process,
 }
 
 impl Vm {
-    /// Starts QEMU; the guest boots on its own. [`Vm::wait_ready`] tells when it is up.
+    /// Starts QEMU. The guest then boots. [`Vm::wait_ready`] waits until it is up.
     ///
     /// # Errors
-    /// QEMU does not start; the message has its last words.
+    /// QEMU does not start. The message has its last output.
     pub fn start(spec: Spec) -> Result<Self> {
         for socket in [spec.shell(), spec.socket("agent"), spec.socket("qmp")] {
             let _ = fs::remove_file(socket);
@@ -622,17 +622,18 @@ impl Vm {
     /// Waits until the guest's agent has started more than `boots` times.
     ///
     /// # Errors
-    /// QEMU ended, the guest's kernel panicked, or `patience` is over; the message has the end of the console.
+    /// QEMU ended, the guest's kernel panicked, or `patience` is over. The message has the end of the console log.
     pub fn wait_ready(&mut self, boots: u64, patience: Duration) -> Result<()> {
         let start = Instant::now();
         while !self.ready(boots, start, patience)? {}
         Ok(())
     }
 
-    /// A part of [`wait_ready`](Self::wait_ready) since `start`: returns soon whether it is over.
+    /// Does a part of [`wait_ready`](Self::wait_ready), which began at `start`. Returns soon, with whether the guest is
+    /// up.
     ///
     /// # Errors
-    /// As [`wait_ready`](Self::wait_ready).
+    /// Those of [`wait_ready`](Self::wait_ready).
     pub fn ready(&mut self, boots: u64, start: Instant, patience: Duration) -> Result<bool> {
         let patience = self.agent.patience(patience);
         if self.agent.wait_boot(boots, Duration::from_millis(200)) {
@@ -672,27 +673,27 @@ impl Vm {
         Ok(false)
     }
 
-    /// Whether the guest's kernel has panicked since QEMU was started.
+    /// Returns whether the guest's kernel has panicked since QEMU was started.
     #[must_use]
     pub fn panicked(&self) -> bool {
         fs::read(self.spec.console())
             .is_ok_and(|text| String::from_utf8_lossy(&text).contains("Kernel panic - not syncing"))
     }
 
-    /// Whether the guest's kernel panicked while it set up its interrupt controllers: before it looks for devices, and
-    /// long before any code of ours. Linux 7.3 does when a timer interrupt comes amid `mp_irqdomain_alloc()`
-    /// (`arch/x86/kernel/apic/io_apic.c`). Other panics at boot may be a device's fault.
+    /// Returns whether the guest's kernel panicked while it set up its interrupt controllers, which is before it looks
+    /// for devices and long before it runs any of our code. Linux 7.3 does so if a timer interrupt arrives during
+    /// `mp_irqdomain_alloc()` (`arch/x86/kernel/apic/io_apic.c`). Other panics at boot may be the fault of a device.
     #[must_use]
     pub fn panicked_early(&self) -> bool {
         fs::read(self.spec.console()).is_ok_and(|text| early_panic(&String::from_utf8_lossy(&text)))
     }
 
-    /// Whether QEMU still runs.
+    /// Returns whether QEMU still runs.
     pub fn alive(&mut self) -> bool {
         self.process.ended().is_none()
     }
 
-    /// QEMU's host process id.
+    /// Returns the host process ID of QEMU.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.process.pid()
@@ -722,10 +723,10 @@ impl Vm {
         ask(command)
     }
 
-    /// The TCP port of this machine that leads to the ssh server of the guest.
+    /// Returns the TCP port of this machine that QEMU forwards to the ssh server of the guest.
     ///
     /// # Errors
-    /// It has none, or QEMU does not answer.
+    /// The VM has no ssh, or QEMU does not answer.
     pub fn ssh_port(&self) -> Result<u16> {
         if self.spec.ssh_key.is_none() {
             bail!(
@@ -742,7 +743,7 @@ impl Vm {
         forwarded_port(text).with_context(|| format!("QEMU forwards no port: {text}"))
     }
 
-    /// Powers the guest off and waits for QEMU; kills it when that takes long.
+    /// Ends QEMU and waits for it. Kills it if that takes too long.
     pub fn stop(&mut self) {
         if self.alive() {
             let _ = self.qmp(r#"{"execute": "quit"}"#);
@@ -750,7 +751,7 @@ impl Vm {
         self.process.reap(Duration::from_secs(3));
     }
 
-    /// Kills QEMU as a crash would.
+    /// Kills QEMU, which the rest sees as a crash.
     pub fn kill(&mut self) {
         self.process.kill();
     }
@@ -771,7 +772,7 @@ mod tests {
         assert!(!early_panic(&format!(
             "Run /sbin/init as init process\n{oops}"
         )));
-        // The guest boots again by itself after a panic.
+        // The guest reboots after a panic.
         assert!(early_panic(&format!(
             "{oops}Run /sbin/init as init process\n"
         )));
