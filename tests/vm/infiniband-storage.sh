@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Storage over InfiniBand: VM b has file systems of VM a by NVMe over Fabrics and by NFS, whose paths rdma_cm finds by
-# addresses of IPoIB, and by SRP, which asks the subnet manager itself. What is written is what is read.
+# Storage over InfiniBand. VM b uses file systems of VM a by NVMe over Fabrics and by NFS, for which rdma_cm finds paths
+# by IPoIB addresses, and by SRP, which asks the subnet manager itself. The test checks that data read back as written.
 # lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: needs CONFIG_INFINIBAND_SRPT=m
 # lab: fabric=infiniband
 # lab: timeout=900
-# ib_core keeps completion queues that users in the kernel share. The test looks at all other objects itself.
+# ib_core keeps completion queues that kernel users share. The test itself checks that all other objects are gone.
 # lab: allow-leaks
 . "$LAB_LIB"
 . tests/vm/storage.bash
@@ -14,7 +14,7 @@
 NQN=nqn.2026-01.test:ram
 SUBSYSTEM=nvmet/subsystems/$NQN
 NVME_PORT=nvmet/ports/1
-# Ports are called by the lower halves of their first GIDs.
+# Ports are named after the lower halves of their first GIDs.
 guid() { on "$1" cut -d: -f5- "/sys/class/infiniband/$DEV/ports/1/gids/0"; }
 GUID=$(guid "$TARGET")
 GROUP=target/srpt/$GUID/$GUID
@@ -65,7 +65,7 @@ disk_has_data
 on -t 200 "$HOST" sh -c 'echo 1 >"$(echo /sys/class/nvme/nvme*/delete_controller)"'
 target "rm $NVME_PORT/subsystems/$NQN; echo 0 >$SUBSYSTEM/namespaces/1/enable"
 
-# SRP. A host names the target's port by its GID, and its service by an ID, as srp_daemon does; ib_srp asks the subnet
+# SRP. As srp_daemon does, the host names the target's port by its GID and its service by an ID. ib_srp asks the subnet
 # manager for the path.
 backstore
 on "$TARGET" modprobe ib_srpt

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# VMs on different switches of an InfiniBand subnet, with HCAs beside them that are simulated: traffic goes on when links
-# and switches fail, because OpenSM finds another way. Errors are counted as bits are damaged. P_Keys separate tenants. When
-# OpenSM in one VM is killed, the one in the other takes over.
+# VMs on different switches of an InfiniBand subnet that also has simulated HCAs. Traffic continues when links and
+# switches fail, because OpenSM finds another path. Damaged bits are counted as errors. P_Keys separate tenants. When
+# OpenSM in one VM is killed, the one in the other VM takes over.
 # lab: crowd
 # lab: timeout=1200
 . "$LAB_LIB"
 
 export XDG_RUNTIME_DIR=$LAB_DIR/run
 mkdir -m 700 "$XDG_RUNTIME_DIR"
-# on VM COMMAND..., as in other tests, but in this lab.
+# on VM COMMAND...: runs a command in a VM of this lab, as in other tests.
 on() {
 	local timeout=60
 	if [ "$1" = -t ]; then
@@ -21,7 +21,7 @@ on() {
 }
 trap '"$LAB_BIN" down subnet >/dev/null || :' EXIT
 
-# A mistake in the topology is named, with its line.
+# An error in the topology is reported with its line.
 cat >"$LAB_DIR/subnet.toml" <<end
 name = "subnet"
 memory = 768
@@ -51,11 +51,11 @@ found -F 'wrong.toml:10: `leaves = 0`' <<<"$said" || fail "the mistake is not na
 VRNIC_CONTROL=$("$LAB_BIN" ctl --lab subnet control)
 export VRNIC_CONTROL
 
-# What there is: 8 HCAs, of which 4 are devices, and 6 switches.
+# The subnet has 8 HCAs, of which 4 are devices, and 6 switches.
 on b ibnetdiscover >"$LAB_DIR/net"
 grep -c '^Ca' "$LAB_DIR/net" | found -x 8 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/net")"
 grep -c '^Switch' "$LAB_DIR/net" | found -x 6 || fail "ibnetdiscover finds other switches: $(cat "$LAB_DIR/net")"
-# lid NAME: the LID of a node.
+# lid NAME: prints the LID of a node.
 lid() {
 	sed -n "s/^Switch.*\"$1\" .* lid \([0-9]*\) .*/\1/p; s/^\[[0-9]*\].*\"H-.*# \"$1\" lid \([0-9]*\) .*/\1/p" "$LAB_DIR/net" | head -n 1 | grep .
 }
@@ -65,7 +65,7 @@ on b ibhosts | found leaf4-h2 || fail "ibhosts shows no simulated HCA"
 on b sminfo | found "sm lid $lid_a .* priority 9 .*SMINFO_MASTER" || fail "the master is another: $(on b sminfo)"
 on b sminfo "$lid_b" | found 'priority 1 .*SMINFO_STANDBY' || fail "nobody stands by: $(on b sminfo "$lid_b")"
 
-# Traffic of one connection, until it is told to end. Its timeout is 4 s.
+# Traffic of one connection until it is told to end. Its timeout is 4 s.
 write="ib_write_bw -d vrnic0 -p 18600 -F -D 1 --run_infinitely -u 20"
 on -t 900 b $write >"$LAB_DIR/server" 2>&1 &
 jobs=($!)
@@ -74,18 +74,18 @@ on -t 900 a $write 10.77.0.2 >"$LAB_DIR/client" 2>&1 &
 jobs+=($!)
 received() { on b cat /sys/class/infiniband/vrnic0/ports/1/hw_counters/rx_bytes; }
 more() { [ "$(received)" -gt "$1" ]; }
-# flows WHEN: something that is sent from now on arrives.
+# flows WHEN: checks that data sent from now on arrive.
 flows() {
 	local before
 	before=$(received)
 	within 60 more $((before + 200000)) || fail "no traffic $1: $(cat "$LAB_DIR/client")"
 }
-# by: the spine that packets from a to b pass.
+# by: prints the spine that packets from a to b pass.
 by() { on a ibtracert "$lid_a" "$lid_b" | grep -o 'spine[12]' | sort -u; }
 passes() { [ "$(by)" = "$1" ]; }
-# uplink SPINE: the port of leaf1 that leads there.
+# uplink SPINE: prints the port of leaf1 that leads to the spine.
 uplink() { vrnicctl subnet list leaf1 | sed -n "s,^\(leaf1/[0-9]*\) .*$1/.*,\1,p"; }
-# active PORT: of leaf1.
+# active PORT: checks that a port of leaf1 is active.
 active() { on a ibportstate "$(lid leaf1)" "${1#leaf1/}" query | found 'LinkState:\.*Active'; }
 other() { [ "$1" = spine1 ] && echo spine2 || echo spine1; }
 
@@ -111,10 +111,10 @@ flows "after the switch came back"
 for vm in a b; do on $vm pkill -x ib_write_bw || :; done
 wait "${jobs[@]}" || :
 
-# errors: symbol errors of the switch's port at VM a, which counts until it is told to begin anew.
+# errors: prints the symbol errors of the switch port at VM a since the counter was last reset.
 port=$(vrnicctl subnet list leaf1-h1 | sed -n 's,^leaf1/\([0-9]*\) .*,\1,p')
 errors() { on a perfquery "$(lid leaf1)" "$port" | sed -n 's/^SymbolErrorCounter:\.*//p'; }
-# errors_at RATE: how many there are in a run.
+# errors_at RATE: prints the number of errors in a run.
 errors_at() {
 	vrnicctl subnet link leaf1-h1 --bit-error-rate "$1"
 	on a perfquery -R "$(lid leaf1)" "$port"
@@ -128,7 +128,7 @@ errors_at() {
 	vrnicctl subnet link leaf1-h1 --bit-error-rate 0
 	counted=$(errors)
 }
-# A run has 800 packets with 30 million bits, and those that are sent again.
+# A run has 800 packets with 30 million bits, plus the packets that are sent again.
 errors_at 0
 [ "$counted" = 0 ] || fail "$counted errors, and no bit was damaged"
 errors_at 1e-7
@@ -136,12 +136,12 @@ some=$counted
 errors_at 3e-6
 [ "$counted" -gt 30 ] && [ "$counted" -gt "$some" ] ||
 	fail "$some errors at 1e-7, and $counted at 3e-6"
-# It fails if it shows any.
+# The program fails if it finds any errors.
 on b ibqueryerrors >"$LAB_DIR/errors" || :
 found "SymbolErrorCounter == $counted" <"$LAB_DIR/errors" || fail "ibqueryerrors shows other errors: $(cat "$LAB_DIR/errors")"
 
-# A tenant has the first RNICs of both VMs, and another one the second RNICs. In the default partition, only the HCA of
-# OpenSM is a full member, which limited ones can talk to.
+# One tenant has the first RNICs of both VMs, and another one has the second RNICs. In the default partition, only the
+# HCA of OpenSM is a full member, so that limited members can talk to it but not to each other.
 cat >"$LAB_DIR/partitions.conf" <<end
 Default=0x7fff, ipoib: ALL=limited, SELF=full;
 blue=0x1: 0x505400fffe76720a=full, 0x505400fffe76720b=full;
@@ -151,13 +151,13 @@ for vm in a b; do
 	"$LAB_BIN" copy --lab subnet "$LAB_DIR/partitions.conf" $vm:/run/opensm/
 	on $vm pkill -HUP -x opensm
 done
-# keys VM DEVICE KEY KEY: whether the P_Key table begins like that.
+# keys VM DEVICE KEY KEY: checks whether the P_Key table begins with these keys.
 keys() { [ "$(on "$1" cat "/sys/class/infiniband/$2/ports/1/pkeys/0" "/sys/class/infiniband/$2/ports/1/pkeys/1" | xargs)" = "$3 $4" ]; }
 within 60 keys a vrnic0 0xffff 0x8001 || fail "a has no P_Key of its tenant"
 within 60 keys b vrnic0 0x7fff 0x8001 || fail "b has no P_Key of its tenant"
 within 60 keys a vrnic1 0x7fff 0x8002 || fail "a has no P_Key of the other tenant"
 within 60 keys b vrnic1 0x7fff 0x8002 || fail "b has no P_Key of the other tenant"
-# meet DEVICE DEVICE COMMAND: runs a pair, the server at a device of VM b and the client at one of VM a. Succeeds if the
+# meet DEVICE DEVICE COMMAND: runs a server at a device of VM b and its client at a device of VM a. Succeeds if the
 # client does.
 meet() {
 	local job code=0
@@ -166,12 +166,12 @@ meet() {
 	job=$!
 	within 60 on b sh -c "ss -Hltn sport = :$lab_port | grep -q ." || fail "nobody listens: $(cat "$LAB_DIR/server")"
 	on -t 120 a $3 -d "$2" -p $lab_port 10.77.0.2 >"$LAB_DIR/client" 2>&1 || code=1
-	# A server does not see that its client has failed.
+	# The server does not notice if its client fails.
 	[ $code = 0 ] || on b pkill -x "${3%% *}" || :
 	wait $job || :
 	return $code
 }
-# violations: packets that the switch does not let out to the second RNIC of VM b.
+# violations: prints the number of packets that the switch does not forward to the second RNIC of VM b.
 port=$(vrnicctl subnet list leaf4-h1 | sed -n 's,^leaf4/\([0-9]*\) .*,\1,p')
 violations() { on a perfquery "$(lid leaf4)" "$port" | sed -n 's/^PortXmitConstraintErrors:\.*//p'; }
 pingpong="ibv_rc_pingpong -n 20" send="ib_send_bw -n 20 -s 4096 -F --pkey_index=1"
@@ -184,16 +184,16 @@ found 'transport retry counter exceeded' <"$LAB_DIR/client" || fail "the pingpon
 [ "$(violations)" -gt "$before" ] || fail "no violation is counted: $before, then $(violations)"
 within 30 on a sh -c 'grep -q "num:259" /var/log/opensm-*.log' || fail "OpenSM hears of no violation"
 
-# The master dies.
+# Kill the master.
 on a pkill -9 -x opensm
 taken_over() { on b sminfo | found "sm lid $lid_b .*SMINFO_MASTER"; }
 within 90 taken_over || fail "nobody takes over: $(on b sminfo "$lid_b")"
-# knows VM: whether its port knows the new master.
+# knows VM: checks whether the VM's port knows the new master.
 knows() { [ "$(on "$1" cat /sys/class/infiniband/vrnic0/ports/1/sm_lid)" = "$(printf '%#x' "$lid_b")" ]; }
 within 60 knows a || fail "VM a does not know the new master"
 within 60 keys a vrnic0 0x7fff 0x8001 || fail "the new master has another partition"
 within 60 on a saquery -p --src-to-dst "$lid_a:$lid_b" | found 'PathRecord dump' || fail "the new master knows no paths"
-# A new connection, whose path it tells.
+# A new connection, whose path the new master finds.
 for vm in a b; do
 	address=10.99.0.$([ $vm = a ] && echo 1 || echo 2)
 	on $vm sh -ec "modprobe ib_ipoib; ip link set ib0 up; ip addr add $address/24 dev ib0"

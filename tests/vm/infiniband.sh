@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On an InfiniBand subnet, unmodified software works: OpenSM in VM a manages it, infiniband-diags show it, programs
-# connect by LIDs and by GIDs, and IPoIB carries IP in datagrams and connections, with which rdma_cm finds its paths.
+# Unmodified software works on an InfiniBand subnet: OpenSM in VM a manages it, infiniband-diags show it, programs
+# connect by LIDs and by GIDs, and IPoIB carries IP in datagrams and connections. rdma_cm finds its paths by IPoIB.
 # lab: fabric=infiniband
 # lab: timeout=400
 . "$LAB_LIB"
 
-# attribute VM NAME: what ibstat shows of the port.
+# attribute VM NAME: prints an attribute of the port as ibstat shows it.
 attribute() { on "$1" ibstat $DEV 1 | sed -n "s/^ *$2: //p"; }
 [ "$(attribute b 'Link layer')" = InfiniBand ] || fail "the link layer is not InfiniBand"
 [ "$(attribute b State)" = Active ] || fail "the port of VM b is not active"
 lid_a=$(attribute a 'Base lid') lid_b=$(attribute b 'Base lid')
 [ "$lid_a" -gt 0 ] && [ "$lid_b" -gt 0 ] && [ "$lid_a" != "$lid_b" ] || fail "the LIDs are $lid_a and $lid_b"
 [ "$(attribute b 'SM lid')" = "$lid_a" ] || fail "the subnet manager is not that of VM a"
-# One switch joins the two HCAs.
+# One switch connects the two HCAs.
 on b ibnetdiscover >"$LAB_DIR/subnet"
 grep -c '^Ca' "$LAB_DIR/subnet" | found -x 2 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/subnet")"
 grep -c '^Switch' "$LAB_DIR/subnet" | found -x 1 || fail "ibnetdiscover finds another number of switches"
@@ -22,13 +22,13 @@ on b smpquery nodedesc "$lid_a" | found 'Node Description' || fail "VM a does no
 on b ibtracert "$lid_b" "$lid_a" | found 'To ca' || fail "there is no route"
 on b ibqueryerrors | found ' 0 bad nodes found' || fail "ports have errors"
 
-# run PROGRAM...: the server in VM a, and the client in VM b.
+# run PROGRAM...: runs the server in VM a and the client in VM b.
 port=18600
 run() {
 	port=$((port + 1))
 	pair a b $port "$* -d $DEV -p $port" "$* -d $DEV -p $port $IP_a"
 }
-# sent: words that the port of VM b has sent.
+# sent: prints the number of words that the port of VM b has sent.
 sent() { on b sh -c "perfquery -x $lid_b 1 | sed -n 's/^PortXmitData:\.*//p'"; }
 before=$(sent)
 for program in "ibv_rc_pingpong -c" "ibv_uc_pingpong -c" "ibv_ud_pingpong -s 1024 -c" "ibv_srq_pingpong -c"; do
@@ -52,7 +52,7 @@ on b ping -c 5 -i 0.2 -W 5 "$there" | found ' 0% packet loss' || fail "IPoIB los
 pair a b 18700 "rping -s -a $there -C 10 -p 18700" "rping -c -a $there -C 10 -V -p 18700"
 pair a b 18701 "ucmatose -b $there -p 18701" "ucmatose -s $there -p 18701"
 
-# bring MODE: a file goes from b to a by TCP, over IPoIB in that mode.
+# bring MODE: transfers a file from b to a by TCP over IPoIB in this mode.
 bring() {
 	local vm listener
 	for vm in a b; do
@@ -80,7 +80,7 @@ print(hashlib.sha256(data).hexdigest())" >"$LAB_DIR/sent"
 }
 bring datagram
 bring connected
-# Connections have room for packets that no datagram has.
+# Connections carry packets that are too long for datagrams.
 for vm in a b; do on $vm ip link set ib0 mtu 65520; done
 on b ping -c 3 -W 5 -M do -s 60000 "$there" | found ' 0% packet loss' || fail "connections carry no large packets"
 
