@@ -42,16 +42,16 @@ c_enum! {
 c_enum! {
     /// State of path migration (`enum ib_mig_state`; IBTA volume 1, section 17.2.8).
     pub enum Migration: bindings::ib_mig_state {
-        /// There is no path to go over to, or the queue pair is to go over to it now.
+        /// No alternate path is armed. Setting this state makes an armed queue pair migrate.
         Migrated = bindings::ib_mig_state_IB_MIG_MIGRATED,
-        /// An alternate path is loaded; the peer is not known to have done the same.
+        /// An alternate path is loaded, but the peer is not known to have loaded one.
         Rearm = bindings::ib_mig_state_IB_MIG_REARM,
-        /// Both ends can go over to their alternate paths.
+        /// Both ends can migrate to their alternate paths.
         Armed = bindings::ib_mig_state_IB_MIG_ARMED,
     }
 }
 
-/// Another path to the peer of a connection.
+/// An alternate path to the peer of a connection.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct AlternatePath<P> {
     /// The path.
@@ -181,9 +181,9 @@ pub struct QpAttr<P> {
     pub draining: bool,
     /// Path to the peer.
     pub path: P,
-    /// Another path to the peer, if there is one.
+    /// Alternate path to the peer, if there is one.
     pub alternate: Option<AlternatePath<P>>,
-    /// State of path migration.
+    /// Path migration state.
     pub migration: Migration,
 }
 

@@ -34,7 +34,7 @@ use crate::{
     port::Link, //
 };
 
-/// Attributes of path migration.
+/// Attributes that need path migration.
 const MIGRATION: u32 = attribute::ALTERNATE_PATH | attribute::PATH_MIGRATION_STATE;
 
 /// Attributes that every device supports.
@@ -235,7 +235,7 @@ mod tests {
                 alternate: alternate_to_wire(&alternate)?,
             };
             assert_eq!(from_wire(&reply, Link::InfiniBand)?, attributes);
-            // What a device must not say.
+            // A port number that a device must not report.
             reply.alternate.port = 0;
             assert_eq!(from_wire(&reply, Link::InfiniBand).err(), Some(EINVAL));
             reply.alternate = Default::default();
