@@ -2,6 +2,7 @@
 # VMs on different switches of an InfiniBand subnet that also has simulated HCAs. Traffic continues when links and
 # switches fail, because OpenSM finds another path. Damaged bits are counted as errors. P_Keys separate tenants. When
 # OpenSM in one VM is killed, the one in the other VM takes over.
+# lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: crowd
 # lab: timeout=1200
 . "$LAB_LIB"

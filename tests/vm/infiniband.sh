@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Unmodified software works on an InfiniBand subnet: OpenSM in VM a manages it, infiniband-diags show it, programs
 # connect by LIDs and by GIDs, and IPoIB carries IP in datagrams and connections. rdma_cm finds its paths by IPoIB.
+# lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: fabric=infiniband
 # lab: timeout=400
 . "$LAB_LIB"

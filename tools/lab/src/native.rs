@@ -30,7 +30,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     chart::draw_native(out, &report)
 }
 
-/// Measures both fabrics.
+/// Measures all fabrics.
 ///
 /// # Errors
 /// vrnicd is not built, or a request failed.

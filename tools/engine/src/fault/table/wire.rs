@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults of the wire. They are the same on both fabrics.
+//! Faults of the wire. They are the same on all fabrics.
 
 use super::{Act, Damage, Kind, kind};
 
