@@ -2,8 +2,8 @@
 
 //! Driver for virtio RDMA devices.
 //!
-//! Device, commands, rings and events are specified in `Documentation/virtio-rdma.rst`; the crate
-//! `vrnic_wire` defines them as types.
+//! Device, commands, rings and events are specified in `Documentation/virtio-rdma.rst`;
+//! the crate `vrnic_wire` defines them as types.
 //!
 //! Each kind of object has a module, with the same name as in `rdma`. The `kernel_*` modules
 //! contain the posting and polling for the kernel, which for processes is in their provider. The
