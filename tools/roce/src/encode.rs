@@ -69,8 +69,8 @@ pub fn encode<M: Memory>(
 }
 
 /// Writes `segment` as a bare transport packet, around which networks other than Ethernet put their own headers.
-/// Returns the base transport header; `rest` becomes what follows it, up to the pad. What was in `rest` does not matter:
-/// a vector of about the right length saves clearing.
+/// Returns the base transport header; `rest` becomes what follows it, up to the pad. What was in `rest` does not
+/// matter: a vector of about the right length saves clearing.
 ///
 /// # Errors
 ///

@@ -497,7 +497,7 @@ unsafe fn methods(mask: *const c_void) -> [u8; 16] {
     if mask.is_null() {
         return [0; 16];
     }
-    // It has 16 bytes, which need not be aligned.
+    // SAFETY: It has 16 bytes, which need not be aligned.
     unsafe { mask.cast::<[u8; 16]>().read_unaligned() }
 }
 

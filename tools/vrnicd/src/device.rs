@@ -193,7 +193,7 @@ impl Device {
     }
 
     /// Sets the directory for a recording of the last calls when the device fails. There is none if the driver broke a
-    /// virtqueue, and at most one in [`CRASH_INTERVAL`].
+    /// virtqueue, and at most one per minute.
     pub fn set_crash_directory(&mut self, directory: &Path) {
         self.crash_directory = Some(directory.to_owned());
     }
