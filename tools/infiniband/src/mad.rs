@@ -8,7 +8,7 @@
 //! ```
 //! use vrnic_infiniband::{attributes::id, mad::{Method, Route, Smp}};
 //!
-//! To the node at the end of the route that leaves this node by port 1 and the next one by port 3.
+//! // To the node at the end of the route that leaves this node by port 1 and the next one by port 3.
 //! let request = Smp { route: Route::along(&[1, 3]), ..Smp::request(Method::GET, id::NODE_INFO, 0) };
 //! let bytes = request.to_bytes();
 //! assert_eq!(Smp::parse(&bytes), Ok(request));

@@ -224,8 +224,10 @@ impl Tape {
 
     /// Ends with the reason `why`: nothing more will be passed on.
     pub fn end(&mut self, why: &str) {
-        if self.sender.take().is_some() {
+        if let Some(sender) = self.sender.take() {
+            // Set the reason first: the thread looks for it when the channel is closed.
             lock(&self.end).why.get_or_insert_with(|| why.to_owned());
+            drop(sender);
         }
     }
 
@@ -392,6 +394,15 @@ mod tests {
             replay(&std::fs::read(file.path()).unwrap()),
             Ok(value.into())
         );
+    }
+
+    #[test]
+    fn the_thread_never_misses_the_reason() {
+        for _ in 0..1000 {
+            let mut tape = Tape::new(tempfile::tempfile().unwrap(), "a", 1000).unwrap();
+            tape.end("why");
+            assert_eq!(ended(&tape), "ended: why");
+        }
     }
 
     #[test]
