@@ -39,7 +39,7 @@ impl Fabric {
 }
 
 /// How long vrnicd may take to start.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Name of the control socket.
 const CONTROL: &str = "control";

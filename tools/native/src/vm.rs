@@ -58,7 +58,7 @@ const CHUNKS: usize = 128;
 /// Size of the buffer for an event in bytes.
 const EVENT: u32 = 16;
 /// How long the device may take to answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Access to the device.
 struct Device {

@@ -23,7 +23,7 @@ const REGION: usize = 2 * MESSAGE;
 const MESSAGE: usize = 65536;
 const LENGTHS: [usize; 6] = [0, 1, 4095, 4096, 4097, 65536 - 5];
 /// How long the subnet may take for an operation.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 const QKEY: u32 = 0x1111_1111;
 
 fn gid(end: &mut End) -> Result<[u8; 16]> {

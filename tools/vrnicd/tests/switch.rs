@@ -15,7 +15,7 @@ use vrnicd::control::protocol::Address;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 /// Long enough to be reached only if a frame never comes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn mac(number: u8) -> [u8; 6] {
     [0x52, 0x54, 0, 0, 0, number]
