@@ -52,9 +52,9 @@ enum Slot<'a> {
     Opcode(&'a mut Body),
 }
 
-/// Opcode from which a changed one is made, such as 0x1d by its lowest bit. The engine does not support the operation
-/// of any [`Body::Unknown`]. In a frame, 0x1c and 0x1d are the opcodes of FLUSH and ATOMIC WRITE (annex A19).
-const RESERVED: u8 = 0x1c;
+/// Opcode from which a changed one is made, such as 0x1f by its lowest bit. Neither has an operation: FLUSH and
+/// ATOMIC WRITE are 0x1c and 0x1d (annex A19).
+const RESERVED: u8 = 0x1e;
 
 impl Slot<'_> {
     fn change(self, max: u64, change: impl FnOnce(u64) -> u64) {

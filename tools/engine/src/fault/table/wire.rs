@@ -371,10 +371,10 @@ pub(super) const KINDS: &[Kind] = &[
     kind(
         "unknown-opcode",
         Act::Set,
-        "dir=out opcode=send|write|read-request field=opcode value=0x1d",
+        "dir=out opcode=send|write|read-request field=opcode value=0x1f",
         &["value"],
         [
-            "A request has a reserved opcode; value=N sets it (default 0x1d).",
+            "A request has a reserved opcode; value=N sets it (default 0x1f).",
             "A peer that implements a later standard; bit errors in memory.",
             "NAK invalid request on RC (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here, IBV_EVENT_QP_REQ_ERR at the peer.",
