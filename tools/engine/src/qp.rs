@@ -279,7 +279,9 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) {
         let way = if self.is_connection() {
-            self.migration.way_of(segment, &self.path)
+            self.migration.way_of(segment, &self.path, || {
+                self.admits(segment, Way::Current, resources)
+            })
         } else {
             Way::Strange
         };

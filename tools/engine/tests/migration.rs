@@ -329,6 +329,109 @@ fn an_owner_migrates_and_the_peer_follows() {
     }
 }
 
+/// An owner that rearms as soon as it has migrated does not lose a peer that has not followed yet.
+#[test]
+fn a_peer_can_follow_when_the_owner_has_rearmed() {
+    for fabric in FABRICS {
+        for qp_type in [QpType::ReliableConnection, QpType::UnreliableConnection] {
+            let mut world = world(fabric);
+            let mut c = connect(&mut world, qp_type);
+            for side in 0..2 {
+                c.rearm(&mut world, side, true);
+            }
+            write(&mut world, &mut c, 0);
+            write(&mut world, &mut c, 1);
+            assert_eq!(c.migrations(&mut world), [Migration::Armed; 2]);
+            watch(&mut world);
+            assert_eq!(c.set_migration(&mut world, 0, Migration::Migrated), Ok(()));
+            c.rearm(&mut world, 0, false);
+            write(&mut world, &mut c, 0);
+            let both = [Migration::Rearm, Migration::Migrated];
+            assert_eq!(c.migrations(&mut world), both, "{fabric:?}");
+            assert_eq!(c.use_second(&mut world), [true; 2]);
+            assert_eq!(events(&mut world, 1), [EventType::PathMigrated]);
+            write(&mut world, &mut c, 1);
+            c.rearm(&mut world, 1, false);
+            write(&mut world, &mut c, 0);
+            write(&mut world, &mut c, 1);
+            assert_eq!(c.migrations(&mut world), [Migration::Armed; 2]);
+        }
+    }
+}
+
+/// After a migration, the alternate path is the path in use, which nobody can migrate to.
+#[test]
+fn a_path_cannot_be_its_own_alternate() {
+    for fabric in FABRICS {
+        let mut world = world(fabric);
+        let mut c = connect(&mut world, QpType::ReliableConnection);
+        arm(&mut world, &mut c, true);
+        assert_eq!(c.set_migration(&mut world, 0, Migration::Migrated), Ok(()));
+        write(&mut world, &mut c, 0);
+        let refused = Err((CommandStatus::BadState, Cause::MigrationState));
+        for side in 0..2 {
+            assert_eq!(c.set_migration(&mut world, side, Migration::Rearm), refused);
+            let wanted = migration(PATH_MIGRATION_STATE | ALTERNATE_PATH, Migration::Rearm);
+            let used = world.alternate_of(1 - side, true);
+            assert_eq!(
+                world.modify_paths(side, c.qps[side].qpn, wanted, used),
+                refused
+            );
+        }
+        assert_eq!(c.migrations(&mut world), [Migration::Migrated; 2]);
+    }
+}
+
+/// Two paths may have the same addresses and different P_Keys.
+#[test]
+fn a_path_may_differ_by_its_pkey() {
+    let fabric = Fabric::InfiniBand;
+    let mut world = world(fabric);
+    let mut c = connect(&mut world, QpType::ReliableConnection);
+    for side in 0..2 {
+        let wanted = migration(PATH_MIGRATION_STATE | ALTERNATE_PATH, Migration::Rearm);
+        let mut alternate = world.alternate_of(1 - side, false);
+        alternate.pkey_index = 1.into();
+        let done = world.modify_paths(side, c.qps[side].qpn, wanted, alternate);
+        assert_eq!(done, Ok(()));
+    }
+    write(&mut world, &mut c, 0);
+    assert_eq!(c.migrations(&mut world), [Migration::Armed; 2]);
+    let indices = |world: &mut World| {
+        [0, 1].map(|side| {
+            world
+                .paths(side, c.qps[side].qpn)
+                .attributes
+                .pkey_index
+                .get()
+        })
+    };
+    // It was sent before the peer was armed, and overtaken by later packets.
+    let late = forged(&c, 0xff_fff0);
+    c.receive(&mut world, 0, 5, &[]);
+    world.deliver(late);
+    assert_eq!(c.recv_cqs[0].drain().len(), 1);
+    assert_eq!(c.migrations(&mut world)[0], Migration::Armed);
+    assert_eq!(indices(&mut world), [0, 0]);
+
+    assert_eq!(c.set_migration(&mut world, 0, Migration::Migrated), Ok(()));
+    // The packet that was sent by nobody has moved the PSN of this direction.
+    write(&mut world, &mut c, 0);
+    assert_eq!(c.migrations(&mut world), [Migration::Migrated; 2]);
+    let indices = |world: &mut World| {
+        [0, 1].map(|side| {
+            world
+                .paths(side, c.qps[side].qpn)
+                .attributes
+                .pkey_index
+                .get()
+        })
+    };
+    assert_eq!(indices(&mut world), [1, 1]);
+    assert_eq!(events(&mut world, 0), []);
+    assert_eq!(events(&mut world, 1), [EventType::PathMigrated]);
+}
+
 /// When the owner migrates, requests in flight are sent again immediately, not after a timeout.
 #[test]
 fn who_migrates_does_not_wait_for_a_timeout() {

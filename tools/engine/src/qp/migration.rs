@@ -27,6 +27,8 @@ pub(super) struct PathMigration {
     /// Whether the owner has been told, since it last set the state, that the peer uses a path that is not the
     /// alternate one.
     told: bool,
+    /// Whether a packet of the peer has arrived by the current path since this side migrated to it.
+    followed: bool,
 }
 
 /// An alternate path.
@@ -44,6 +46,7 @@ impl Default for PathMigration {
             state: Migration::Migrated,
             alternate: None,
             told: false,
+            followed: true,
         }
     }
 }
@@ -62,9 +65,10 @@ pub(super) enum Way {
 }
 
 impl PathMigration {
-    /// Returns whether packets tell the peer that the connection is in the migrated state.
+    /// Returns whether packets tell the peer that this side is in the migrated state. They do so until the peer has
+    /// followed, even if the owner has set the next state before, because the peer would drop them otherwise.
     pub(super) fn is_migrated(&self) -> bool {
-        self.state == Migration::Migrated
+        self.state == Migration::Migrated || !self.followed
     }
 
     /// Returns the path migration state.
@@ -78,13 +82,22 @@ impl PathMigration {
         alternate.map_or_else(AlternatePath::default, |one| one.attributes)
     }
 
-    /// Returns how a packet arrived at a queue pair whose current path is `current`.
-    pub(super) fn way_of(&self, segment: &Segment<'_>, current: &Path) -> Way {
+    /// Returns how a packet arrived at a queue pair whose current path is `current`. `admitted` is whether the P_Key of
+    /// that path admits it. Only the P_Key may distinguish the two paths.
+    pub(super) fn way_of(
+        &self,
+        segment: &Segment<'_>,
+        current: &Path,
+        admitted: impl FnOnce() -> bool,
+    ) -> Way {
         // The bit has no meaning in congestion notifications.
         let tells = !matches!(segment.body, Body::CongestionNotification);
         let asks = tells && segment.migrated && self.state == Migration::Armed;
         let by = |path| segment.path.answers(path);
-        if asks && self.alternate.as_ref().is_some_and(|one| by(&one.path)) {
+        if asks
+            && self.alternate.as_ref().is_some_and(|one| by(&one.path))
+            && !(by(current) && admitted())
+        {
             Way::Alternate
         } else if by(current) {
             // If the bit is set, the packet was overtaken by the one that armed this side.
@@ -120,13 +133,27 @@ impl Qp {
             let from = self.migration.state;
             let possible = match wanted {
                 Migration::Migrated => from != Migration::Rearm,
-                Migration::Rearm => loads || self.migration.alternate.is_some(),
+                Migration::Rearm => self.has_two_paths(alternate.filter(|_| loads), resources),
                 // Only a packet of the peer sets this state.
                 Migration::Armed => return Err(Cause::AttributeValue),
             };
             return possible.then_some(()).ok_or(Cause::MigrationState);
         }
         Ok(())
+    }
+
+    /// Returns whether the alternate path, or the one in `loaded` if that is loaded with it, differs from the path in
+    /// use. After a migration, it does not until another one is loaded.
+    fn has_two_paths(&self, loaded: Option<&AlternatePath>, resources: &Resources) -> bool {
+        let (path, pkey_index) = match (loaded, &self.migration.alternate) {
+            (Some(attributes), _) => (
+                self.connected_path(&attributes.address, resources),
+                attributes.pkey_index.get(),
+            ),
+            (None, Some(one)) => (Some(one.path), one.attributes.pkey_index.get()),
+            (None, None) => return false,
+        };
+        path.is_some_and(|path| (path, pkey_index) != (self.path, self.attributes.pkey_index))
     }
 
     /// Sets the path migration attributes in `mask`, which must have been [checked](Self::check_migration).
@@ -174,8 +201,12 @@ impl Qp {
         let notifies = matches!(segment.body, Body::CongestionNotification);
         if way == Way::Alternate {
             self.migrate(io);
+            self.migration.followed = true;
             self.raise(EventType::PathMigrated, None, resources);
-        } else if !segment.migrated && !notifies && self.migration.state == Migration::Rearm {
+            return;
+        }
+        self.migration.followed = true;
+        if !segment.migrated && !notifies && self.migration.state == Migration::Rearm {
             self.migration.state = Migration::Armed;
         }
     }
@@ -208,6 +239,7 @@ impl Qp {
             return;
         };
         self.migration.state = Migration::Migrated;
+        self.migration.followed = false;
         self.path = path;
         self.attributes.address = attributes.address;
         self.attributes.pkey_index = attributes.pkey_index.get();
