@@ -323,4 +323,17 @@ fn without_the_feature_there_is_nothing_of_it() {
     };
     let refused = node.guest.command(&mut node.rnic, request).unwrap_err();
     assert_eq!(refused.0, CommandStatus::InvalidArgument);
+
+    // A peer that has the feature.
+    let mut world = World::of(&[RnicConfig::default(), config], 2048, 12);
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
+    c.mrs[1].arena.put(0, &[0xee; 8]);
+    let store = Send::new(1, SendOpcode::AtomicWrite).atomic(c.mrs[1].iova, c.mrs[1].key, 0, 7);
+    c.send(&mut world, 0, &store);
+    world.settle();
+    assert_eq!(
+        c.send_cqs[0].drain()[0].status,
+        Status::RemoteInvalidRequest
+    );
+    assert_eq!(c.mrs[1].arena.get(0, 8), [0xee; 8]);
 }

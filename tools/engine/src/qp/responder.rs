@@ -454,6 +454,11 @@ impl Qp {
                 self.check_reads()?;
                 self.execute_atomic(&request, resources, io)
             }
+            Body::AtomicWrite(_) | Body::FlushRequest(_)
+                if !self.created.capacities.features.memory_placement =>
+            {
+                Err(Fault::invalid(Cause::PacketOpcode))
+            }
             Body::AtomicWrite(reth) => {
                 self.check_no_message()?;
                 self.check_reads()?;
