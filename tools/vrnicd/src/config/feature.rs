@@ -73,12 +73,15 @@ impl Feature {
     }
 }
 
-/// Returns all features except those in `without`.
+/// Returns all features except those in `without`, and those that need one of them.
 pub fn all_without(without: &[Feature]) -> Features {
     let bits = without.iter().fold(Features::ALL.bits(), |bits, feature| {
         bits & !(1 << feature.bit())
     });
-    Features::from_bits(bits)
+    let mut features = Features::from_bits(bits);
+    features.xrc &= features.shared_receive_queues;
+    features.nested_paging &= features.on_demand_paging;
+    features
 }
 
 #[cfg(test)]
@@ -100,6 +103,8 @@ mod tests {
         assert_eq!(all_without(&[]), Features::ALL);
         let clock = all_without(&[Feature::Clock]);
         assert!(!clock.clock && clock.xrc);
+        assert!(!all_without(&[Feature::SharedReceiveQueues]).xrc);
+        assert!(!all_without(&[Feature::OnDemandPaging]).nested_paging);
         assert!(toml::from_str::<Setting>("without = ['rdma']").is_err());
     }
 }
