@@ -97,6 +97,8 @@ pub struct Device {
     syncer: Syncer,
     /// The recording that waits or runs, or else the last one.
     tape: Option<Tape>,
+    /// Files of earlier recordings that were not finished when the next one took their place.
+    ending: Vec<Arc<Progress>>,
     /// Calls into the engine before its last failure. Later drivers do not change it.
     flown: Option<Vec<String>>,
     /// Directory for a recording of the last calls when the device fails.
@@ -174,6 +176,7 @@ impl Device {
             session: None,
             syncer,
             tape: None,
+            ending: Vec::new(),
             flown: None,
             crash_directory: None,
             crash: None,
@@ -279,8 +282,16 @@ impl Device {
             info!(device = %self.name, "recording begins");
             rnic.record(&self.name, tape.begin());
         }
-        self.tape = Some(tape);
+        self.replace_tape(tape);
         Ok(())
+    }
+
+    /// Keeps a recording in place of the last one, whose file may not be finished yet.
+    fn replace_tape(&mut self, tape: Tape) {
+        if let Some(last) = self.tape.replace(tape) {
+            self.ending.push(last.progress());
+        }
+        self.ending.retain(|file| !file.is_finished());
     }
 
     /// Returns the latest calls into the engine in words, oldest first; nothing if there is no engine.
@@ -317,10 +328,11 @@ impl Device {
         }
     }
 
-    /// Waits until the file of the recording, which has been [ended](Self::end_tape), is finished. Returns false if
-    /// that has not happened by the deadline.
-    pub fn wait_for_tape(&self, deadline: std::time::Instant) -> bool {
-        self.tape.as_ref().is_none_or(|tape| tape.wait(deadline))
+    /// Waits until the files of the recording, which has been [ended](Self::end_tape), and of earlier ones are
+    /// finished. Returns false if that has not happened by the deadline.
+    pub fn wait_for_tapes(&self, deadline: std::time::Instant) -> bool {
+        let last = self.tape.as_ref().map(Tape::progress);
+        (self.ending.iter().chain(&last)).all(|file| file.wait(deadline))
     }
 
     /// Passes on what was recorded, if there is enough or if `all` is set.
@@ -989,7 +1001,7 @@ impl Device {
         let tape = Tape::left(path, flight, why).with_context(|| format!("cannot write {name}"))?;
         warn!(device = %self.name, file = name, "a recording of the last calls is left");
         self.crash = Some((self.now, tape.progress()));
-        self.tape = Some(tape);
+        self.replace_tape(tape);
         Ok(())
     }
 
@@ -1145,7 +1157,7 @@ mod tests {
         device.now = at(seconds);
         bring_up(device, shared);
         device.fail(shared, cause);
-        assert!(device.wait_for_tape(std::time::Instant::now() + PATIENCE));
+        assert!(device.wait_for_tapes(std::time::Instant::now() + PATIENCE));
         let bytes = std::fs::read(file).ok()?;
         let mut recording = Recording::new(&bytes).unwrap();
         assert!(recording.by_ref().all(|call| call.is_ok()));
@@ -1197,9 +1209,32 @@ mod tests {
         assert_eq!(fail(&mut device, 1000, Cause::InternalFault, &file), None);
         drop(reader);
         stuck.end("enough");
-        assert!(stuck.wait(std::time::Instant::now() + PATIENCE));
+        assert!(stuck.progress().wait(std::time::Instant::now() + PATIENCE));
         let left = fail(&mut device, 1001, Cause::InternalFault, &file);
         assert_eq!(left.as_deref(), Some(Cause::InternalFault.text()));
+    }
+
+    #[test]
+    fn the_end_waits_for_the_files_of_all_recordings() {
+        let mut device = device("x", "");
+        // More than a pipe holds.
+        let (reader, writer) = std::io::pipe().unwrap();
+        let writer = std::fs::File::from(std::os::fd::OwnedFd::from(writer));
+        let mut stuck = Tape::new(writer, "pipe", u64::MAX).unwrap();
+        let mut rnic = Rnic::recorded(RnicConfig::default(), "x", stuck.begin());
+        (0..100_000).for_each(|value| rnic.doorbell(0, value));
+        assert!(stuck.pass_on(rnic.recorder().unwrap(), true));
+        stuck.end("enough");
+        device.set_tape(stuck).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let last = Tape::new(file, "file", u64::MAX).unwrap();
+        device.set_tape(last).unwrap();
+        device.end_tape("over");
+        let now = std::time::Instant::now;
+        assert!(device.tape().unwrap().progress().wait(now() + PATIENCE));
+        assert!(!device.wait_for_tapes(now()));
+        drop(reader);
+        assert!(device.wait_for_tapes(now() + PATIENCE));
     }
 
     #[test]

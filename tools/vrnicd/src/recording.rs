@@ -94,6 +94,17 @@ impl Progress {
     pub fn is_finished(&self) -> bool {
         lock(&self.ended).is_some()
     }
+
+    /// Waits until the file is complete. Returns false if that has not happened by the deadline.
+    pub fn wait(&self, deadline: Instant) -> bool {
+        while !self.is_finished() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
 }
 
 /// A recording that waits for the driver of its device, runs, or has ended.
@@ -122,18 +133,29 @@ impl Tape {
     pub fn new(file: File, name: &str, limit: u64) -> Result<Self> {
         let name = name.escape_debug().to_string();
         let sink = Sink::new(file, PATIENCE).with_context(|| format!("cannot record to {name}"))?;
-        Self::begun(name, limit, move || Ok(sink))
+        Self::begun(name, limit, move || Ok(sink), |written| written)
     }
 
-    /// A whole recording, which ended because of `why`, on its way to the file at `path`, where it takes the place of
-    /// another ([`replace_private`]). The caller does not wait for that, either.
+    /// A whole recording, which ended because of `why`, on its way to the file at `path`. It takes the place of another
+    /// one there when it is complete. Until then, its name ends in `.new`. The caller does not wait for that, either.
     ///
     /// # Errors
     /// There is no thread for it. What is wrong with the file becomes the reason why the recording ended.
     pub fn left(path: PathBuf, recording: Vec<u8>, why: &str) -> Result<Self> {
         let name = path.display().to_string().escape_debug().to_string();
-        let open = move || Sink::new(replace_private(&path)?, PATIENCE);
-        let mut tape = Self::begun(name, u64::MAX, open)?;
+        let mut new = path.clone().into_os_string();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let incomplete = new.clone();
+        let open = move || Sink::new(replace_private(&new)?, PATIENCE);
+        let keep = move |written: std::io::Result<String>| match written {
+            Ok(why) => std::fs::rename(&incomplete, &path).map(|()| why),
+            Err(error) => {
+                let _ = std::fs::remove_file(&incomplete);
+                Err(error)
+            }
+        };
+        let mut tape = Self::begun(name, u64::MAX, open, keep)?;
         tape.runs = true;
         if let Some(sender) = &tape.sender {
             // There is room for the first.
@@ -143,11 +165,13 @@ impl Tape {
         Ok(tape)
     }
 
-    /// A recording whose file is called `name`, with control characters escaped. Its own thread opens the file.
+    /// A recording whose file is called `name`, with control characters escaped. Its own thread opens the file, and
+    /// calls `keep` with why the recording ended, or what is wrong with the file.
     fn begun(
         name: String,
         limit: u64,
         open: impl FnOnce() -> std::io::Result<Sink> + Send + 'static,
+        keep: impl FnOnce(std::io::Result<String>) -> std::io::Result<String> + Send + 'static,
     ) -> Result<Self> {
         let (sender, receiver) = sync_channel::<Vec<u8>>(WAITING);
         let end = Arc::new(Mutex::new(End::default()));
@@ -160,7 +184,7 @@ impl Tape {
             .name("recording".into())
             .spawn(move || {
                 let why = open().and_then(|sink| write(sink, &receiver, &told, &written.bytes));
-                let why = why.unwrap_or_else(|error| {
+                let why = keep(why).unwrap_or_else(|error| {
                     warn!(file, %error, "a recording cannot be written");
                     error.to_string()
                 });
@@ -241,17 +265,6 @@ impl Tape {
         if self.pass_on(&mut recorder, true) {
             self.end(why);
         }
-    }
-
-    /// Waits until the file is finished. Returns false if that has not happened by the deadline.
-    pub fn wait(&self, deadline: Instant) -> bool {
-        while !self.progress.is_finished() {
-            if Instant::now() > deadline {
-                return false;
-            }
-            std::thread::sleep(LOOK);
-        }
-        true
     }
 
     /// Describes the progress.
@@ -429,6 +442,24 @@ mod tests {
         let mut recording = Recording::new(&bytes).unwrap();
         assert_eq!(recording.by_ref().count() as u32, passed * 5000);
         assert_eq!(recording.ended(), Some("the file is too slow"));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_takes_no_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a-crash.vrnic");
+        std::fs::write(&path, "old").unwrap();
+        // No file can have this name.
+        let new = directory.path().join("a-crash.vrnic.new");
+        std::fs::create_dir(&new).unwrap();
+        let tape = Tape::left(path.clone(), b"new".to_vec(), "why").unwrap();
+        assert_ne!(ended(&tape), "ended: why");
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        std::fs::remove_dir(&new).unwrap();
+        let tape = Tape::left(path.clone(), b"new".to_vec(), "why").unwrap();
+        assert_eq!(ended(&tape), "ended: why");
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert!(!new.exists());
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Worker {
         // The threads that write the recordings end with the process.
         let deadline = std::time::Instant::now() + FINISH;
         for device in &self.devices {
-            if !device.wait_for_tape(deadline) {
+            if !device.wait_for_tapes(deadline) {
                 warn!(
                     device = device.name(),
                     "the recording is not finished: its file is too slow"
