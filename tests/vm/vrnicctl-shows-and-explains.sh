@@ -93,14 +93,14 @@ explained() {
 provoke remote-key-unknown
 explained b 'sent NAK: remote access error, to .* with PSN [0-9]+.*: no memory region has the remote key; key 0x[0-9a-f]+, [0-9]+ bytes at 0x[0-9a-f]+, PD [0-9]+, needs remote'
 explained a 'received NAK: remote access error, PSN [0-9]+'
-explained a 'QP [0-9]+ \(peer [0-9]+\): .* completed with IBV_WC_REM_ACCESS_ERR, wr_id 0x[0-9a-f]+, PSN [0-9]+: peer does not allow the access'
+explained a 'QP [0-9]+ \(peer [0-9]+\): .* completed with IBV_WC_REM_ACCESS_ERR, wr_id 0x[0-9a-f]+, PSN [0-9]+: peer refused the access'
 provoke remote-range-out-of-bounds
 explained b 'remote access exceeds its memory region; key 0x'
 provoke remote-key-without-permission
 explained b 'lacks the access right; key 0x.*needs remote'
 provoke rnr-retries-run-out
 explained b 'sent RNR NAK.*: no receive is posted'
-explained a 'completed with IBV_WC_RNR_RETRY_EXC_ERR, wr_id 0x[0-9a-f]+.*: peer had no receive within all retries'
+explained a 'completed with IBV_WC_RNR_RETRY_EXC_ERR, wr_id 0x[0-9a-f]+.*: peer posted no receive, and no retries are left'
 provoke receive-too-short
 explained b 'message is longer than the receive'
 provoke local-key-bad

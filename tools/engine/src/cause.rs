@@ -58,7 +58,7 @@ causes! {
     /// No such port.
     UnknownPort = 15 => "no such port",
     /// The GID index is out of range, or its entry is empty.
-    GidIndex = 16 => "GID index is outside of the table, or its entry is empty",
+    GidIndex = 16 => "GID index is out of range, or its entry is empty",
     /// No such shared receive queue.
     UnknownSrq = 17 => "no such shared receive queue",
     /// No such XRC domain.
@@ -72,13 +72,13 @@ causes! {
     /// A limit of the device is reached.
     LimitReached = 23 => "device has no room for another object",
     /// The object is in use.
-    InUse = 24 => "object is used by another",
+    InUse = 24 => "object is still used by another object",
     /// The objects belong to different contexts.
     ContextMismatch = 25 => "objects belong to different contexts",
     /// The objects belong to different protection domains.
     PdMismatch = 26 => "memory region belongs to another protection domain",
     /// Only kernel contexts may do this.
-    KernelOnly = 27 => "reserved to kernel contexts",
+    KernelOnly = 27 => "only kernel contexts may do this",
     /// The completion vector is out of range.
     CompletionVector = 28 => "completion vector is out of range",
     /// The ring does not have a valid layout or exceeds its buffer.
@@ -102,7 +102,7 @@ causes! {
     /// The GID type is not supported.
     GidType = 37 => "GID type is not supported",
     /// The MTU is not one that the port supports.
-    Mtu = 38 => "MTU is not one of the port",
+    Mtu = 38 => "port does not support this MTU",
     /// The address has a LID that is not valid, or path bits that the port does not have.
     LidAddress = 166 => "LID, path bits or flags of the address are not valid",
     /// The LID is not that of a multicast group, or there is a LID on a port without LIDs.
@@ -116,15 +116,15 @@ causes! {
     /// Unknown port state.
     PortState = 163 => "unknown state of a port",
     /// The limit of a shared receive queue exceeds its number of entries.
-    SrqLimit = 39 => "limit is more than the entries of the shared receive queue",
+    SrqLimit = 39 => "limit exceeds the capacity of the shared receive queue",
     /// The GID is not that of a multicast group.
     MulticastGid = 160 => "GID is not that of a multicast group",
     /// The queue pair is not attached to the multicast group.
     NotAttached = 161 => "queue pair is not attached to the multicast group",
     /// The queue pair is already attached to the multicast group.
     Attached = 162 => "queue pair is attached to the multicast group already",
-    /// The page list contradicts itself.
-    PageListShape = 40 => "page list contradicts itself",
+    /// The page list is inconsistent.
+    PageListShape = 40 => "page list is inconsistent",
     /// A page list chunk is misaligned, empty or too full.
     PageListChunk = 41 => "page list chunk is not valid",
     /// A page list chunk is not in guest memory.
@@ -146,7 +146,7 @@ causes! {
     /// An attribute has a value out of range.
     AttributeValue = 54 => "attribute value is out of range",
     /// This change of the path migration state is not possible, or there is no alternate path.
-    MigrationState = 55 => "state of path migration cannot be changed like this",
+    MigrationState = 55 => "transition of the path migration state is not allowed",
     /// The peer migrated to a path that is not loaded as the alternate path.
     MigrationPath = 56 => "peer migrated to a path that is not the alternate one",
     /// The send ring's producer index is not possible.
@@ -164,7 +164,7 @@ causes! {
     /// The shared receive queue failed earlier.
     SrqFailed = 66 => "shared receive queue failed",
     /// The new ring of a completion queue is too small for the completions that have not been read.
-    CqTooSmall = 67 => "completions that were not read do not fit the new ring",
+    CqTooSmall = 67 => "unread completions do not fit in the new ring",
     /// The opcode is unknown or not valid for this type of queue pair.
     WqeOpcode = 70 => "work request opcode is not valid for the queue pair",
     /// The flags are unknown or not valid for this opcode.
@@ -182,7 +182,7 @@ causes! {
     /// The address vector names a local GID that does not exist.
     WqeAddress = 77 => "address vector names no local GID",
     /// The placement or selectivity of a flush is missing or unknown.
-    FlushKind = 78 => "flush does not say how far or how much",
+    FlushKind = 78 => "placement type or selectivity of the flush is missing or unknown",
     /// No region has the local key.
     LocalKey = 80 => "no memory region has the local key",
     /// The local key belongs to another protection domain.
@@ -200,9 +200,9 @@ causes! {
     /// The key may not be invalidated.
     LocalInvalidate = 86 => "key cannot be invalidated",
     /// The driver has no page for the accessed bytes.
-    LocalPage = 88 => "there is no page behind the local region",
+    LocalPage = 88 => "memory region of the local key has no page for the access",
     /// A page is not present yet.
-    PageAbsent = 89 => "page of the memory region is not there yet",
+    PageAbsent = 89 => "page of the memory region is not present yet",
     /// No region has the remote key.
     RemoteKey = 90 => "no memory region has the remote key",
     /// The remote key belongs to another protection domain.
@@ -220,7 +220,7 @@ causes! {
     /// The window of the remote key was bound by another queue pair.
     RemoteKeyQp = 97 => "memory window of the remote key was bound by another queue pair",
     /// The driver has no page for the accessed bytes.
-    RemotePage = 98 => "there is no page behind the remote region",
+    RemotePage = 98 => "memory region of the remote key has no page for the access",
     /// A packet does not continue the message that it belongs to.
     PacketSequence = 100 => "packet does not continue the message",
     /// The payload of a packet has the wrong length.
@@ -236,29 +236,29 @@ causes! {
     /// The opcode of a packet is reserved, or its operation is not supported.
     PacketOpcode = 109 => "packet has an opcode that is reserved or not supported",
     /// A packet names no shared receive queue of the XRC domain, or not the one of its message.
-    XrcSrq = 115 => "packet names no shared receive queue that its message can go to",
+    XrcSrq = 115 => "packet does not name the shared receive queue of its message",
     /// A packet before this one is missing.
-    PacketMissing = 107 => "a packet before this one did not come",
+    PacketMissing = 107 => "an earlier packet is missing",
     /// No receive is posted.
     NoReceive = 108 => "no receive is posted",
     /// The response has the wrong length or kind.
     ResponseLength = 106 => "response has the wrong length or kind",
     /// Timeouts or sequence errors used up all retries.
-    Retries = 110 => "peer did not answer within all retries",
+    Retries = 110 => "peer did not answer, and no retries are left",
     /// RNR NAKs used up all retries.
-    RnrRetries = 111 => "peer had no receive within all retries",
+    RnrRetries = 111 => "peer posted no receive, and no retries are left",
     /// The peer reports that the request is not valid.
-    PeerInvalidRequest = 112 => "peer found the request not valid",
+    PeerInvalidRequest = 112 => "peer rejected the request as invalid",
     /// The peer reports that the access is not allowed.
-    PeerAccess = 113 => "peer does not allow the access",
+    PeerAccess = 113 => "peer refused the access",
     /// The peer reports that it failed to execute the operation.
-    PeerOperation = 114 => "peer could not do the operation",
+    PeerOperation = 114 => "peer could not execute the operation",
     /// The driver put something into a virtqueue that is not valid.
     VirtqueueBroken = 150 => "driver broke a virtqueue",
     /// A fault that was armed.
-    Provoked = 152 => "a fault that was armed",
+    Provoked = 152 => "an injected fault",
     /// The device found itself in an impossible state.
-    InternalFault = 151 => "internal fault of the device",
+    InternalFault = 151 => "internal error of the device",
     /// The driver moved the queue pair to the error state, or an earlier request failed.
     QpInError = 120 => "queue pair is in the error state",
     /// The key names no region for fast registration.
@@ -282,15 +282,15 @@ causes! {
     /// The region has no page with this number.
     PageNumber = 145 => "page number is outside of the memory region",
     /// The region cannot be a page of a nested region, or the other region is not nested.
-    NestedPage = 165 => "no region on demand that is as long as a page, or no nested region",
+    NestedPage = 165 => "region is not an on-demand region of page length, or the other region is not nested",
     /// The right to flush to persistence was requested for memory that is not persistent.
-    NotPersistent = 146 => "memory does not survive a loss of power",
+    NotPersistent = 146 => "memory is not persistent",
     /// A flush was repeated before it was finished.
-    FlushUnderWay = 147 => "flush is still being done",
+    FlushUnderWay = 147 => "flush is still in progress",
     /// Memory could not be made persistent.
-    FlushFailed = 148 => "memory could not be made to survive a loss of power",
+    FlushFailed = 148 => "memory could not be made persistent",
     /// The region cannot be reregistered.
-    RegionFixed = 144 => "memory region is not one that can be reregistered",
+    RegionFixed = 144 => "memory region cannot be reregistered",
 }
 
 impl Cause {

@@ -116,7 +116,7 @@ fn refused_commands_and_failures_are_explained_also_after_the_reset() {
         [
             "command QueryDevice refused with Malformed: command has the wrong length",
             "event IBV_EVENT_DEVICE_FATAL: driver broke a virtqueue",
-            "event IBV_EVENT_DEVICE_FATAL: internal fault of the device",
+            "event IBV_EVENT_DEVICE_FATAL: internal error of the device",
         ]
     );
     let last = client.explanations("a", 2).unwrap();

@@ -204,7 +204,7 @@ fn a_send_needs_a_receive() {
     let error = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').includes('RNR_RETRY_EXC'))";
     choose(&mut browser, error);
     browser.until("document.querySelector('#step').textContent.includes('state thenRTS → ERR')");
-    browser.until("document.querySelector('#step').textContent.includes('peer had no receive within all retries')");
+    browser.until("document.querySelector('#step').textContent.includes('peer posted no receive, and no retries are left')");
     let in_sight = |one: &str| {
         format!(
             "(() => {{ const {{ top, bottom }} = {one}.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight && bottom > top }})()"
