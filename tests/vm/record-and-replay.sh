@@ -72,7 +72,7 @@ vrnicctl fault add -d a engine-panic
 panicked() { vrnicctl record list | found ' ended: .*panic.vrnic'; }
 within 20 panicked || fail "the panic does not end the recording"
 replay "$LAB_DIR/panic.vrnic" | tee "$LAB_DIR/replay-panic" || fail "the panic does not replay"
-found 'the engine panics, as it did: a fault that was armed' <"$LAB_DIR/replay-panic" || fail "no panic"
+found 'the engine panics, as it did: an injected fault' <"$LAB_DIR/replay-panic" || fail "no panic"
 replay "$LAB_DIR/panic.vrnic" --minimise "$LAB_DIR/small.vrnic" || fail "the panic does not become small"
 replay "$LAB_DIR/small.vrnic" | found 'the engine panics, as it did' || fail "the small one does not panic"
 [ "$(stat -c %s "$LAB_DIR/small.vrnic")" -lt 1000 ] || fail "the small one is large"
@@ -87,7 +87,7 @@ vrnicctl fault add -d b engine-panic
 left() { vrnicctl record list | found ' ended: .*b-crash.vrnic'; }
 within 20 left || fail "no recording is left"
 replay "$(dirname "$(lab config)")/b-crash.vrnic" | tee "$LAB_DIR/replay-crash" || fail "the last calls do not replay"
-found 'the engine panics, as it did: a fault that was armed' <"$LAB_DIR/replay-crash" || fail "no panic in the last calls"
+found 'the engine panics, as it did: an injected fault' <"$LAB_DIR/replay-crash" || fail "no panic in the last calls"
 active b
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2

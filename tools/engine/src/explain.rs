@@ -146,7 +146,7 @@ const PACKETS: [&str; PacketKind::NAMES.len()] = [
 fn packet_name<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
     let name = <&str>::deserialize(from)?;
     let known = PACKETS.into_iter().find(|known| *known == name);
-    known.ok_or_else(|| D::Error::custom("there is no such packet"))
+    known.ok_or_else(|| D::Error::custom("unknown packet"))
 }
 
 fn fault_name<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {

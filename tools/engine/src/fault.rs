@@ -40,7 +40,7 @@ pub use timed::Conditions;
 pub const MAX_ARMED: usize = 64;
 
 /// Message of the panic that a fault causes in the engine.
-pub const PROVOKED_PANIC: &str = "a fault that was armed makes the engine panic";
+pub const PROVOKED_PANIC: &str = "an injected fault makes the engine panic";
 
 /// Number of finished faults that are still listed.
 const MAX_DONE: usize = 64;

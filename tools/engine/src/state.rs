@@ -121,7 +121,7 @@ pub(crate) fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     let mtu = u32::deserialize(from)?;
     (mtu <= LOCAL_MTU)
         .then_some(mtu)
-        .ok_or_else(|| D::Error::custom("there is no such MTU"))
+        .ok_or_else(|| D::Error::custom("unknown MTU"))
 }
 
 /// Serialization of types of other crates that cannot derive it, with `#[serde(with = "wire")]`, and of types that
@@ -135,7 +135,7 @@ pub(crate) mod wire {
 
     pub(crate) fn deserialize<'de, T: Wire, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
         let value = T::of(T::Form::deserialize(from)?);
-        value.ok_or_else(|| D::Error::custom("there is no such value"))
+        value.ok_or_else(|| D::Error::custom("unknown value"))
     }
 }
 
@@ -350,7 +350,7 @@ impl Serialize for Kind {
 impl<'de> Deserialize<'de> for &'static Kind {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let found = Kind::find(<&str>::deserialize(from)?);
-        found.ok_or_else(|| D::Error::custom("there is no such fault"))
+        found.ok_or_else(|| D::Error::custom("unknown fault"))
     }
 }
 

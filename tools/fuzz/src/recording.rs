@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
         Err(Failed::Bad(bad)) => assert!(bad.at <= data.len(), "{bad}"),
         Err(Failed::Divergence(divergence)) => {
             let panics = divergence.what.starts_with("the engine panics");
-            let wanted = divergence.what.contains("a fault that was armed");
+            let wanted = divergence.what.contains("an injected fault");
             assert!(!panics || wanted, "{divergence}");
         }
     }

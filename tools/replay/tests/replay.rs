@@ -232,7 +232,7 @@ fn what_is_broken_says_so() {
     let other = file("other", b"#!/bin/sh\necho no recording\n");
     let (good, text) = run(&other, &[]);
     assert!(
-        !good && text.contains("this is no recording of vrnic"),
+        !good && text.contains("this is not a vrnic recording"),
         "{text}"
     );
     let (good, text) = run(Path::new("/nonexistent"), &[]);
@@ -309,7 +309,7 @@ fn a_panic_becomes_small() {
     let (good, text) = run(&recording, &["--timeline"]);
     assert!(good, "{text}");
     assert!(
-        text.contains("the engine panics, as it did: a fault that was armed"),
+        text.contains("the engine panics, as it did: an injected fault"),
         "{text}"
     );
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("small-panic");

@@ -143,7 +143,8 @@ pub const KEYS: &[Key] = &[
     key(
         "process",
         "a name",
-        "only queue pairs of processes that are called so, cut to 15 bytes as in ps; those of the guest's kernel are called kernel",
+        "only queue pairs of processes with this name, cut to 15 bytes as in ps; those of the guest's kernel have the \
+         name kernel",
         OF_QPS,
     ),
     key(
@@ -271,7 +272,7 @@ pub const KEYS: &[Key] = &[
     key(
         "factor",
         "N",
-        "how many times as long a unit of work takes as in a device that does a million in a second",
+        "how many times as long as usual a unit of work takes; usual is a microsecond",
         &[],
     ),
     key(
@@ -280,7 +281,7 @@ pub const KEYS: &[Key] = &[
         "the number of packets that overtake, or of extra copies",
         &[],
     ),
-    key("bytes", "N", "the number of bytes that are left", &[]),
+    key("bytes", "N", "how many bytes are left of the packet", &[]),
     key("rate", "N", "bytes per second", &[]),
     key(
         "vendor",
@@ -294,7 +295,7 @@ pub const KEYS: &[Key] = &[
         "the field that changes, of packets that have it: opcode, solicited, pkey, destination-qp, ack-request, migrated, psn, qkey, source-qp, srq, address, rkey, length, swap, compare-add, original, placement, selectivity, credits, rnr-timer, msn, immediate, invalidate-key, traffic-class, flow-label, hop-limit, source-port",
         &[],
     ),
-    key("value", "N", "the new value, or how much is added", &[]),
+    key("value", "N", "the new value, or the amount to add", &[]),
     key(
         "status",
         "a status, as busy",
@@ -556,7 +557,7 @@ impl FromStr for Spec {
                 )));
             }
             if given.contains(&key) {
-                return Err(BadSpec::new(format!("`{key}` is there twice")));
+                return Err(BadSpec::new(format!("`{key}` is given twice")));
             }
             given.push(key);
             spec.set(key, value)?;
@@ -586,7 +587,7 @@ impl Spec {
         let Kind { name, .. } = self.kind;
         if !self.kind.fits_ports() {
             return Err(BadSpec::new(format!(
-                "`{name}` is a fault of a device: a port of the switch has only those of packets"
+                "`{name}` is a fault of a device; a port of the switch can have only faults of packets"
             )));
         }
         let Place {
@@ -604,7 +605,7 @@ impl Spec {
         ];
         match unknown.iter().find(|(_, given)| *given) {
             Some((key, _)) => Err(BadSpec::new(format!(
-                "`{key}` is for faults of a device: packets do not tell it to a port of the switch"
+                "`{key}` works only on a device; packets do not contain it"
             ))),
             None => Ok(()),
         }
@@ -633,7 +634,7 @@ impl Spec {
             number(u64::MAX)?
                 .checked_sub(1)
                 .map(|n| n + 1)
-                .ok_or_else(|| wrong("a number from 1 on"))
+                .ok_or_else(|| wrong("a number of at least 1"))
         };
         let span = |max: u64| parse_span(value, max).ok_or_else(|| wrong("a number or a range"));
         let time = || parse_time(value).ok_or_else(|| wrong("a time such as 10us, 5ms or 1.5s"));
@@ -869,7 +870,7 @@ mod tests {
             ("", "no name"),
             ("drip", "no fault is called `drip`"),
             ("drop nth", "not KEY=VALUE"),
-            ("drop nth=0", "from 1 on"),
+            ("drop nth=0", "at least 1"),
             ("drop nth=-1", "a number"),
             ("drop nth=0x", "a number"),
             ("drop nth=1 nth=2", "twice"),

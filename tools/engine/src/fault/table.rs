@@ -257,7 +257,7 @@ mod tests {
     fn each_kind_has_a_name_of_its_own_a_preset_that_is_valid_and_is_described() {
         let mut names = HashSet::new();
         for kind in Kind::all() {
-            assert!(names.insert(kind.name), "{} is there twice", kind.name);
+            assert!(names.insert(kind.name), "twice: {}", kind.name);
             let spec: Spec = kind.name.parse().expect(kind.name);
             assert_eq!(spec.kind, kind);
             for text in [kind.summary, kind.hardware, kind.standard, kind.program] {

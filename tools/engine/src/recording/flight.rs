@@ -108,7 +108,7 @@ impl fmt::Display for Flown {
             Kind::Nothing => Ok(()),
             Kind::Command(code) => match CommandCode::try_from(code) {
                 Ok(code) => write!(f, "command {code:?}"),
-                Err(_) => write!(f, "command {code:#x}, which there is not"),
+                Err(_) => write!(f, "unknown command {code:#x}"),
             },
             Kind::Doorbell => write!(f, "doorbell of page {first} for slot {second}"),
             Kind::Poll => write!(f, "work, {first} packets sent"),
@@ -116,16 +116,16 @@ impl fmt::Display for Flown {
             Kind::Packet(kind) => {
                 write!(f, "packet for QP {first}: {}, PSN {second}", kind.name())
             }
-            Kind::BadPacket => f.write_str("a packet that is damaged"),
+            Kind::BadPacket => f.write_str("damaged packet"),
             Kind::Timer => f.write_str("timer"),
             Kind::Link => f.write_str(match first {
                 0 => "link down",
                 1 => "link up",
-                _ => "the port on its subnet changed",
+                _ => "port state changed by its subnet",
             }),
-            Kind::RateLimit => f.write_str("another rate limit"),
+            Kind::RateLimit => f.write_str("rate limit changed"),
             Kind::Fault => f.write_str("faults changed"),
-            Kind::Synced => f.write_str("memory was made to survive"),
+            Kind::Synced => f.write_str("memory was made persistent"),
         }
     }
 }
@@ -171,6 +171,6 @@ mod tests {
         assert!(last.ends_with("packet for QP 17: nak, PSN 5"), "{last}");
         flight.command(&[]);
         let last = flight.lines().last().expect("a line");
-        assert!(last.ends_with("command 0x0, which there is not"), "{last}");
+        assert!(last.ends_with("unknown command 0x0"), "{last}");
     }
 }

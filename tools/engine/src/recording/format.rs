@@ -205,7 +205,7 @@ impl<'a> Take<'a> {
                 self.at += count;
                 Ok(bytes)
             }
-            None => self.bad("the recording ends in the middle of something"),
+            None => self.bad("the recording is cut off in the middle of an item"),
         }
     }
 
@@ -245,7 +245,7 @@ impl<'a> Take<'a> {
         match self.byte()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => self.bad("what is neither 0 nor 1 stands for yes or no"),
+            _ => self.bad("a boolean is neither 0 nor 1"),
         }
     }
 
@@ -362,11 +362,11 @@ impl Header {
     pub(crate) fn take(from: &mut Take<'_>) -> Taken<Self> {
         if from.bytes(MAGIC.len()).ok() != Some(&MAGIC) {
             from.at = 0;
-            return from.bad("this is no recording of vrnic");
+            return from.bad("this is not a vrnic recording");
         }
         let version = from.byte()?;
         if !(1..=VERSION).contains(&version) {
-            return from.bad("the recording has another version of the format");
+            return from.bad("this version of the recording format is not supported");
         }
         let program = from.text()?.to_owned();
         let device = from.text()?.to_owned();
@@ -375,7 +375,7 @@ impl Header {
             node_guid: u64::from_le_bytes(from.array()?),
             completion_vectors: from.small()?,
             doorbell_pages: from.small()?,
-            max_mtu: Mtu::try_from(from.byte()?).or_else(|_| from.bad("there is no such MTU"))?,
+            max_mtu: Mtu::try_from(from.byte()?).or_else(|_| from.bad("unknown MTU"))?,
             segmentation: Segmentation::Local,
             link_layer: LinkLayer::Ethernet,
             recovery: Recovery::default(),
@@ -387,13 +387,13 @@ impl Header {
             0 => (LinkLayer::Ethernet, Segmentation::Local),
             1 => (LinkLayer::Ethernet, Segmentation::PathMtu),
             2 => (LinkLayer::InfiniBand, Segmentation::PathMtu),
-            _ => return from.bad("there is no such segmentation"),
+            _ => return from.bad("unknown segmentation"),
         };
         let config = RnicConfig {
             recovery: match from.byte()? {
                 0 => Recovery::Selective,
                 1 => Recovery::GoBackN,
-                _ => return from.bad("there is no such recovery"),
+                _ => return from.bad("unknown recovery"),
             },
             features: Features::from_bits(from.number()?),
             seed: from.array()?,
@@ -711,7 +711,7 @@ fn take_path(from: &mut Take<'_>) -> Taken<Path> {
                 global: from.flag()?,
             });
         }
-        _ => return from.bad("there is no such path"),
+        _ => return from.bad("unknown path"),
     }
     Ok(path)
 }
@@ -750,7 +750,7 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
         2 => Service::Xrc {
             srqn: from.small()?,
         },
-        _ => return from.bad("there is no such service"),
+        _ => return from.bad("unknown service"),
     };
     let body = take_body(from)?;
     let payload = match from.byte()? {
@@ -775,17 +775,17 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
             length @ 0..=MAX_PAYLOAD => Payload::Bytes(vec![0; length as usize]),
             _ => return from.bad("a payload is too long"),
         },
-        _ => return from.bad("there is no such kind of payload"),
+        _ => return from.bad("unknown kind of payload"),
     };
     let kind = match from.text()? {
         "" => None,
-        name => Some(Kind::find(name).map_or_else(|| from.bad("there is no such fault"), Ok)?),
+        name => Some(Kind::find(name).map_or_else(|| from.bad("unknown fault"), Ok)?),
     };
     let damage = match from.byte()? {
         0 => None,
         1 => Some(Damage::Icrc),
         2 => Some(Damage::Cut),
-        _ => return from.bad("there is no such damage"),
+        _ => return from.bad("unknown damage"),
     };
     Ok(Segment {
         path,
@@ -926,7 +926,7 @@ fn take_position(from: &mut Take<'_>) -> Taken<Position> {
         1 => Position::Middle,
         2 => Position::Last,
         3 => Position::Only,
-        _ => return from.bad("there is no such position"),
+        _ => return from.bad("unknown position"),
     })
 }
 
@@ -966,7 +966,7 @@ fn take_aeth(from: &mut Take<'_>) -> Taken<Aeth> {
         (2, 1) => Syndrome::Nak(NakCode::InvalidRequest),
         (2, 2) => Syndrome::Nak(NakCode::RemoteAccess),
         (2, 3) => Syndrome::Nak(NakCode::RemoteOperation),
-        _ => return from.bad("there is no such syndrome"),
+        _ => return from.bad("unknown syndrome"),
     };
     Ok(Aeth {
         syndrome,
@@ -1072,7 +1072,7 @@ fn take_body(from: &mut Take<'_>) -> Taken<Body> {
                 0 => SendTail::Plain,
                 1 => SendTail::Immediate(from.small()?),
                 2 => SendTail::Invalidate(from.small()?),
-                _ => return from.bad("there is no such end of a send"),
+                _ => return from.bad("unknown end of a send"),
             },
         },
         1 => Body::Write {
@@ -1085,7 +1085,7 @@ fn take_body(from: &mut Take<'_>) -> Taken<Body> {
             kind: match from.byte()? {
                 0 => AtomicKind::CompareSwap,
                 1 => AtomicKind::FetchAdd,
-                _ => return from.bad("there is no such atomic operation"),
+                _ => return from.bad("unknown atomic operation"),
             },
             address: from.number()?,
             rkey: from.small()?,
@@ -1114,7 +1114,7 @@ fn take_body(from: &mut Take<'_>) -> Taken<Body> {
         },
         10 => Body::Unknown(from.byte()?),
         11 => Body::CongestionNotification,
-        _ => return from.bad("there is no such packet"),
+        _ => return from.bad("unknown packet"),
     })
 }
 
@@ -1253,7 +1253,7 @@ fn take_faults(from: &mut Take<'_>) -> Taken<fault::Saved> {
         armed,
     };
     if Faults::from_saved(&saved).is_none() {
-        return from.bad("there is no such fault");
+        return from.bad("unknown fault");
     }
     Ok(saved)
 }
@@ -1266,7 +1266,7 @@ fn put_value(value: &impl Serialize, out: &mut Vec<u8>) {
 
 fn take_value<T: DeserializeOwned>(from: &mut Take<'_>) -> Taken<T> {
     let bytes = from.string()?;
-    postcard::from_bytes(bytes).or_else(|_| from.bad("there is no such value"))
+    postcard::from_bytes(bytes).or_else(|_| from.bad("unknown value"))
 }
 
 /// A buffer without a limit.
@@ -1403,7 +1403,7 @@ impl Input {
             tag::PORT_ANSWER => Self::PortAnswer(take_value(from)?),
             tag::VIOLATION => Self::Violation,
             tag::MARK => Self::Mark,
-            _ => return from.bad("there is no such call"),
+            _ => return from.bad("unknown call"),
         })
     }
 }
@@ -1486,7 +1486,7 @@ impl<'a> Recording<'a> {
         self.now = from.time(self.now)?;
         let tag = from.byte()?;
         if self.panicked && tag != tag::OVER {
-            return from.bad("there is a call behind one that panicked");
+            return from.bad("a call follows one that panicked");
         }
         let call = match tag {
             tag::OVER => {
@@ -1546,7 +1546,7 @@ impl Call {
                 tag::RESOLVED => Access::Resolved(RegionId(from.small()?), take_offset(from)?),
                 tag::NOTHING => Access::Nothing,
                 tag::LENGTH => Access::Length(from.number()?),
-                _ => return from.bad("there is no such access"),
+                _ => return from.bad("unknown access"),
             });
         }
     }

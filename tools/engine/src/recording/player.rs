@@ -158,8 +158,8 @@ impl Script<'_> {
         let mut wrong = self.wrong.borrow_mut();
         if wrong.is_none() {
             let there = match found {
-                Some(access) => format!("there it found {access:?}"),
-                None => "there it made none".into(),
+                Some(access) => format!("the recording has {access:?}"),
+                None => "the recording has none".into(),
             };
             *wrong = Some(format!("access {next} is {:?}; {there}", touch()));
         }
@@ -378,7 +378,7 @@ impl<'a> Player<'a> {
     pub fn new(bytes: &'a [u8]) -> Result<Self, BadRecording> {
         let recording = Recording::new(bytes)?;
         let at = recording.position();
-        let what = "the state is none of this version of the engine";
+        let what = "the state comes from another version of the engine";
         let mut rnic = Rnic::resumed(recording.header()).ok_or(BadRecording { at, what })?;
         if let Some(recorder) = rnic.recorder() {
             // The header is not part of any call.
@@ -475,12 +475,14 @@ impl<'a> Player<'a> {
             (Output::Panicked(message), Outcome::Returned(_)) => {
                 return Err(format!("the engine panics: {message}"));
             }
-            (_, Outcome::Panicked) if !panicked => return Err("there the engine panicked".into()),
+            (_, Outcome::Panicked) if !panicked => {
+                return Err("the engine panicked in the recording".into());
+            }
             _ => {}
         }
         let unused = call.accesses.len().saturating_sub(script.next.get());
         if unused > 0 {
-            return Err(format!("{unused} accesses to memory are not made"));
+            return Err(format!("{unused} recorded accesses to memory are missing"));
         }
         let again = self.rnic.recorder().map(|recorder| {
             if panicked {
@@ -490,7 +492,7 @@ impl<'a> Player<'a> {
         });
         let before = self.recording.bytes_from(start);
         if !again.is_some_and(|again| again.starts_with(before)) {
-            return Err("what the call gave back, stored or sent is not the same".into());
+            return Err("the call returned, stored or sent something else".into());
         }
         Ok(Step {
             output,
