@@ -320,17 +320,17 @@ fn manual() -> String {
     ]);
     page.control("SH", ["DESCRIPTION"]);
     page.text([roman(
-        "To arm a fault, give its name and KEY=VALUE pairs that select where and when it fires and what it does. The \
-         preset of the fault applies unless you give other values. The section KEYS describes each key. To allow \
+        "To arm a fault, give its name and KEY=VALUE pairs that select where and when it fires and what it does. Keys \
+         that you leave out have the values of the fault's preset. The section KEYS describes each key. To allow \
          faults, set faults = true in vrnicd's configuration.",
     )]);
     page.control("PP", []);
     page.text([roman(
-        "A port of the switch can have the faults that change packets. They affect the RoCE packets that pass the port, \
-         whoever sends them, for example Soft-RoCE. A packet that comes from what is connected to the port goes out, one \
-         that goes there comes in. Packets of a connection do not tell which queue pair sent them, so that for them \
-         the key qp matches only packets that come in, and the key peer only those that go out. The keys state, context, \
-         process and pid are only for devices.",
+        "Faults that change packets can also be armed on a port of the switch. They affect all RoCE packets that pass \
+         the port, including those of Soft-RoCE. A packet is outgoing if it comes from the machine or network that is \
+         connected to the port, and incoming if it goes there. Packets of a connection do not contain the number of \
+         the queue pair that sent them. For these packets, the key qp matches only incoming ones, and the key peer \
+         only outgoing ones. The keys state, context, process and pid work only on devices.",
     )]);
     for group in GROUPS {
         page.control("SH", [group.name.to_uppercase().as_str()]);

@@ -179,7 +179,7 @@ const EXPERIMENTS: &[Experiment] = &[
         PEER,
         "write",
         Some("nak-sequence type=rc opcode=write nth=20"),
-        "The peer is told of a gap that there is not.",
+        "The peer gets a NAK for a gap that does not exist.",
     ),
     experiment(
         "peer-gets-cnps",
@@ -342,7 +342,7 @@ fn perform(
     command: &[String],
     capture: &Path,
 ) -> Result<Outcome> {
-    let (program, arguments) = command.split_first().context("no program")?;
+    let (program, arguments) = command.split_first().context("name a program to run")?;
     let choice = Choice {
         device: Some(device.to_owned()),
         ..Choice::default()
@@ -384,7 +384,7 @@ fn perform(
     if let Some(Err(error)) = armed {
         return Err(error);
     }
-    let status = status.context("it was not run")??;
+    let status = status.context("the program was not started")??;
     if fired == Some(0) {
         bail!(
             "experiment {}: the fault never fired: is this the device that the program uses, and does the program \

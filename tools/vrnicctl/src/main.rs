@@ -176,7 +176,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(interval) if interval >= Duration::from_millis(50) => Ok(interval),
-        _ => Err("at least 0.05 seconds".into()),
+        _ => Err("must be at least 0.05 seconds".into()),
     }
 }
 

@@ -102,7 +102,7 @@ fn chosen(client: &mut Client, device: Option<&str>) -> Result<String> {
 fn only(mut names: impl Iterator<Item = String>) -> Result<String> {
     match (names.next(), names.next()) {
         (Some(one), None) => Ok(one),
-        (None, _) => bail!("there is no such device"),
+        (None, _) => bail!("there is no device"),
         (Some(_), Some(_)) => bail!("there are several devices: name one with --device"),
     }
 }

@@ -142,7 +142,7 @@ fn patience() -> Duration {
 fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(from)?;
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| serde::de::Error::custom("expected seconds, from 0 on"))
+        .map_err(|_| serde::de::Error::custom("expected a number of seconds, 0 or more"))
 }
 
 fn some_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
@@ -160,7 +160,7 @@ impl Scenario {
     fn parse(text: &str) -> Result<Self> {
         let scenario: Self = toml::from_str(text)?;
         if scenario.phases.is_empty() {
-            bail!("it has no [[phase]]");
+            bail!("there is no [[phase]]");
         }
         for phase in &scenario.phases {
             scenario
@@ -360,7 +360,7 @@ mod tests {
                 &format!("{head}expect = [{{ qps = \"rts\", at_least = 2, at_most = 1 }}]"),
                 "at_most is less",
             ),
-            (&format!("{head}timeout = -1"), "from 0 on"),
+            (&format!("{head}timeout = -1"), "0 or more"),
             (
                 &format!("{head}link = [{{ state = \"broken\" }}]"),
                 "broken",

@@ -242,9 +242,9 @@ fn retransmissions(half: &Half, timeout: Option<u8>, findings: &mut Findings) {
     let back = wide.iter().filter(|one| one.again >= one.outstanding);
     let single = wide.iter().filter(|one| one.again == 1);
     let manner = if back.count() * 2 > wide.len() {
-        "go-back-N: it sends everything from the missing packet on again"
+        "go-back-N: it resends everything from the missing packet on"
     } else if single.count() * 2 > wide.len() {
-        "selective: it sends only the missing packet again"
+        "selective: it resends only the missing packet"
     } else {
         "between go-back-N and selective"
     };
@@ -273,17 +273,12 @@ fn retransmissions(half: &Half, timeout: Option<u8>, findings: &mut Findings) {
             TOPIC,
             "9.7.6.1.3",
             &early,
-            &|delays| {
-                format!(
-                    "{}, earlier than the {set:.1?} that it is set to",
-                    expires(delays)
-                )
-            },
+            &|delays| format!("{}, but it is set to {set:.1?}", expires(delays)),
         );
         let late = of(&|one| one.cause == Cause::Timer && one.delay > set * TIMER_SLACK);
         tell(Judgement::Remark, TOPIC, "9.7.6.1.3", &late, &|delays| {
             format!(
-                "{}, more than four times the {set:.1?} that it is set to",
+                "{}, more than four times the {set:.1?} it is set to",
                 expires(delays)
             )
         });
@@ -336,7 +331,7 @@ fn messages(half: &Half, findings: &mut Findings) {
     }
     if !short.is_empty() {
         let text = format!(
-            "{} not full ({} bytes) although others of the message follow",
+            "{} not full ({} bytes), although more packets of the message follow",
             count(short.len(), "packet"),
             half.mtu
         );
@@ -498,7 +493,7 @@ fn acknowledgements(half: &Half, findings: &mut Findings) {
     }
     if !stray.is_empty() {
         let text = format!(
-            "{} to nothing that was sent",
+            "{} to no request that was sent",
             count(stray.len(), "response")
         );
         findings.add(Judgement::Violation, TOPIC, "9.7.5.1", stray, text);
@@ -579,7 +574,7 @@ fn gaps(half: &Half, findings: &mut Findings) {
     }
     if !told.is_empty() {
         let text = format!(
-            "it tells of a gap with a NAK after {} ({})",
+            "it reports a gap with a NAK after {} ({})",
             range(told.iter().map(|(delay, _)| *delay)),
             often(told.len())
         );
@@ -587,7 +582,7 @@ fn gaps(half: &Half, findings: &mut Findings) {
         findings.add(Judgement::Observed, TOPIC, "9.7.5.2", numbers, text);
     }
     if !wrong.is_empty() {
-        let text = "its NAK names another packet than the first one that is missing".to_owned();
+        let text = "its NAK does not name the first missing packet".to_owned();
         findings.add(Judgement::Violation, TOPIC, "9.7.5.2", wrong, text);
     }
     if !repeated.is_empty() {
@@ -599,18 +594,18 @@ fn gaps(half: &Half, findings: &mut Findings) {
     }
     if !silent.is_empty() {
         let text = format!(
-            "{} without a NAK; the network may have lost what follows, too",
+            "{} without a NAK; the network may also have lost the packets that follow",
             count(silent.len(), "gap")
         );
         findings.add(Judgement::Remark, TOPIC, "9.7.5.2", silent, text);
     }
     if !kept.is_empty() {
         let text =
-            "it keeps what comes behind a gap: its ACK covers packets that were not sent again"
+            "it keeps packets that arrive after a gap: its ACK covers packets that were not resent"
                 .to_owned();
         findings.add(Judgement::Observed, TOPIC, "9.7.5.2", kept, text);
     } else if !dropped.is_empty() {
-        let text = "nothing shows that it keeps what comes behind a gap".to_owned();
+        let text = "nothing shows that it keeps packets that arrive after a gap".to_owned();
         findings.add(Judgement::Observed, TOPIC, "9.7.5.2", dropped, text);
     }
 }
@@ -643,14 +638,14 @@ fn duplicates(half: &Half, findings: &mut Findings) {
     }
     if !answered.is_empty() {
         let text = format!(
-            "it answers a request again that it had executed ({})",
+            "it answers a repeated request that it had already executed ({})",
             often(answered.len())
         );
         findings.add(Judgement::Observed, TOPIC, "9.7.5.1", answered, text);
     }
     if !silent.is_empty() {
         let text = format!(
-            "{} that it had executed, repeated without any answer",
+            "{} that it had already executed, repeated without an answer",
             count(silent.len(), "request")
         );
         findings.add(Judgement::Remark, TOPIC, "9.7.5.1", silent, text);
@@ -679,7 +674,7 @@ fn duplicates(half: &Half, findings: &mut Findings) {
     }
     if !other.is_empty() {
         let text = format!(
-            "it executes a repeated atomic once more ({})",
+            "it executes a repeated atomic again ({})",
             often(other.len())
         );
         findings.add(Judgement::Violation, TOPIC, "9.4.5", other, text);
@@ -784,7 +779,7 @@ fn reaction_to_congestion(half: &Half, findings: &mut Findings) {
         return;
     };
     let text = format!(
-        "after the first CNP, of {} in all, it sends at {:.0} % of its rate before",
+        "after the first of {} CNPs, it sends at {:.0} % of its earlier rate",
         half.notified.len(),
         after / before * 100.0
     );

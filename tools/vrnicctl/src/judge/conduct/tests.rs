@@ -266,7 +266,7 @@ fn timers_are_held_against_what_they_are_set_to() {
         // 4.096 µs times 2 to the 8: 1.05 ms.
         wire.judge(Some(8))
     };
-    says(&again(900), Judgement::Violation, "earlier than the 1.0ms");
+    says(&again(900), Judgement::Violation, "but it is set to 1.0ms");
     is_clean(&again(1500));
     says(
         &again(1500),
@@ -346,7 +346,7 @@ fn a_peer_tells_of_a_gap_once() {
     says(
         &findings,
         Judgement::Observed,
-        "it tells of a gap with a NAK after 8.00µs",
+        "it reports a gap with a NAK after 8.00µs",
     );
     says(
         &findings,
@@ -369,7 +369,7 @@ fn a_peer_that_keeps_what_comes_behind_a_gap() {
     says(
         &findings,
         Judgement::Observed,
-        "it keeps what comes behind a gap",
+        "it keeps packets that arrive after a gap",
     );
 }
 
@@ -381,7 +381,7 @@ fn a_nak_of_another_packet_than_the_missing_one() {
     says(
         &wire.judge(None),
         Judgement::Violation,
-        "names another packet",
+        "does not name the first missing packet",
     );
 }
 
@@ -416,7 +416,7 @@ fn an_atomic_that_comes_twice() {
     says(
         &answered(8),
         Judgement::Violation,
-        "executes a repeated atomic once more",
+        "executes a repeated atomic again",
     );
 }
 
@@ -475,7 +475,7 @@ fn a_peer_that_slows_down_when_it_is_told_of_congestion() {
     says(
         &told(300, 2),
         Judgement::Observed,
-        "after the first CNP, of 1 in all, it sends at 50 % of its rate before",
+        "after the first of 1 CNPs, it sends at 50 % of its earlier rate",
     );
     // Too few packets for a judgement.
     let few = told(30, 2);
@@ -506,7 +506,7 @@ fn what_no_peer_may_send() {
     says(
         &findings,
         Judgement::Violation,
-        "one response to nothing that was sent",
+        "one response to no request that was sent",
     );
 
     let mut wire = Wire::default();
