@@ -1441,7 +1441,7 @@ mod tests {
             (
                 &format!("{VM}netdev = [{{ vlan = 5, trunk = [6] }}]\n"),
                 3,
-                "give one of both",
+                "give only one of them",
             ),
             (
                 &format!("{VM}netdev = [{{ impairment = {{ loss = 2.0 }} }}]\n"),
@@ -1566,7 +1566,7 @@ mod tests {
             (
                 &format!("{ring}{VM}"),
                 7,
-                "no HCA named \"a\", which the device `a` shall be: name another with hca",
+                "no HCA named \"a\" for the device `a`: name another one with hca",
             ),
             (
                 &format!("{ring}{VM}rnic = [{{ hca = \"switch1\" }}]\n"),
@@ -1578,7 +1578,7 @@ mod tests {
                     "{ring}{VM}rnic = [{{ hca = \"switch1-h1\" }}, {{ hca = \"switch1-h1\" }}]\n"
                 ),
                 9,
-                "are one HCA, \"switch1-h1\"",
+                "are the same HCA, \"switch1-h1\"",
             ),
             (
                 &format!("{VM}rnic = [{{ hca = \"switch1-h1\" }}]\n"),

@@ -500,7 +500,7 @@ mod tests {
              expected: no memory region has the remote key"
         );
         let dropped = Explanation {
-            what: "dropped a message, and answered nothing".into(),
+            what: "dropped a message and sent no answer".into(),
             psn: None,
             packet: Some(("SEND".into(), 6)),
             why: Some("no receive is posted".into()),
@@ -508,7 +508,7 @@ mod tests {
         };
         assert_eq!(
             sentence("a", &dropped),
-            "a #3 at 1.500000 s: QP 17 (peer 18): dropped a message, and answered nothing, to SEND with PSN 6: no \
+            "a #3 at 1.500000 s: QP 17 (peer 18): dropped a message and sent no answer, to SEND with PSN 6: no \
              receive is posted"
         );
         let mr = Of {

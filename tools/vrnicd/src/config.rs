@@ -432,7 +432,10 @@ impl Config {
                     "test_hostile names the device `{name}`, which does not exist"
                 );
             }
-            ensure!(hostile.one_in > 0, "test_hostile: one_in is at least 1");
+            ensure!(
+                hostile.one_in > 0,
+                "test_hostile: one_in must be at least 1"
+            );
         }
         Ok(())
     }
@@ -508,7 +511,7 @@ impl Device {
         );
         ensure!(
             !self.name.starts_with(protocol::PORT),
-            "names that begin with `{}` are those of the switch's ports",
+            "names that begin with `{}` are reserved for ports of the switch",
             protocol::PORT
         );
         check_socket_path(&self.socket)?;
@@ -680,7 +683,7 @@ mod tests {
         assert!(error(&ONE.replace("52:", "53:")).contains("multicast"));
         assert!(error(&ONE.replace("52:", "5:")).contains("not a MAC address"));
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
-        assert!(error(&ONE.replace("\"a\"", "\"port:a\"")).contains("the switch's ports"));
+        assert!(error(&ONE.replace("\"a\"", "\"port:a\"")).contains("ports of the switch"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         for gbps in ["0.0", "-1.0", "nan", "inf", "10001.0"] {

@@ -58,7 +58,7 @@ pub fn run(config: &Config) -> Result<()> {
         let name = directory.display();
         ensure!(
             directory.is_dir(),
-            "crash_directory: {name} is no directory"
+            "crash_directory: {name} is not a directory"
         );
     }
     let (network, network_thread) = Network::new(config, waker.clone()).context("the switch")?;
@@ -167,7 +167,7 @@ pub fn run(config: &Config) -> Result<()> {
     };
     let work = move || {
         if let Err(error) = watchdog::start() {
-            warn!(%error, "no timer for the worker: a VMM can hold it up");
+            warn!(%error, "cannot create a timer for the worker: a VMM can stall it");
         }
         worker.run();
     };
@@ -188,7 +188,7 @@ pub fn run(config: &Config) -> Result<()> {
                 }
                 for (name, mailbox) in &to_change_sides {
                     let hostile = mailbox.change_sides();
-                    warn!(device = name, hostile, "changed sides by SIGUSR1");
+                    warn!(device = name, hostile, "hostility toggled by SIGUSR1");
                 }
             }
             SIGHUP | libc::SIGXFSZ => {}
@@ -217,7 +217,7 @@ pub fn run(config: &Config) -> Result<()> {
     }
     // The worker has dropped its ends of the captures.
     if !center.wait(None, STOP_TIME) {
-        warn!("a capture does not end");
+        warn!("cannot finish a capture in time");
     }
     if thread_gone.load(Ordering::SeqCst) {
         anyhow::bail!("a thread ended unexpectedly");
@@ -227,6 +227,6 @@ pub fn run(config: &Config) -> Result<()> {
 
 fn short_waits() {
     if let Err(error) = prefer_short_waits() {
-        debug!(%error, "the scheduler grants no short waits");
+        debug!(%error, "cannot ask the scheduler for short waits");
     }
 }

@@ -279,7 +279,7 @@ impl Device {
             .as_mut()
             .and_then(|session| session.rnic.as_mut());
         if let Some(rnic) = rnic {
-            info!(device = %self.name, "recording begins");
+            info!(device = %self.name, "recording started");
             rnic.record(&self.name, tape.begin());
         }
         self.replace_tape(tape);
@@ -518,7 +518,7 @@ impl Device {
 
     fn take_turn(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
         let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
-        assert!(!panic_requested, "requested for a test");
+        assert!(!panic_requested, "panic requested for a test");
         let mailbox = &self.mailbox;
         let index = self.index;
         let Some(session) = &mut self.session else {
@@ -830,7 +830,7 @@ impl Device {
     }
 
     fn activate(&mut self, shared: &mut Shared, activation: Activation) {
-        self.reset(shared, "another driver came");
+        self.reset(shared, "another driver took over the device");
         if let Some(hostile) = &mut self.hostile {
             hostile.begin(self.mailbox.is_hostile());
         }
@@ -877,7 +877,7 @@ impl Device {
         let tape = self.tape.as_mut().filter(|tape| tape.waits());
         let mut rnic = match tape {
             Some(tape) => {
-                info!(device = %self.name, "recording begins");
+                info!(device = %self.name, "recording started");
                 Rnic::recorded(config, &self.name, tape.begin())
             }
             None => Rnic::new(config),
@@ -950,7 +950,7 @@ impl Device {
             if let Some(flight) = flight
                 && let Err(error) = self.leave(flight, cause.text())
             {
-                warn!(device = %self.name, "no recording is left: {error:#}");
+                warn!(device = %self.name, "cannot save a recording of the last calls: {error:#}");
             }
         }
         self.drop_rnic(cause.text());
@@ -999,7 +999,7 @@ impl Device {
         let path = directory.join(format!("{}-crash.vrnic", file_name(&self.name)));
         let name = path.display().to_string();
         let tape = Tape::left(path, flight, why).with_context(|| format!("cannot write {name}"))?;
-        warn!(device = %self.name, file = name, "a recording of the last calls is left");
+        warn!(device = %self.name, file = name, "saved a recording of the last calls");
         self.crash = Some((self.now, tape.progress()));
         self.replace_tape(tape);
         Ok(())
@@ -1022,7 +1022,7 @@ impl Device {
         self.syncer.forget();
         let told = catch_unwind(AssertUnwindSafe(|| self.take_explanations()));
         if told.is_err() {
-            error!(device = %self.name, "the engine panicked again and tells no more");
+            error!(device = %self.name, "the engine panicked again; its last explanations are lost");
         }
         let mut rnic = self
             .session
@@ -1034,7 +1034,7 @@ impl Device {
         }
         // After a panic the engine's state may be inconsistent, so even dropping it may panic.
         if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
-            error!(device = %self.name, "the engine panicked once more while it was taken down");
+            error!(device = %self.name, "the engine panicked again while it was taken down");
         }
     }
 }

@@ -48,7 +48,7 @@ pub fn create_private(path: &Path) -> std::io::Result<File> {
     let found = file.metadata()?;
     if found.is_file() {
         if found.uid() != rustix::process::geteuid().as_raw() {
-            let why = "it is the file of another user, who could read it";
+            let why = "the file belongs to another user, who could read the recording";
             return Err(Error::new(ErrorKind::PermissionDenied, why));
         }
         file.set_permissions(Permissions::from_mode(0o600))?;
@@ -188,7 +188,7 @@ impl Tape {
                     warn!(file, %error, "a recording cannot be written");
                     error.to_string()
                 });
-                info!(file, why, "recording ends");
+                info!(file, why, "recording ended");
                 *lock(&written.ended) = Some(why);
             })?;
         Ok(Self {

@@ -260,7 +260,7 @@ fn a_capture_writes_where_its_client_may_and_nowhere_else() {
         choice: Choice::default(),
     };
     let error = client.ask(&request).unwrap_err().to_string();
-    assert!(error.contains("no descriptor"), "{error}");
+    assert!(error.contains("no file descriptor"), "{error}");
     let readable = File::open(&precious).unwrap();
     let error = client.start_capture(Choice::default(), name, readable.as_fd());
     let error = error.unwrap_err().to_string();
@@ -400,7 +400,7 @@ fn a_recording_goes_where_its_client_may_write_and_nowhere_else() {
         max_bytes: None,
     };
     let error = client.ask(&request).unwrap_err().to_string();
-    assert!(error.contains("no descriptor"), "{error}");
+    assert!(error.contains("no file descriptor"), "{error}");
     let readable = File::open(&precious).unwrap();
     let error = client.start_recording("a", name, None, readable.as_fd());
     let error = error.unwrap_err().to_string();

@@ -423,7 +423,7 @@ fn faults_of_ports_of_the_switch_are_survived() {
         assert!(told.contains(why), "{told}");
     }
     let told = control.explanations("port:0", 0).unwrap_err().to_string();
-    assert!(told.contains("for faults only"), "{told}");
+    assert!(told.contains("only in requests about faults"), "{told}");
 }
 
 /// A capture of a device shows what its faults strike, including what they keep back and what they take from arriving

@@ -145,7 +145,7 @@ impl Center {
         let running = |known: &&Arc<Known>| known.ended().is_none();
         ensure!(
             knowledge.captures.iter().filter(running).count() < MAX_RUNNING,
-            "{MAX_RUNNING} captures are under way already"
+            "{MAX_RUNNING} captures are already running"
         );
         knowledge.last_id += 1;
         let known = Arc::new(Known {
@@ -169,7 +169,7 @@ impl Center {
                 let end = writer.and_then(|writer| writer.run(&receiver));
                 thread_known.end(end);
             })?;
-        info!(id = known.id, file = known.file, choice = ?known.choice, "capture starts");
+        info!(id = known.id, file = known.file, choice = ?known.choice, "capture started");
         knowledge.captures.push_back(known.clone());
         if knowledge.captures.len() > MAX_KNOWN {
             let old = knowledge.captures.iter().position(|known| !running(&known));
@@ -217,11 +217,17 @@ impl Known {
             Ok(End::Full) => "full".to_owned(),
             Err(error) => {
                 let error = error.root_cause().to_string();
-                warn!(id = self.id, file = self.file, error, "capture stops");
+                warn!(id = self.id, file = self.file, error, "capture stopped");
                 error
             }
         };
-        info!(id = self.id, file = self.file, packets, why, "capture ends");
+        info!(
+            id = self.id,
+            file = self.file,
+            packets,
+            why,
+            "capture ended"
+        );
         self.progress.over.store(true, Ordering::Relaxed);
         *lock(&self.ended) = Some(why);
     }

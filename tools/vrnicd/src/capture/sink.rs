@@ -60,7 +60,12 @@ impl Sink {
             let mut fds = [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::OUT)];
             match poll(&mut fds, Some(&timeout)) {
                 Err(rustix::io::Errno::INTR) => {}
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads it")),
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        "its reader does not read",
+                    ));
+                }
                 Ok(_) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }

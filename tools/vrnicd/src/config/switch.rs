@@ -143,7 +143,7 @@ impl TryFrom<String> for Prefix {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not an IP address, or some such as 192.0.2.0/24");
+        let wrong = || format!("`{text}` is not an IP address or a network such as 192.0.2.0/24");
         let (address, length) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length)),
             None => (text.as_str(), None),
@@ -253,7 +253,7 @@ impl Switch {
                 );
                 ensure!(
                     found.fabric == FabricKind::Roce || port.has_medium(),
-                    "nothing is behind switch port `{}`: the device `{device}` is not on the fabric \"roce\"",
+                    "switch port `{}` names the device `{device}`, which is not on the fabric \"roce\"",
                     port.name
                 );
                 ensure!(
@@ -285,15 +285,15 @@ impl Port {
         let media = media.into_iter().filter(|&given| given).count();
         ensure!(
             media <= 1,
-            "only one of stream, tap, tap_fd, link and udp can be behind a port"
+            "a port can have only one of stream, tap, tap_fd, link and udp"
         );
         ensure!(
             media == 1 || self.device.is_some(),
-            "nothing is behind it: give device, stream, tap, tap_fd, link or udp"
+            "the port is connected to nothing: give device, stream, tap, tap_fd, link or udp"
         );
         ensure!(
             self.mac.is_none() || self.device.is_none(),
-            "with a device the port has that device's MAC address; leave mac out"
+            "the port has the MAC address of its device: leave mac out"
         );
         if let Some(path) = &self.stream {
             check_socket_path(path)?;
@@ -301,7 +301,7 @@ impl Port {
         if let Some(name) = &self.tap {
             ensure!(
                 (1..=15).contains(&name.len()) && !name.contains(['/', '%', '\0']),
-                "tap = \"{name}\" is no name of a network device (1 to 15 bytes)"
+                "tap = \"{name}\" is not a valid name of a network device (1 to 15 bytes)"
             );
         }
         if let Some(fd) = self.tap_fd {
@@ -313,7 +313,7 @@ impl Port {
         if let Some(udp) = &self.udp {
             ensure!(
                 self.device.is_none(),
-                "udp names its device itself, which has a port of its own: leave device out"
+                "udp already names its device, which has its own port: leave device out"
             );
             udp.check()?;
         }
@@ -341,9 +341,9 @@ impl Port {
         let native = self.native.map(vlan).transpose()?;
         match (self.vlan, &self.trunk) {
             (Some(_), Some(_)) => {
-                bail!("vlan is for one VLAN, trunk for several: give one of both")
+                bail!("vlan is for one VLAN, trunk for several: give only one of them")
             }
-            (Some(_), None) if native.is_some() => bail!("native goes with trunk, not with vlan"),
+            (Some(_), None) if native.is_some() => bail!("native needs trunk"),
             (Some(access), None) => Ok(Vlans::Access(vlan(access)?)),
             (None, Some(ranges)) => {
                 let mut tagged = VlanSet::none();
@@ -446,7 +446,7 @@ impl Udp {
         };
         ensure!(
             whole && !local.is_unspecified() && !local.is_multicast(),
-            "udp: local = \"{local}\" is not an address that one host has everywhere"
+            "udp: local = \"{local}\" must be the address of one host, and not link-local or IPv4-mapped"
         );
         ensure!(
             !self.peers.is_empty(),
@@ -473,7 +473,10 @@ impl VlanRange {
                 })
                 .with_context(|| format!("`{text}` is not a range of VLANs such as \"100-199\""))?,
         };
-        ensure!(first <= last, "the range of VLANs {first}-{last} is empty");
+        ensure!(
+            first <= last,
+            "the range of VLANs {first}-{last} is empty: give the lower VLAN first"
+        );
         for identifier in first..=last {
             set.insert(vlan(identifier)?);
         }
@@ -517,7 +520,7 @@ impl Impair {
 }
 
 fn vlan(identifier: u16) -> Result<Vlan> {
-    Vlan::new(identifier).with_context(|| format!("VLAN {identifier} does not exist: 1 to 4094"))
+    Vlan::new(identifier).with_context(|| format!("VLAN {identifier} is out of range: 1 to 4094"))
 }
 
 #[cfg(test)]
@@ -617,7 +620,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let with = |line: &str| error(&format!("{PORT}{line}\n"));
-        assert!(error("[[switch.port]]\nname = \"p\"\n").contains("nothing is behind it"));
+        assert!(error("[[switch.port]]\nname = \"p\"\n").contains("connected to nothing"));
         assert!(error(&format!("{PORT}{PORT}")).contains("two switch ports are named `p`"));
         assert!(with("tap = \"tap0\"").contains("only one of"));
         let local = "[[switch.port]]\nname = \"p\"\ndevice = \"a\"\n";
@@ -626,8 +629,8 @@ mod tests {
         assert!(with("device = \"a\"\nmac = \"52:54:00:12:34:56\"").contains("leave mac out"));
         assert!(with("mtu = 100").contains("576 to 65000"));
         assert!(with("vlan = 0").contains("1 to 4094"));
-        assert!(with("vlan = 1\ntrunk = [1]").contains("one of both"));
-        assert!(with("vlan = 1\nnative = 1").contains("native goes with trunk"));
+        assert!(with("vlan = 1\ntrunk = [1]").contains("only one of them"));
+        assert!(with("vlan = 1\nnative = 1").contains("native needs trunk"));
         assert!(with("trunk = [\"9-7\"]").contains("empty"));
         assert!(with("trunk = [\"nine\"]").contains("not a range"));
         assert!(with("impairment = { loss = 1.5 }").contains("loss = 1.5"));

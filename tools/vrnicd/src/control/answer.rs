@@ -116,7 +116,7 @@ fn about_all(
         | Request::SubnetLinks { .. }
         | Request::SetSubnetLink { .. }
         | Request::SetSubnetSwitch { .. } => {
-            return Reply::Error("the worker knows nothing of that".into());
+            return Reply::Error("the worker does not handle this request".into());
         }
         Request::Gids { device }
         | Request::Qps { device, .. }
@@ -147,7 +147,7 @@ fn about_all(
     };
     // The engine may panic here as in any other call.
     let reply = device.contained(shared, |device, shared| about(request, device, shared, now));
-    reply.unwrap_or_else(|| Reply::Error(format!("device {name:?} failed just now")))
+    reply.unwrap_or_else(|| Reply::Error(format!("device {name:?} failed during this request")))
 }
 
 fn about(
@@ -222,7 +222,7 @@ fn about(
                 .map(|(number, what)| explanation(number, what))
                 .collect(),
         ),
-        _ => Reply::Error("not about a device".into()),
+        _ => Reply::Error("the request is not about a device".into()),
     }
 }
 
@@ -447,7 +447,7 @@ pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
     let (what, wr_id) = match told.happening {
         Happening::NakSent(syndrome) => (format!("sent {syndrome}"), None),
         Happening::NakReceived(syndrome) => (format!("received {syndrome}"), None),
-        Happening::Dropped => ("dropped a message, and answered nothing".to_owned(), None),
+        Happening::Dropped => ("dropped a message and sent no answer".to_owned(), None),
         Happening::Completion {
             wr_id,
             opcode,

@@ -66,7 +66,7 @@ impl Inspector {
         {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             if waiting.len() >= MAX_WAITING {
-                return Reply::Error("too many questions wait already".into());
+                return Reply::Error("too many requests are waiting already".into());
             }
             waiting.push_back(Question { topic, reply });
             self.any.store(true, Ordering::SeqCst);
@@ -74,7 +74,7 @@ impl Inspector {
         self.waker.wake();
         answer
             .recv_timeout(PATIENCE)
-            .unwrap_or_else(|_| Reply::Error("the worker does not answer".into()))
+            .unwrap_or_else(|_| Reply::Error("the worker does not answer in time".into()))
     }
 
     /// Returns whether a question is waiting.

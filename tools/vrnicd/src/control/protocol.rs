@@ -817,9 +817,9 @@ impl fmt::Display for Object {
             }
             Self::NoKey { named, removed } => {
                 let what = if *removed {
-                    "what it named was removed"
+                    "its region or window was removed"
                 } else {
-                    "names nothing"
+                    "no region or window has this key"
                 };
                 write!(f, "key {named:#x}: {what}")
             }

@@ -123,7 +123,7 @@ impl Server {
                 }
             });
             if let Err(error) = spawned {
-                warn!(%error, "no thread for a control client");
+                warn!(%error, "cannot start a thread for a control client");
             }
         }
     }
@@ -219,7 +219,7 @@ fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Re
         },
         Request::CaptureStart { name, choice } => {
             let Some(descriptor) = descriptor else {
-                return Reply::Error("no descriptor came with the request".into());
+                return Reply::Error("the request has no file descriptor".into());
             };
             match office.captures.start(choice, File::from(descriptor), &name) {
                 Ok(capture) => begin(capture, office),
@@ -232,7 +232,7 @@ fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Re
             max_bytes,
         } => {
             let Some(descriptor) = descriptor else {
-                return Reply::Error("no descriptor came with the request".into());
+                return Reply::Error("the request has no file descriptor".into());
             };
             let limit = max_bytes.unwrap_or(recording::MAX_BYTES);
             match Tape::new(File::from(descriptor), &name, limit) {

@@ -91,7 +91,8 @@ impl RoceEnd {
         {
             self.strangers += 1;
             if self.strangers.is_power_of_two() {
-                debug!(count = self.strangers, gid = ?path.destination, "a frame to a GID that is not here");
+                debug!(count = self.strangers, gid = ?path.destination, "dropped a frame to a GID that no local \
+                                                                         device has");
             }
             return Err(Refused::Malformed);
         }
@@ -110,7 +111,7 @@ impl RoceEnd {
     fn note_unsent(&mut self, error: EncodeError) {
         self.unsent += 1;
         if self.unsent.is_power_of_two() {
-            debug!(count = self.unsent, "a segment is lost: {error}");
+            debug!(count = self.unsent, "dropped a segment: {error}");
         }
     }
 }

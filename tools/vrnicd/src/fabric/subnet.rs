@@ -153,7 +153,7 @@ pub fn topology(config: &Config) -> Result<Topology> {
         };
         let node = topology.nodes.iter_mut().find(hca).with_context(|| {
             format!(
-                "the topology has no HCA named {:?}, which the device `{}` shall be: name another with hca",
+                "the topology has no HCA named {:?} for the device `{}`: name another one with hca",
                 device.hca(),
                 device.name
             )
@@ -235,7 +235,7 @@ impl SubnetFabric {
         if self.restarts.is_power_of_two() {
             error!(
                 count = self.restarts,
-                "the InfiniBand subnet panicked; it begins anew, and the links of all devices go down for a moment"
+                "the InfiniBand subnet panicked and restarts; the links of all its devices go down for a moment"
             );
         }
         let subnet = Subnet::beginning(&self.topology, self.subnet.now());
@@ -377,7 +377,7 @@ impl SubnetFabric {
         if let Some(end) = &mut self.ends[device] {
             end.unsent += 1;
             if end.unsent.is_power_of_two() {
-                debug!(device, count = end.unsent, "a packet is lost: {why}");
+                debug!(device, count = end.unsent, "dropped a packet: {why}");
             }
         }
     }
@@ -387,11 +387,7 @@ impl SubnetFabric {
         if let Some(end) = &mut self.ends[device] {
             end.malformed += 1;
             if end.malformed.is_power_of_two() {
-                debug!(
-                    device,
-                    count = end.malformed,
-                    "a packet is dropped: {error}"
-                );
+                debug!(device, count = end.malformed, "dropped a packet: {error}");
             }
         }
     }
@@ -646,7 +642,7 @@ pub fn check(config: &Config) -> Result<()> {
     for device in config.devices.iter().filter(|device| device.hca.is_some()) {
         ensure!(
             is_on(&device) && config.subnet.is_some(),
-            "the device `{}` has hca, and is on no subnet with a topology",
+            "the device `{}` has hca, but is not on a subnet with a topology",
             device.name
         );
     }
@@ -655,7 +651,7 @@ pub fn check(config: &Config) -> Result<()> {
         let other = hcas.insert(device.hca(), &device.name);
         ensure!(
             other.is_none(),
-            "the devices `{}` and `{}` are one HCA, {:?}",
+            "the devices `{}` and `{}` are the same HCA, {:?}",
             other.map_or("", |name| name.as_str()),
             device.name,
             device.hca()
@@ -1093,10 +1089,12 @@ mod tests {
         let refused = |text: &str| format!("{:#}", Config::parse(text).unwrap_err());
         let missing = refused(&text("switch2"));
         assert!(
-            missing.contains("no HCA named \"switch2\", which the device `d2`"),
+            missing.contains("no HCA named \"switch2\" for the device `d2`"),
             "{missing}"
         );
-        assert!(refused(&text("switch2-h1")).contains("`d1` and `d2` are one HCA, \"switch2-h1\""));
+        assert!(
+            refused(&text("switch2-h1")).contains("`d1` and `d2` are the same HCA, \"switch2-h1\"")
+        );
         let nowhere = device(1, "x");
         assert!(refused(&nowhere).contains("`d1` has hca"));
         let mistake = refused(&text("switch3-h1").replace("switches = 3", "switches = 2"));

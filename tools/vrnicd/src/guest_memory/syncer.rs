@@ -61,7 +61,7 @@ impl Syncer {
             match self.spawn() {
                 Ok(thread) => self.thread = Some(thread),
                 Err(error) => {
-                    warn!(device = %self.device, %error, "no thread to write guest memory to its disk");
+                    warn!(device = %self.device, %error, "cannot start a thread that writes guest memory to its disk");
                 }
             }
         }

@@ -38,7 +38,7 @@ impl Tap {
             .open("/dev/net/tun")
             .context("cannot open /dev/net/tun")?;
         interface(&file, libc::TUNSETIFF, name, BARE_FRAMES).with_context(|| {
-            format!("cannot use the TAP device {name}; `ip tuntap add {name} mode tap user …` makes it for a user")
+            format!("cannot use the TAP device {name}; `ip tuntap add {name} mode tap user …` creates it for a user")
         })?;
         Self::new(file)
     }

@@ -111,7 +111,10 @@ impl Signals {
             && !eventfd.signal()
             && !self.silenced.swap(true, Ordering::Relaxed)
         {
-            warn!(vector, "the VMM holds up its interrupts: it gets no more");
+            warn!(
+                vector,
+                "the VMM does not take its interrupts: it gets no more"
+            );
         }
         true
     }

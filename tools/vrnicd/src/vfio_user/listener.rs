@@ -62,7 +62,7 @@ impl Listener {
             let (journal, fd) = match Journal::new() {
                 Ok(made) => made,
                 Err(error) => {
-                    warn!(%error, "no memory for the connection");
+                    warn!(%error, "not enough memory for the connection");
                     continue;
                 }
             };
@@ -78,7 +78,7 @@ impl Listener {
             ) {
                 Disconnect::Closed => info!("VMM disconnected"),
                 Disconnect::Stopped => {
-                    info!("stopping; the VMM loses its device");
+                    info!("vrnicd stops; the VMM loses its device");
                     // Leaves the socket with the holder, which keeps the VMM alive.
                     std::mem::forget(held);
                 }

@@ -16,7 +16,7 @@ pub fn answer(request: &Request, faults: Armory<'_>, now: Instant, most: usize) 
             let wanted = faults.log().filter(|firing| firing.number >= *from);
             Reply::Firings(wanted.take(most).map(firing).collect())
         }
-        _ => Reply::Error("ports of the switch are named for faults only".into()),
+        _ => Reply::Error("a port of the switch can be named only in requests about faults".into()),
     }
 }
 

@@ -26,7 +26,7 @@ pub fn answer(request: &Request, fabric: Option<&mut SubnetFabric>, now: Instant
             bit_error_rate,
         } => link(fabric.subnet(), end).and_then(|link| {
             if let Some(rate) = bit_error_rate.filter(|rate| !(0.0..=1.0).contains(rate)) {
-                return Err(format!("a bit error rate of {rate}: it is 0 to 1"));
+                return Err(format!("bit error rate {rate}: must be 0 to 1"));
             }
             fabric.change(now, |subnet| {
                 if let Some(rate) = *bit_error_rate {
@@ -49,7 +49,7 @@ pub fn answer(request: &Request, fabric: Option<&mut SubnetFabric>, now: Instant
                 });
             })
         }
-        _ => Err("not about a subnet".into()),
+        _ => Err("the request is not about a subnet".into()),
     };
     done.map_or_else(Reply::Error, |()| Reply::Done)
 }
@@ -77,7 +77,9 @@ fn link(subnet: &Subnet, end: &str) -> Result<LinkId, String> {
     };
     let node = node(subnet, name)?;
     let port = match port {
-        Some(port) => port.parse().map_err(|_| format!("{port:?} is no port"))?,
+        Some(port) => port
+            .parse()
+            .map_err(|_| format!("{port:?} is not a port number"))?,
         None if subnet.hca(node).is_some() => 1,
         None => return Err(format!("say which port of {name:?}, as in {name}/1")),
     };
@@ -189,11 +191,14 @@ mod tests {
                 "port 0 of \"switch1\" has no link",
             ),
             (set("switch1/200", None, None), "port 200"),
-            (set("switch1/999", None, None), "\"999\" is no port"),
-            (set("switch1/1", Some(false), Some(1.5)), "it is 0 to 1"),
+            (
+                set("switch1/999", None, None),
+                "\"999\" is not a port number",
+            ),
+            (set("switch1/1", Some(false), Some(1.5)), "must be 0 to 1"),
             (
                 set("switch1/1", Some(false), Some(f64::NAN)),
-                "it is 0 to 1",
+                "must be 0 to 1",
             ),
             (
                 Request::SetSubnetSwitch {
