@@ -52,7 +52,7 @@ pub fn list(profiles: &[Profile], faults: &[Fault]) {
         say!("  {:10} {}", profile.name, profile.about);
     }
     say!(
-        "\nFaults, and the end whose RNIC has each; those with * are also possible at its port of the switch:"
+        "\nFaults, and the end whose RNIC gets each. Those with * can also be injected at its port of the switch:"
     );
     for fault in faults {
         let mark = if fault.check(true).is_ok() { '*' } else { ' ' };
@@ -163,7 +163,7 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
         say!("no result: {broken}");
     }
     if !broken.is_empty() {
-        bail!("{} of {} runs could not be made", broken.len(), runs.len());
+        bail!("{} of {} runs gave no result", broken.len(), runs.len());
     }
     let sound = |case: &&Case| matches!(case.verdict, Verdict::Unaffected | Verdict::Recovered);
     if let Some(bad) = cases

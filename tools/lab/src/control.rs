@@ -223,7 +223,7 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream, end: Option<&E
             String::new()
         }
         Ask::Down => {
-            let end = end.context("this lab ends with the command that started it")?;
+            let end = end.context("only the command that started this lab can end it")?;
             return Ok(end.send(Some(writer.try_clone()?))?);
         }
         Ask::Status => serde_json::to_string(&Status::of(lab))?,
@@ -237,7 +237,7 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream, end: Option<&E
             family,
             argv,
         } => {
-            let (program, args) = argv.split_first().context("which program?")?;
+            let (program, args) = argv.split_first().context("name a program")?;
             let end = |vm: &str| -> Result<perf::End> {
                 let device = lab.device(vm);
                 Ok(perf::End::new(
@@ -380,5 +380,5 @@ pub fn run(
             Answer::Failed(why) => bail!("{why}"),
         }
     }
-    bail!("the lab ended while it was working on this")
+    bail!("the lab ended during this request")
 }

@@ -337,7 +337,8 @@ impl Source<'_> {
         let text = name.get_ref();
         self.ensure(is_name(text), &name.span(), || {
             format!(
-                "name: the name of a {what} has 1 to 15 lower-case letters, digits and hyphens, the first no hyphen"
+                "name: the name of a {what} has 1 to 15 lower-case letters, digits and hyphens, and does not begin \
+                 with a hyphen"
             )
         })?;
         Ok(text.clone())
@@ -430,7 +431,8 @@ impl Parsed {
             None => {
                 return Err(source.error(
                     &(0..0),
-                    "name: give the lab a name of 1 to 15 lower-case letters, digits and hyphens, as the file's own is no such name",
+                    "name: give the lab a name of 1 to 15 lower-case letters, digits and hyphens; the name of the \
+                     file is not one",
                 ));
             }
         };
@@ -495,13 +497,14 @@ fn networks(
         let switch = section.switch.as_ref();
         if let Some(switch) = switch.filter(|switch| !*switch.get_ref()) {
             source.ensure(local_wire, &switch.span(), || {
-                "switch: only a network of fabric \"local\" without link, udp, impairment and mtu does without".to_owned()
+                "switch: only a network of fabric \"local\" without link, udp, impairment and mtu can have switch = \
+                 false".to_owned()
             })?;
         }
         let topology = match &section.topology {
             Some(topology) => {
                 source.ensure(fabric == Fabric::Infiniband, &topology.span(), || {
-                    "topology: only for a network of fabric \"infiniband\"".to_owned()
+                    "topology: only valid for a network of fabric \"infiniband\"".to_owned()
                 })?;
                 Some(topology_of(source, topology)?)
             }
@@ -566,7 +569,7 @@ fn machines(
             source.ensure(
                 (1..=MAX_NUMBER).contains(first.get_ref()),
                 &first.span(),
-                || format!("first_number: 1 to {MAX_NUMBER}"),
+                || format!("first_number: must be 1 to {MAX_NUMBER}"),
             )?;
             *first.get_ref()
         }
@@ -583,7 +586,7 @@ fn machines(
         source.ensure(
             (1..=MAX_VMS).contains(count.get_ref()),
             &count.span(),
-            || format!("count: 1 to {MAX_VMS} VMs"),
+            || format!("count: must be 1 to {MAX_VMS} VMs"),
         )?;
         for index in 1..=*count.get_ref() {
             let name = format!("{name}{index}");
@@ -624,13 +627,13 @@ fn machines(
             source.ensure(
                 (256..=1 << 20).contains(memory.get_ref()),
                 &memory.span(),
-                || "memory: 256 to 1048576 MiB".to_owned(),
+                || "memory: must be 256 to 1048576 MiB".to_owned(),
             )?;
         }
         let cpus = vm.cpus.as_ref().or(file.cpus.as_ref());
         if let Some(cpus) = cpus {
             source.ensure((1..=64).contains(cpus.get_ref()), &cpus.span(), || {
-                "cpus: 1 to 64".to_owned()
+                "cpus: must be 1 to 64".to_owned()
             })?;
         }
         let kernel = match vm.kernel.as_ref().or(file.kernel.as_ref()) {
@@ -644,7 +647,7 @@ fn machines(
                 source.ensure(
                     arguments.get_ref().chars().all(|it| !it.is_control()),
                     &arguments.span(),
-                    || "kernel_arguments: one line".to_owned(),
+                    || "kernel_arguments: must be one line".to_owned(),
                 )?;
                 arguments.get_ref().clone()
             }
@@ -657,18 +660,18 @@ fn machines(
             let guest = share.guest.get_ref();
             source.ensure(can_mount(guest), &share.guest.span(), || {
                 format!(
-                    "guest: a path below {}, without `..`, spaces and commas",
+                    "guest: must be a path below {}, without `..`, spaces and commas",
                     WRITABLE.join(", ")
                 )
             })?;
             let host = source.host("host", &share.host)?;
             source.ensure(host.is_dir(), &share.host.span(), || {
-                format!("host: {} is no directory", host.display())
+                format!("host: {} is not a directory", host.display())
             })?;
             source.ensure(
                 !shares.iter().any(|other| other.guest == *guest),
                 &share.guest.span(),
-                || format!("guest: two shares are at {guest}"),
+                || format!("guest: two shares have the path {guest}"),
             )?;
             shares.push(Share {
                 host,
@@ -681,7 +684,7 @@ fn machines(
             source.ensure(
                 copy.guest.get_ref().starts_with('/'),
                 &copy.guest.span(),
-                || "guest: a path that begins with /".to_owned(),
+                || "guest: must begin with /".to_owned(),
             )?;
             copies.push(Copy {
                 vm: name.clone(),
@@ -726,9 +729,10 @@ fn image_of(
     let own_user_data = vm.user_data.as_ref();
     let Some(image) = vm.image.as_ref().or(file.image.as_ref()) else {
         return match own_user_data {
-            Some(data) => {
-                Err(source.error(&data.span(), "user_data: for VMs whose image is a disk"))
-            }
+            Some(data) => Err(source.error(
+                &data.span(),
+                "user_data: only valid for VMs whose image is a disk",
+            )),
             None => Ok((None, None)),
         };
     };
@@ -736,7 +740,7 @@ fn image_of(
     if path.is_dir() {
         source.ensure(path.join(INIT).is_file(), &image.span(), || {
             format!(
-                "image: {} is no root directory of a guest: it has no {INIT}; tools/setup/guest-init is one",
+                "image: {} is not the root directory of a guest: it has no {INIT}; copy tools/setup/guest-init there",
                 path.display()
             )
         })?;
@@ -744,7 +748,10 @@ fn image_of(
             format!("image: {} has no {SSHD}, which `ssh` needs", path.display())
         })?;
         if let Some(data) = own_user_data {
-            return Err(source.error(&data.span(), "user_data: for VMs whose image is a disk"));
+            return Err(source.error(
+                &data.span(),
+                "user_data: only valid for VMs whose image is a disk",
+            ));
         }
         return Ok((Some(path), None));
     }
@@ -761,7 +768,7 @@ fn image_of(
         Some(data) => {
             let path = source.host("user_data", data)?;
             source.ensure(path.is_file(), &data.span(), || {
-                format!("user_data: {} is no file", path.display())
+                format!("user_data: {} is not a file", path.display())
             })?;
             Some(path)
         }
@@ -799,7 +806,7 @@ fn kernel_of(source: &Source<'_>, kernel: &Spanned<String>) -> Result<String> {
         return Ok(text.clone());
     }
     source.ensure(text.contains('/'), &kernel.span(), || {
-        "kernel: stock, lab, debug, races, or the path of a built kernel tree".to_owned()
+        "kernel: must be stock, lab, debug, races, or the path of a built kernel tree".to_owned()
     })?;
     let path = Spanned::new(kernel.span(), PathBuf::from(text));
     let path = source.host("kernel", &path)?;
@@ -895,14 +902,14 @@ fn nics(
                     source.error(
                         &name.span(),
                         format!(
-                            "network: there is none named `{}`; there are {}",
+                            "network: no network is named `{}`; there are {}",
                             name.get_ref(),
                             names.join(", ")
                         ),
                     )
                 })?,
             None if networks.len() == 1 => &networks[0],
-            None => return Err(source.error(&span, "network: which one? there are several")),
+            None => return Err(source.error(&span, "network: there are several; name one")),
         };
         let same = nics
             .iter()
@@ -931,14 +938,18 @@ fn nics(
         }
         let only_mtu = usize::from(network.mtu.is_some());
         source.ensure(network.switch || port.len() == only_mtu, &span, || {
-            format!("network `{}` has no switch (switch = false), so no vlan, trunk, native and impairment", network.name)
+            format!(
+                "network `{}` has switch = false: remove vlan, trunk, native and impairment",
+                network.name
+            )
         })?;
         source.ensure(
             !(rnic && network.fabric == Fabric::Local) || port.len() == only_mtu,
             &span,
             || {
                 format!(
-                    "RNICs on network `{}` send no frames, so no vlan, trunk, native and impairment: give the network fabric = \"roce\"",
+                    "RNICs on network `{}` send no frames: remove vlan, trunk, native and impairment, or give the \
+                     network fabric = \"roce\"",
                     network.name
                 )
             },
@@ -964,7 +975,7 @@ fn nics(
             source.ensure(
                 *priority.get_ref() <= MAX_PRIORITY,
                 &priority.span(),
-                || format!("opensm_priority: 0 to {MAX_PRIORITY}"),
+                || format!("opensm_priority: must be 0 to {MAX_PRIORITY}"),
             )?;
         }
         let host = number + STRIDE * same;
@@ -1402,14 +1413,18 @@ mod tests {
                 3,
                 "memory = \"1G\"`: invalid type",
             ),
-            (&format!("{VM}memory = 1\n"), 3, "memory: 256 to"),
+            (&format!("{VM}memory = 1\n"), 3, "memory: must be 256 to"),
             (&format!("{VM}memory = -1\n"), 3, "memory = -1"),
-            (&format!("{VM}cpus = 0\n"), 3, "cpus: 1 to 64"),
-            (&format!("{VM}count = 33\n"), 3, "count: 1 to 32"),
-            (&format!("{VM}count = 0\n"), 3, "count: 1 to 32"),
+            (&format!("{VM}cpus = 0\n"), 3, "cpus: must be 1 to 64"),
+            (&format!("{VM}count = 33\n"), 3, "count: must be 1 to 32"),
+            (&format!("{VM}count = 0\n"), 3, "count: must be 1 to 32"),
             (&many, 65, "at most 32 VMs"),
             (&format!("{VM}rnic = [{nics}]\n"), 1, "at most 8"),
-            (&format!("{VM}kernel = \"stok\"\n"), 3, "kernel: stock, lab"),
+            (
+                &format!("{VM}kernel = \"stok\"\n"),
+                3,
+                "kernel: must be stock, lab",
+            ),
             (
                 &format!("{VM}kernel = \"/no/such\"\n"),
                 3,
@@ -1425,12 +1440,12 @@ mod tests {
             (
                 &format!("{VM}user_data = \"/proc/version\"\n"),
                 3,
-                "user_data: for VMs whose image is a disk",
+                "user_data: only valid for VMs whose image is a disk",
             ),
             (
                 &format!("{VM}rnic = [{{ network = \"x\" }}]\n"),
                 3,
-                "network: there is none named `x`",
+                "network: no network is named `x`",
             ),
             (
                 &format!("{VM}rnic = [{{ vlan = 1 }}]\n"),
@@ -1461,12 +1476,12 @@ mod tests {
             (
                 &format!("{VM}[[vm.share]]\nhost = \"/\"\nguest = \"/usr\"\n"),
                 5,
-                "guest: a path below /mnt",
+                "guest: must be a path below /mnt",
             ),
             (
                 &format!("{VM}[[vm.share]]\nhost = \"/\"\nguest = \"/mnt/../usr\"\n"),
                 5,
-                "guest: a path below /mnt",
+                "guest: must be a path below /mnt",
             ),
             (
                 &format!("{VM}[[vm.share]]\nhost = \"/\"\n"),
@@ -1476,7 +1491,7 @@ mod tests {
             (
                 &format!("{VM}[[vm.file]]\nhost = \"/\"\nguest = \"x\"\n"),
                 5,
-                "guest: a path that begins with /",
+                "guest: must begin with /",
             ),
             (
                 &format!("{VM}[[network]]\nname = \"x\"\nfabric = \"ib\"\n"),
@@ -1542,7 +1557,7 @@ mod tests {
             (
                 &format!("{ring}{VM}").replace("\"infiniband\"", "\"roce\""),
                 4,
-                "topology: only for a network of fabric \"infiniband\"",
+                "topology: only valid for a network of fabric \"infiniband\"",
             ),
             (
                 &format!(
@@ -1588,7 +1603,7 @@ mod tests {
             (
                 &format!("{ring}{VM}rnic = [{{ hca = \"switch1-h1\", opensm_priority = 16 }}]\n"),
                 9,
-                "opensm_priority: 0 to 15",
+                "opensm_priority: must be 0 to 15",
             ),
             (
                 &format!("{VM}rnic = [{{ opensm_priority = 1 }}]\n"),
@@ -1603,7 +1618,7 @@ mod tests {
             (
                 "first_number = 0\n[[vm]]\nname = \"a\"\n",
                 1,
-                "first_number: 1 to",
+                "first_number: must be 1 to",
             ),
             (
                 "name = \"no name\"\n[[vm]]\nname = \"a\"\n",

@@ -391,7 +391,9 @@ fn command(cli: Cli) -> Result<ExitCode> {
     let load = || Settings::load(kernel).map(|settings| settings.with_fabric(cli.fabric));
     let sources = || -> Result<Settings> {
         if settings::is_bundled() {
-            bail!("this needs the source tree: it builds what it tests and measures");
+            bail!(
+                "this command needs the source tree, because it builds what it tests and measures"
+            );
         }
         load()
     };
@@ -557,12 +559,12 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
     for profile in &others {
         let program = profile.needs.as_deref().unwrap_or_default();
         say!(
-            "{} is left out: the guests have no {program}; run `make setup-apps` and set VRNIC_GUEST=build/setup/apps",
+            "{} is skipped: the guests have no {program}; run `make setup-apps` and set VRNIC_GUEST=build/setup/apps",
             profile.name
         );
     }
     if profiles.is_empty() {
-        bail!("no workload is left");
+        bail!("no workload can be run");
     }
     let out = settings.tree.join(arguments.out);
     chaos::run(
@@ -626,7 +628,7 @@ fn exec_in_running(lab: Option<String>, command: &exec::Command) -> Result<Optio
         socket?;
     }
     if let Some(socket) = std::env::var_os("LAB_CONTROL") {
-        bail!("the lab at {} is gone", PathBuf::from(socket).display());
+        bail!("the lab at {} has ended", PathBuf::from(socket).display());
     }
     if up::Place::all()?.len() > 1 {
         bail!("several labs are up; name one with --lab");

@@ -53,7 +53,7 @@ impl ReaderLeft {
 
 impl fmt::Display for ReaderLeft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads the output any more")
+        f.write_str("the reader of the output has closed it")
     }
 }
 

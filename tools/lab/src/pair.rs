@@ -130,7 +130,7 @@ impl End {
     /// Returns its exit code. Kills it if it has not ended.
     fn end(mut self) -> Result<i32> {
         if self.code.is_none() {
-            self.print(b"vrnic-lab: it ran too long and was killed\n")?;
+            self.print(b"vrnic-lab: the command ran too long and was killed\n")?;
             self.program.kill();
         }
         Ok(self.code.unwrap_or(124))

@@ -62,7 +62,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     if device == Device::Vrnic {
         match web::address(&lab.control()) {
             Ok(address) => say!("in a browser, while it runs: {address}"),
-            Err(error) => say!("nothing to see in a browser: {error:#}"),
+            Err(error) => say!("the browser view is not available: {error:#}"),
         }
     }
     let mut ends = Vec::new();

@@ -74,7 +74,7 @@ fn one(lab: &Lab, end: &End, kind: &str, count: u32) -> Result<Scale> {
             Some(Event::Output(_, bytes)) => text.push_str(&String::from_utf8_lossy(&bytes)),
             Some(Event::Exit(code)) => bail!("vrnic-scale exited with {code}: {text}"),
             Some(Event::Lost(why)) => bail!("{why}"),
-            None => bail!("nothing was made in {} s", PATIENCE.as_secs()),
+            None => bail!("no object was created within {} s", PATIENCE.as_secs()),
         }
     }
     let grown = device_memory(lab)? - before;

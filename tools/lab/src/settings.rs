@@ -41,7 +41,7 @@ impl Settings {
         let bundled = is_bundled();
         if bundled && kernel != kernel::Name::Stock {
             bail!(
-                "without the source tree there is Debian's kernel only: unset KDIR and VRNIC_KERNEL"
+                "without the source tree, only Debian's kernel is available: unset KDIR and VRNIC_KERNEL"
             );
         }
         let tree = tree()?;

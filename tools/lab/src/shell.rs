@@ -69,7 +69,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
     if device == Device::Vrnic {
         match web::address(&lab.control()) {
             Ok(address) => say!("in a browser: {address}"),
-            Err(error) => say!("nothing to see in a browser: {error:#}"),
+            Err(error) => say!("the browser view is not available: {error:#}"),
         }
     }
     let me = std::env::current_exe()?;
@@ -157,7 +157,7 @@ impl Drop for Raw {
 /// No lab is running, its console cannot be reached, or another terminal has it.
 pub fn attach(sockets: &Path, vm: &str) -> Result<()> {
     let stream = UnixStream::connect(sockets.join(format!("shell-{vm}")))
-        .context("no lab with this VM is running; start one with `make shell` or `vrnic-lab up`")?;
+        .context("no running lab has this VM; start one with `make shell` or `vrnic-lab up`")?;
     // QEMU serves one terminal and silently makes the next one wait.
     let lock = File::create(sockets.join(format!("shell-{vm}.lock")))?;
     let Ok(_lock) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) else {

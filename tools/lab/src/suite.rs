@@ -1016,7 +1016,7 @@ fn one(
     if settings.kernel.debug() {
         let answers = test_lab.answers(BLIND, &known)?;
         if let Some((name, _)) = answers.iter().find(|(_, answer)| !answer.is_empty()) {
-            let why = format!("the kernel of VM {name} no longer looks at its locks");
+            let why = format!("lockdep is off in the kernel of VM {name}");
             return Ok((Verdict::Failed, why));
         }
         if script.fresh {
@@ -1052,7 +1052,7 @@ fn leaked(test_lab: &TestLab, name: &str, before: Option<String>) -> Option<Stri
         }
         if Instant::now() > deadline {
             return Some(format!(
-                "VM {name} holds other RDMA objects than before the test\nbefore: {}\nafter:  {}",
+                "the RDMA objects of VM {name} are not those from before the test\nbefore: {}\nafter:  {}",
                 before.trim(),
                 now.trim()
             ));

@@ -386,7 +386,7 @@ pub fn down(name: Option<String>, as_json: bool) -> Result<()> {
         let asked = control::ask(&place.control(), &Ask::Down);
         if !place.wait_end(END)? {
             asked?;
-            bail!("the lab {} does not end", place.name);
+            bail!("the lab {} did not end in time", place.name);
         }
     }
     if as_json {
@@ -500,7 +500,7 @@ pub fn copy(control: &Path, from: &str, to: &str, as_json: bool) -> Result<()> {
             control::ask(control, &request)?;
         }
         ((Some(vm), guest), (None, host)) => copy_out(control, vm, guest, Path::new(host))?,
-        _ => bail!("one of both is VM:PATH, the other a path of the host"),
+        _ => bail!("give one VM:PATH and one path of the host"),
     }
     if as_json {
         say!("{}", json!({ "from": from, "to": to }));
@@ -512,7 +512,7 @@ pub fn copy(control: &Path, from: &str, to: &str, as_json: bool) -> Result<()> {
 fn copy_out(control: &Path, vm: &str, guest: &str, host: &Path) -> Result<()> {
     let name = Path::new(guest)
         .file_name()
-        .with_context(|| format!("{guest}: a path of a file or a directory"))?;
+        .with_context(|| format!("{guest}: not the path of a file or directory"))?;
     let into = if host.is_dir() {
         host.join(name)
     } else {

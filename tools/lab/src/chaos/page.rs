@@ -103,7 +103,10 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
     );
     for (what, text) in [
         ("The kernel says:", &case.seen.kernel),
-        ("Left behind:", &case.seen.leak),
+        (
+            "Objects that still existed after the programs had ended:",
+            &case.seen.leak,
+        ),
         ("Afterwards:", &case.seen.lost_device),
         ("Wrong data:", &case.seen.wrong_data),
     ] {
@@ -125,10 +128,10 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
         "When the fault fired (seconds of the RNICs' clock):",
         &case.firings.join("\n"),
     );
-    block(page, "What the RNICs explain:", &case.explain.join("\n"));
+    block(page, "Explanations of the RNICs:", &case.explain.join("\n"));
     block(page, "The client printed:", &case.output[0]);
     block(page, "The server printed:", &case.output[1]);
-    block(page, "To repeat it:", &command(plan, case));
+    block(page, "To repeat this run:", &command(plan, case));
     if let Some(capture) = &case.capture {
         let _ = writeln!(
             page,
@@ -143,9 +146,10 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
 #[must_use]
 pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> String {
     let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>vrnic: chaos</title>\n<style>{STYLE}</style>\
-         </head><body>\n<h1>How programs take faults</h1>\n<p>Each cell is a run of a workload between two VMs, with one \
-         fault {}; the fabric is {}. Click on a cell for the evidence.</p>\n<ul>\n",
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>vrnic: \
+         chaos</title>\n<style>{STYLE}</style></head><body>\n<h1>How programs cope with faults</h1>\n<p>Each cell is \
+         a run of a workload between two VMs, with one fault {}; the fabric is {}. Click on a cell for the \
+         evidence.</p>\n<ul>\n",
         if plan.at_ports {
             "at the switch port of one of them"
         } else {
@@ -207,11 +211,7 @@ pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> S
     }
     page.push_str("</table>\n");
     if !broken.is_empty() {
-        block(
-            &mut page,
-            "Runs that could not be made:",
-            &broken.join("\n"),
-        );
+        block(&mut page, "Runs without a result:", &broken.join("\n"));
     }
     page.push_str("<h2>Evidence</h2>\n");
     for (id, case) in cases.iter().enumerate() {

@@ -152,18 +152,18 @@ impl Verdict {
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::NotReached => "the fault never fired, and the programs ended well",
+            Self::NotReached => "the fault never fired, and the programs succeeded",
             Self::Unaffected => {
-                "the programs ended well, and the RNICs counted no retry and no error"
+                "the programs succeeded, and the RNICs counted no retry and no error"
             }
             Self::Recovered => {
-                "the programs ended well, after retries or errors that the RNICs counted"
+                "the programs succeeded, after retries or errors that the RNICs counted"
             }
             Self::Reported => "a program ended with an error, and none hung",
-            Self::Hang => "a program did not end in time, whatever the other one did",
+            Self::Hang => "a program did not end in time, whatever happened to the other one",
             Self::Crash => "a program was killed by a signal",
-            Self::Leak => "RDMA objects were left when the programs were gone",
-            Self::WrongData => "a program that checks its data found it damaged",
+            Self::Leak => "RDMA objects still existed after the programs had ended",
+            Self::WrongData => "a program that checks its data found damaged data",
             Self::KernelReport => "a guest's kernel complained (BUG, WARNING, hung task, …)",
         }
     }
