@@ -19,7 +19,9 @@ use vrnic_infiniband::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
-    let path = arguments.next().ok_or("say where the file is to be")?;
+    let path = arguments
+        .next()
+        .ok_or("give the path of the file to write")?;
     let link_type = match arguments.next() {
         Some(number) => number.parse()?,
         None => u32::from(LINKTYPE_INFINIBAND),

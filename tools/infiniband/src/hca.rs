@@ -55,12 +55,12 @@ pub enum SendError {
 impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Down => "the port does not let such packets out",
-            Self::Busy => "too much waits for the link",
+            Self::Down => "the port does not send such packets in its state",
+            Self::Busy => "too many packets wait for the link",
             Self::Partition => "the partition key is not in the port's table",
-            Self::ServiceLevel => "the service level has no lane",
+            Self::ServiceLevel => "the service level has no virtual lane",
             Self::TooLong => "the packet is too long for the link",
-            Self::Management => "the packet is no valid one of subnet management",
+            Self::Management => "the packet is not valid subnet management",
         })
     }
 }

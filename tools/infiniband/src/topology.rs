@@ -332,7 +332,7 @@ impl Topology {
         if builder.topology.nodes.is_empty() {
             return Err(builder
                 .source
-                .error(&(0..0), "there is neither a switch nor an HCA"));
+                .error(&(0..0), "the topology has neither a switch nor an HCA"));
         }
         Ok(builder.topology)
     }

@@ -58,7 +58,7 @@ impl Rule {
             ),
             Self::Flush => (
                 "flush",
-                "what follows a failed request of a queue is flushed",
+                "requests after a failed one in a queue are flushed",
                 "IBTA volume 1, 10.10.2",
             ),
             Self::State => (
@@ -73,7 +73,7 @@ impl Rule {
             ),
             Self::ResponsePsn => (
                 "response-psn",
-                "responses have PSNs of requests that came",
+                "responses have PSNs of requests that arrived",
                 "IBTA volume 1, 9.7.5.1",
             ),
             Self::Msn => ("msn", "the MSN never goes back", "IBTA volume 1, 9.7.7.1"),
@@ -287,7 +287,7 @@ impl Checker {
         let found = found || known.old;
         if late {
             let what =
-                format!("request {wr_id:#x} completes with {status:?} behind one that failed");
+                format!("request {wr_id:#x} completes with {status:?} after a request that failed");
             self.violates(Rule::Flush, told, qpn, what);
         }
         if !found {
@@ -296,7 +296,7 @@ impl Checker {
             } else {
                 (Rule::SendOrder, "send")
             };
-            let what = format!("{kind} {wr_id:#x} completes, whose turn it is not");
+            let what = format!("{kind} {wr_id:#x} completes, but is not the next one");
             self.violates(rule, told, qpn, what);
         }
     }

@@ -92,7 +92,7 @@ fn parse_until(text: &str) -> Result<Until, String> {
         return call
             .parse()
             .map(Until::Call)
-            .map_err(|_| "a call is a number".into());
+            .map_err(|_| "expected the number of a call".into());
     }
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     let time = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
@@ -142,7 +142,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let Some(file) = &arguments.file else {
-        bail!("give the file of a recording");
+        bail!("name the recording to replay");
     };
     let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let sound = play(arguments, &bytes).with_context(|| file.display().to_string())?;
@@ -228,7 +228,7 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
                 let program = header.program.escape_debug();
                 writeln!(
                     out,
-                    "the recording was made by {program}, but this is {here}"
+                    "the recording was made by {program}, but this program is {here}"
                 )?;
             }
             false

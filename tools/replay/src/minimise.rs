@@ -157,7 +157,7 @@ pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     let mut chunk = kept.len().div_ceil(2);
     // All calls together have to fail on an image, too.
     if attempt(&header, &places, &all, &kept, failure).is_none() {
-        bail!("the failure depends on guest memory that is not in the recording");
+        bail!("the failure depends on guest memory that the recording does not contain");
     }
     while chunk > 0 {
         let mut start = 0;
@@ -186,7 +186,7 @@ pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     let replayed = replay(&recording)?;
     ensure!(
         replayed == calls as u64,
-        "the smaller recording does not replay"
+        "the smaller recording cannot be replayed"
     );
     Ok(Minimal {
         recording,

@@ -26,7 +26,8 @@ fn main() -> Result<()> {
     let path = arguments.topology.display();
     let text =
         fs::read_to_string(&arguments.topology).with_context(|| format!("cannot read {path}"))?;
-    let topology = Topology::parse(&text).with_context(|| format!("{path} describes no subnet"))?;
+    let topology =
+        Topology::parse(&text).with_context(|| format!("{path} is not a valid topology"))?;
     let listener = UnixListener::bind(&arguments.socket)
         .with_context(|| format!("cannot listen on {}", arguments.socket.display()))?;
     Server::new(Subnet::new(&topology))
