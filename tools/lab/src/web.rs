@@ -77,7 +77,7 @@ mod tests {
         assert!(ask(&served, "GET", "/", &wrong).starts_with("HTTP/1.1 401"));
         let act = ask(&served, "POST", "/api/action", token);
         assert!(
-            act.starts_with("HTTP/1.1 403") && act.contains("only look"),
+            act.starts_with("HTTP/1.1 403") && act.contains("read-only"),
             "{act}"
         );
         assert!(address(Path::new("/nonexistent")).is_err());

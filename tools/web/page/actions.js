@@ -71,7 +71,7 @@ function makeDevice(device) {
 
 /** Makes the view. */
 export function actionsView() {
-  const only = el("p", { class: "panel" }, "This page may only look. To allow these actions, start ",
+  const only = el("p", { class: "panel" }, "This page is read-only. To allow these actions, start ",
     el("code", {}, "vrnicctl web --allow-actions"), ". The command lines below do the same.");
   const devices = el("div");
   const said = el("p", { role: "status" });

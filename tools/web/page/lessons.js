@@ -7,24 +7,24 @@ import { timelineView } from "./timeline.js";
 
 /** How to read the diagram. */
 const LEGEND = "The outer lines are the programs, the inner ones their RNICs. Time runs down. Each arrow is something that a real device "
-  + "did just now: choose one to see its fields. What comes from a program is drawn when its RNIC takes it, not when it is posted. The number behind an operation is the name of the work request (wr_id), which the library (libvrnic) gives it here. Names of statuses are drawn without IBV_WC_.";
+  + "has just done: choose one to see its fields. A request of a program is drawn when its RNIC takes it, not when it is posted. The number after an operation is the ID of the work request (wr_id), which the library (libvrnic) chooses here. Statuses are shown without IBV_WC_.";
 
 /** Terms that the lessons and the diagram use. */
 const WORDS = [
   ["RNIC", "A network card that does RDMA: remote direct memory access. It moves data between the memories of programs without the kernel."],
-  ["work request, wr_id", "What a program asks its RNIC to do. The program gives it a number, the wr_id, by which it knows the completion again."],
+  ["work request, wr_id", "What a program asks its RNIC to do. The program gives it a number, the wr_id, by which it recognizes the completion."],
   ["QP", "Queue pair: a send queue and a receive queue, to which a program posts work requests. It is one end of a connection, and has a number (QPN)."],
   ["CQ, CQE", "Completion queue, and an entry of it: the RNIC writes one when a work request is done. It has the wr_id and a status."],
   ["MR, rkey", "Memory region: memory that a program registered for its RNIC. A peer that may access it has to name its remote key, the rkey."],
   ["PD", "Protection domain: QPs can only use MRs of the same PD."],
   ["PSN", "Packet sequence number. It has 24 bits, and each direction of a connection counts its own."],
   ["First, Middle, Last, Only", "Where in its message a packet is. A message that fits in one packet is an Only."],
-  ["ACK, NAK", "The answer of the RNIC that got a packet: it acknowledges this one and all before it, or says what is wrong."],
+  ["ACK, NAK", "The answer of the RNIC that got a packet: it acknowledges this packet and all before it, or says what is wrong."],
   ["RNR NAK", "“Receiver not ready”: try again later."],
-  ["RESET, INIT, RTR, RTS, ERR", "States of a QP. To connect, a program takes it from RESET by INIT and RTR (ready to receive) to RTS (ready to send). In ERR it does nothing more."],
+  ["RESET, INIT, RTR, RTS, ERR", "States of a QP. To connect, a program takes it from RESET by INIT and RTR (ready to receive) to RTS (ready to send). In ERR it executes nothing more."],
   ["SRQ", "Shared receive queue: receives that several QPs take from one queue."],
-  ["flush", "What an RNIC does with the requests of a QP in ERR: it completes them with IBV_WC_WR_FLUSH_ERR, undone."],
-  ["event", "How an RNIC tells a program something that is not about one work request, or that a CQ has a new entry."],
+  ["flush", "What an RNIC does with the requests of a QP in ERR: it completes them with IBV_WC_WR_FLUSH_ERR, without executing them."],
+  ["event", "How an RNIC notifies a program of something that does not belong to one work request, or of a new entry in a CQ."],
 ];
 
 /** Makes a paragraph. Text between two backticks is code. */
@@ -40,7 +40,7 @@ function makeStep(step, number, act) {
   const done = el("div", { class: "outcome", "aria-live": "polite", hidden: true }, said, why);
   const press = button(step.button, act, { class: "do" });
   const element = el("li", { class: "lesson-step" }, el("h3", {}, `Step ${number + 1}`, el("span", { class: "title" }, `: ${step.button}`)), prose(step.before),
-    el("pre", { class: "calls", "aria-label": "What a program calls" }, step.calls), prose(step.look, { class: "look" }), press, trouble, done);
+    el("pre", { class: "calls", "aria-label": "What the programs call" }, step.calls), prose(step.look, { class: "look" }), press, trouble, done);
   return {
     element,
     /** Shows whether the step is done, is next, or comes later. */
@@ -61,7 +61,7 @@ function makeLesson(lesson, following) {
   const timeline = timelineView({ embedded: true });
   const trouble = el("p", { class: "bad", role: "alert" });
   const again = button("Begin again", () => go(null));
-  const end = el("section", { class: "panel take-home", hidden: true }, el("h2", {}, "To take home"), prose(lesson.lesson),
+  const end = el("section", { class: "panel take-home", hidden: true }, el("h2", {}, "Summary"), prose(lesson.lesson),
     following ? el("p", {}, el("a", { href: `#lessons/${following.name}` }, `Next: ${following.title}`)) : null);
   let connection = null;
   let next = 0;
@@ -70,7 +70,7 @@ function makeLesson(lesson, following) {
   const text = el("div", { class: "lesson-text" },
     el("section", { class: "panel" }, el("h2", {}, lesson.title), ...lesson.about.map((part) => prose(part)), trouble, el("p", {}, again)),
     el("ol", { class: "steps" }, ...steps.map((step) => step.element)), end);
-  const words = el("details", { class: "words" }, el("summary", {}, "How to read the diagram, and words of the field"), prose(LEGEND), el("dl", {}, ...WORDS.flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
+  const words = el("details", { class: "words" }, el("summary", {}, "How to read the diagram, and what the terms mean"), prose(LEGEND), el("dl", {}, ...WORDS.flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
   const element = el("div", { class: "lesson" }, text, el("div", { class: "lesson-view" }, words, timeline.element));
 
   function renew() {

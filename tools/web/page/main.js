@@ -62,7 +62,7 @@ function show() {
 
 function tellConnection() {
   const lost = now.at === null ? "connecting…"
-    : now.closed ? "closed: open the address again that vrnicctl web printed last" : "connection lost, trying again";
+    : now.closed ? "closed: open the last address that vrnicctl web printed" : "connection lost, trying again";
   const status = !now.connected ? lost : isPaused() ? "paused" : "live";
   const connection = document.getElementById("connection");
   say(connection, status);

@@ -152,7 +152,7 @@ function makePort(port) {
 function updatePort(box, port) {
   const { parts } = box;
   const behind = [port.device && `RNIC ${port.device}${port.rnic_up ? "" : " (no driver)"}`,
-    port.medium && `${port.medium}${port.medium_up ? "" : " (not there)"}`];
+    port.medium && `${port.medium}${port.medium_up ? "" : " (not connected)"}`];
   say(parts.behind, behind.filter(Boolean).join(", ") || "nothing");
   const key = ofPort(port);
   parts.facts.replaceChildren(
@@ -179,7 +179,7 @@ function updateTalker(row, { device, qp, sent, most }) {
   const peer = peerOf(qp);
   parts.link.setAttribute("href", linkTo(device, `${qp.qpn}`));
   say(parts.link, `${device.name} QP ${qp.qpn}`);
-  say(parts.peer, peer?.qp ? `to ${peer.device.name} QP ${qp.peer_qpn}` : qp.peer_gid ? `to QP ${qp.peer_qpn} of ${qp.peer_gid}` : "to anybody");
+  say(parts.peer, peer?.qp ? `to ${peer.device.name} QP ${qp.peer_qpn}` : qp.peer_gid ? `to QP ${qp.peer_qpn} of ${qp.peer_gid}` : "to any peer");
   say(parts.rate, `${short(sent)} packets/s`);
   parts.bar.max = most;
   parts.bar.value = sent;
@@ -204,7 +204,7 @@ export function mapView() {
   const ports = el("ul", { class: "grid", "aria-label": "Ports of the switch" });
   const network = el("section", {}, el("h2", {}, "Switch"), ports);
   const busiest = el("ol", { class: "talkers", "aria-label": "The queue pairs that send most" });
-  const idle = el("p", { class: "dim" }, "Nobody sends.");
+  const idle = el("p", { class: "dim" }, "No queue pair sends.");
   const element = el("div", {}, el("section", { class: "panel" }, el("h2", {}, "VMs, RNICs and connections"), empty, picture, outside),
     el("section", { class: "panel" }, el("h2", {}, "Top talkers"), idle, busiest), network);
   function update() {
@@ -215,7 +215,7 @@ export function mapView() {
     reconcile(edges, pairs(), (pair) => pair.key, makeEdge, (edge, pair) => updateEdge(edge, pair, places));
     reconcile(cards, now.devices, (device) => device.name, makeCard, (card, device) => updateCard(card, device, places.get(device.name)));
     const strangers = now.devices.flatMap((device) => device.qp_list).filter((qp) => qp.peer_gid && !peerOf(qp)).length;
-    say(outside, strangers ? `${strangers} more queue pairs are connected with something that is no RNIC of this vrnicd.` : "");
+    say(outside, strangers ? `${strangers} more queue pairs are connected to peers outside this vrnicd.` : "");
     const top = talkers();
     idle.hidden = top.length > 0;
     reconcile(busiest, top, ({ device, qp }) => `${qp.qpn} ${device.name}`, makeTalker, updateTalker);

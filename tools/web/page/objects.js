@@ -20,7 +20,7 @@ const STATES = { RESET: [50, 40], INIT: [170, 40], RTR: [290, 40], RTS: [410, 40
 const MOVES = [["RESET", "INIT"], ["INIT", "RTR"], ["RTR", "RTS"], ["RTS", "SQD"], ["SQD", "RTS"], ["RTS", "SQE"], ["SQE", "RTS"], ["RTS", "ERR"]];
 const MEANING = {
   RESET: "new: nothing can be posted", INIT: "receives can be posted", RTR: "ready to receive: answers its peer",
-  RTS: "ready to send: works", SQD: "send queue drains: no new send begins", SQE: "send queue error: sends are flushed",
+  RTS: "ready to send: fully usable", SQD: "send queue drains: no new send begins", SQE: "send queue error: sends are flushed",
   ERR: "error: everything is flushed",
 };
 
@@ -171,7 +171,7 @@ function qpPanel() {
   const title = el("h2");
   const machine = stateMachine();
   const facts = el("dl", { class: "facts" });
-  const failures = failureTable("What went wrong on it");
+  const failures = failureTable("Failures of this queue pair");
   const gone = el("p", { class: "empty", text: "This queue pair does not exist any more." });
   const body = el("div", { class: "columns" }, machine.element, facts);
   const element = el("section", { class: "panel", id: "qp" }, title, gone, body, failures.element);
@@ -190,15 +190,15 @@ function qpPanel() {
         ? el("a", { href: `#objects/${encodeURIComponent(peer.device.name)}/${qp.peer_qpn}` }, `QP ${qp.peer_qpn} of ${peer.device.name}`)
         : qp.peer_gid ? `QP ${qp.peer_qpn} of ${qp.peer_gid}` : "not connected";
       const connection = peer?.qp ? `${device.name} QP ${qpn} – ${peer.device.name} QP ${qp.peer_qpn}` : "";
-      const timeline = connection ? el("a", { href: `#timeline/${encodeURIComponent(connection)}` }, "what it does")
-        : "only of a connection between these RNICs";
+      const timeline = connection ? el("a", { href: `#timeline/${encodeURIComponent(connection)}` }, "show its steps")
+        : "only for a connection between these RNICs";
       facts.replaceChildren(
         fact("type", qp.kind), fact("timeline", timeline), fact("peer", peerText), fact("path MTU", `${qp.mtu}`), fact("packets/s", short(ofQp(device, qpn))),
         fact("next PSN to send", `${qp.send_psn}`), fact("oldest unacknowledged", `${qp.unacknowledged_psn}`), fact("next PSN expected", `${qp.receive_psn}`),
         fact("sends posted", known(qp.sends_posted, (value) => bar(value, qp.send_entries, "sends posted"))),
         fact("sends in flight", `${qp.sends_in_flight}`),
         fact("receives posted", qp.srqn !== null ? `SRQ ${qp.srqn}` : known(qp.receives_posted, (value) => bar(value, qp.receive_entries, "receives posted"))),
-        fact("answers owed", `${qp.responses_waiting}`),
+        fact("responses to send", `${qp.responses_waiting}`),
         fact("CQs", `${qp.send_cqn} (sends), ${qp.receive_cqn} (receives)`), fact("context, PD", `${qp.context}, ${qp.pd}`));
     },
   };
@@ -270,7 +270,7 @@ export function objectsView() {
   const body = el("div", {},
     el("section", { class: "panel" }, summary, gids, failure), qp.element,
     section("Queue pairs", el("p", { class: "tools" }, el("label", { for: "qp-filter" }, "Only with "), filter), qps.element),
-    section("Memory regions", el("p", { class: "dim" }, "By address. Bars above a region are what peers accessed in the last seconds; windows are below it."),
+    section("Memory regions", el("p", { class: "dim" }, "By address. Bars above a region show what peers accessed in the last seconds. Windows are below their region."),
       memory.element, loose), section("Completion queues", cqs.element), srqSection,
     section("Contexts", contexts.element), section("Counters", counters));
   const element = el("div", {}, chooser, empty, body);

@@ -94,7 +94,7 @@ function objectThen(one) {
           + `bound by QP ${one.bound.qpn}, rights: ${rights(one.bound.access)}`
         : `memory window${other}, PD ${one.pd}, not valid: bound to no region`];
     case "no_key":
-      return [`key ${hex(one.named)}`, one.removed ? "names nothing: its region or window was removed" : "names nothing: unknown"];
+      return [`key ${hex(one.named)}`, one.removed ? "its region or window was removed" : "no region or window has this key"];
     case "cq": {
       const events = one.armed === null ? "" : one.armed ? ", armed" : ", not armed";
       return [`CQ ${one.cqn}`, `${one.exact ? "" : "at most "}${one.unread ?? "?"} of ${one.entries} not polled${events}${one.failed ? "; it overran, or lost its memory" : ""}`];
@@ -115,8 +115,8 @@ const drawn = (label) => label.replace("IBV_WC_", "").replace(/0x[0-9a-f]{5,}([0
 const widthOf = (text) => text.length * 7.2;
 
 /** Explains why a packet of a capture says nothing about the queue pairs. */
-const PACKETS_ONLY = "A capture holds packets and nothing of the RNICs that sent them. So what state the queue pairs were in, and why "
-  + "something was refused, is not known here. A recording of a device (vrnicctl record) has both.";
+const PACKETS_ONLY = "A capture contains only packets. It does not show the states of the queue pairs, or why "
+  + "a request was refused. A recording of a device (vrnicctl record) shows both.";
 
 const packetKey = (step) => `${step.psn} ${step.opcode}`;
 
@@ -348,7 +348,7 @@ export function timelineView({ embedded = false } = {}) {
   const spacer = el("div", { class: "spacer" }, picture);
   const scroller = el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Steps of the connection" }, spacer);
   const details = el("section", { class: "panel", id: "step", "aria-live": "polite" },
-    el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends say of it, and how their queue pairs were then."));
+    el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends report about it, and the states of their queue pairs at that moment."));
   // Next to a text, there is room for the details only when there are some.
   details.hidden = embedded;
   const latencies = histogram("Time from taken to completed", (value) => duration(value).replace(/\.?0+ /, " "));
@@ -473,10 +473,10 @@ export function timelineView({ embedded = false } = {}) {
     }
     if (file) {
       return `${file.name}: ${counted(file.connections.size, "connection")}, ${counted(items.length, "packet")} of this one, ${counted(errors, "NAK")}; `
-        + `${counted(file.others, "frame")} of something else${more}.`;
+        + `${counted(file.others, "other frame")}${more}.`;
     }
     if (!ends && embedded) return "The connection is being made.";
-    if (!ends) return "No queue pair is connected with one of another RNIC of this vrnicd, or of the same.";
+    if (!ends) return "No two queue pairs of this vrnicd are connected to each other.";
     const of = items.length < total ? ` of ${total}` : "";
     const lost = missed ? `; ${missed} were missed because there were too many` : "";
     return `${counted(items.length, "step")}${of}, ${wrong(errors)}${lost}.`;
@@ -523,7 +523,7 @@ export function timelineView({ embedded = false } = {}) {
     parts.push(...said.texts);
     if (arrows === DRAWN) {
       parts.push(svg("text", { x: WIDTH / 2, y: top + view - 10, class: "more", "text-anchor": "middle" },
-        "There are more steps here than can be told apart: zoom in."));
+        "There are too many steps here to show each: zoom in."));
     }
     const focus = document.activeElement?.dataset?.row;
     picture.replaceChildren(...parts);
@@ -633,7 +633,7 @@ export function timelineView({ embedded = false } = {}) {
         return later === 0 ? "at this step" : `${duration(Math.abs(later))} ${later > 0 ? "after" : "before"} this step`;
       };
       const why = told.length ? el("ul", { class: "told" }, ...told.map((one) => el("li", {}, `${when(one)}: ${one.sentence}`)))
-        : file ? null : el("p", { class: "dim" }, "Nothing went wrong on it lately.");
+        : file ? null : el("p", { class: "dim" }, "It has no recent failures.");
       return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
     });
     const all = el("div", {}, el("h2", {}, `${end.device}: ${describe(item.step).label}`),

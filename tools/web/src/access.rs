@@ -32,7 +32,9 @@ impl Refusal {
     /// Returns the explanation for the client.
     pub fn text(self) -> &'static str {
         match self {
-            Self::Host => "This server answers only under the address that vrnicctl web printed.",
+            Self::Host => {
+                "This server answers only requests to the address that vrnicctl web printed."
+            }
             Self::Origin => "This server answers only its own page.",
             Self::Token => {
                 "Open the whole address that vrnicctl web printed, with its token. It changes when vrnicctl web starts \

@@ -228,7 +228,7 @@ fn sender(comment: &str) -> Option<u32> {
 }
 
 fn read_pcapng(file: &[u8], frames: &mut Frames) -> Result<()> {
-    let mut reader = PcapNgReader::new(file).context("this is no file of pcapng")?;
+    let mut reader = PcapNgReader::new(file).context("this is not a pcapng file")?;
     let mut units = Vec::new();
     while let Some(block) = reader.next_block() {
         match block.context("the file is damaged")? {
@@ -299,11 +299,11 @@ fn unit(interface: &InterfaceDescriptionBlock<'_>) -> Option<Unit> {
 }
 
 fn read_pcap(file: &[u8], frames: &mut Frames) -> Result<()> {
-    let mut reader =
-        PcapReader::new(file).context("this is no capture (pcapng or pcap) and no recording")?;
+    let mut reader = PcapReader::new(file)
+        .context("this is neither a capture (pcapng or pcap) nor a recording")?;
     ensure!(
         reader.header().datalink == DataLink::ETHERNET,
-        "the frames of this capture are not of Ethernet"
+        "the packets of this capture are not Ethernet frames"
     );
     while let Some(packet) = reader.next_packet() {
         let packet = packet.context("the file is damaged")?;

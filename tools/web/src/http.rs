@@ -89,7 +89,12 @@ impl Request {
             [digits] if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
                 digits.parse().unwrap_or(usize::MAX)
             }
-            _ => return Err(Bad::Refused(400, "The length of the request is no number.")),
+            _ => {
+                return Err(Bad::Refused(
+                    400,
+                    "The length of the request is not a number.",
+                ));
+            }
         };
         if length > MAX_BODY {
             return Err(Bad::Refused(
@@ -158,7 +163,7 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Bad> {
         Err(httparse::Error::TooManyHeaders) => {
             return Err(Bad::Refused(431, "The request has too many fields."));
         }
-        Err(_) => return Err(Bad::Refused(400, "This is no request of HTTP 1.1.")),
+        Err(_) => return Err(Bad::Refused(400, "This is not an HTTP/1.1 request.")),
     };
     let fields = head.headers.iter().map(|field| {
         let value = std::str::from_utf8(field.value).unwrap_or_default();

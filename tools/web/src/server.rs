@@ -192,7 +192,7 @@ fn answer(office: &Office, request: &Request) -> Response {
         },
         (_, "/api/action" | "/api/capture") if !office.source.allows_actions() => Response::text(
             403,
-            "Pages may only look: start vrnicctl web with --allow-actions to allow more.",
+            "This page is read-only: start vrnicctl web with --allow-actions to allow actions.",
         ),
         ("GET", "/api/capture") => match capture(office, request) {
             Ok(file) => Response::new("application/octet-stream", file).with(
@@ -207,14 +207,14 @@ fn answer(office: &Office, request: &Request) -> Response {
         }
         ("POST", "/api/lesson") => match &office.classroom {
             Some(classroom) => asked(go_on(classroom, request)),
-            None => Response::text(404, "Lessons are held by vrnicctl lessons."),
+            None => Response::text(404, "Start vrnicctl lessons to see the lessons."),
         },
         ("GET", path) => match page::file(path) {
             Some((kind, content)) => Response::new(kind, content),
             None => Response::text(404, "There is no such page."),
         },
         ("POST", _) => Response::text(404, "There is no such action."),
-        _ => Response::text(405, "Only GET and POST are known."),
+        _ => Response::text(405, "Only GET and POST are supported."),
     }
 }
 

@@ -276,7 +276,7 @@ fn a_capture_is_drawn_like_what_happens_now() {
     assert!(
         step.as_str()
             .unwrap()
-            .contains("A capture holds packets and nothing of the RNICs"),
+            .contains("A capture contains only packets"),
         "{step}"
     );
     assert!(step.as_str().unwrap().contains(" s since 1970"), "{step}");
@@ -292,7 +292,7 @@ fn a_capture_is_drawn_like_what_happens_now() {
         "DOM.setFileInputFiles",
         json!({ "files": [path], "nodeId": input["nodeId"] }),
     );
-    browser.until("document.querySelector('main').textContent.includes('this is no capture (pcapng or pcap)')");
+    browser.until("document.querySelector('main').textContent.includes('this is neither a capture (pcapng or pcap)')");
 }
 
 #[test]

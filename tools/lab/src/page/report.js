@@ -141,7 +141,7 @@ function makeTable(id, title, columns, rows) {
 const main = document.querySelector("main");
 const { host, native } = report;
 const fact = (name, value) => el("div", {}, el("dt", {}, name), el("dd", {}, `${value}`));
-main.append(el("section", {}, el("h2", {}, "Where"), el("dl", {}, fact("processor", host.cpu), fact("processors", host.cpus), fact("load when it began", host.load.toFixed(1)),
+main.append(el("section", {}, el("h2", {}, "Machine"), el("dl", {}, fact("processor", host.cpu), fact("processors", host.cpus), fact("load at the start", host.load.toFixed(1)),
   fact("guests", host.accelerator), fact("kernel of the VMs", host.vm_kernel), fact("processors of a VM", host.vm_cpus))));
 if (charts.length > 0) main.append(el("div", { class: "charts" }, ...charts.map(makeChart)));
 const rate = SHOW.bytes_per_second;
@@ -165,5 +165,5 @@ if (native) {
     ["limit", (row) => row.limit || undefined, (limit, row) => (isTime(row) ? time(limit) : perSecond(limit, row))],
     ["of the limit", (row) => (row.limit ? ratio(row) : undefined), (value, row) => (isTime(row) ? `${value.toFixed(1)} ×` : `${(100 * value).toFixed(1)} %`)],
   ], native.figures), el("p", { class: "dim" }, "A native guest is a process of the host that uses the device without a VM. The limit is what this machine can do: copy the same bytes with memcpy, "
-    + "or pass a cache line from one processor to another. The limit of “watched” is the same traffic while nobody looks, that of faults the same without one."));
+    + "or pass a cache line from one processor to another. For “watched”, the limit is the same traffic without a watcher; for faults, it is the same traffic without a fault."));
 }

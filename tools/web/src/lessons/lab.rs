@@ -402,7 +402,7 @@ impl Lab {
     /// Waits for an asynchronous event of a program and says what it is.
     pub fn event(&mut self, side: Side) -> Result<AsyncEvent> {
         let event = self.program(side).vm.async_event(PATIENCE)?;
-        let event = event.context("no event came")?;
+        let event = event.context("got no event")?;
         let name = EventType::try_from(event.event_type.get()).map_or("?", EventType::name);
         let said = match EventType::try_from(event.event_type.get()) {
             Ok(EventType::PageFault) => "the driver gets an event: page fault".to_owned(),

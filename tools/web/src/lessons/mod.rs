@@ -135,7 +135,7 @@ impl Classroom {
                 let step = lesson.steps.get(number).context("there is no such step")?;
                 ensure!(
                     before == Some((lesson.name, number)),
-                    "The lab is not at this step: somebody else uses it, or a step failed. Begin the lesson again."
+                    "The lab is not at this step: another page uses it, or a step failed. Begin the lesson again."
                 );
                 (step.run, number + 1)
             }

@@ -22,26 +22,26 @@ pub const SEND: Lesson = Lesson {
     name: "send",
     title: "A SEND needs a receive",
     about: &[
-        "Two programs, a and b, have a queue pair (QP) each. The two QPs are connected: a reliable connection (RC). To \
-         send, a program posts a request to its QP, and goes on with something else. Its RNIC does the work, and writes \
-         a completion to a completion queue (CQ) when it is done. The program polls the CQ.",
-        "A SEND does not say where its bytes go. The receiving program does: it posts a receive, which names a buffer, \
-         before the message comes. What if it has not?",
+        "Programs a and b have one queue pair (QP) each. The two QPs form a reliable connection (RC). To send, a \
+         program posts a request to its QP and continues with other work. Its RNIC executes the request, and then \
+         writes a completion to a completion queue (CQ). The program polls the CQ.",
+        "A SEND does not say where its bytes go. The receiving program does: it posts a receive, which names a \
+         buffer, before the message arrives. What happens if it has not?",
     ],
     steps: &[
         Step {
             button: "b posts a receive, then a sends",
-            before: "First as it should be.",
+            before: "First, the normal case.",
             calls: "b: ibv_post_recv(qp, …)\na: ibv_post_send(qp, … IBV_WR_SEND …)\nboth: ibv_poll_cq(cq, …)",
-            look: "Read the diagram from the top. The outer lines are the programs, the inner ones are their RNICs. The \
-                   states at the top are how the programs connected their QPs: from RESET, in which a QP is new, to RTS, \
-                   ready to send. Then follow the message from a's program to a's RNIC, over the network, and into b's \
-                   receive. A CQE is an entry of the completion queue.",
-            after: "One packet, SEND Only, carried the message. b's RNIC took the receive, put the bytes into its buffer, \
-                    and acknowledged the packet. (b had posted the receive before. The dashed arrow is where its RNIC \
-                    took it: posting only writes to a queue in memory, which the RNIC reads when it needs to.) Both \
-                    programs got a completion: a, that its request is done; b, that its receive is used up. The PSN is \
-                    the packet's number: the acknowledgement has the same one.",
+            look: "Read the diagram from top to bottom. The outer lines are the programs, the inner ones are their \
+                   RNICs. The states at the top show how the programs connected their QPs: from RESET, the state of a \
+                   new QP, to RTS, ready to send. Then follow the message from a's program to a's RNIC, over the \
+                   network, and into b's receive. A CQE is an entry of the completion queue.",
+            after: "One packet, SEND Only, carried the message. b's RNIC took the receive, put the bytes into its \
+                    buffer, and acknowledged the packet. (b had posted the receive earlier. The dashed arrow shows \
+                    when its RNIC took it: posting only writes to a queue in memory, which the RNIC reads when it \
+                    needs a receive.) Both programs got a completion: a's says that its request is done, b's that its \
+                    receive is used up. The PSN is the packet's number: the acknowledgement has the same one.",
             run: |lab| {
                 lab.receive()?;
                 send(lab, "Hello from a")?;
@@ -52,13 +52,13 @@ pub const SEND: Lesson = Lesson {
         },
         Step {
             button: "a sends, but b has posted nothing",
-            before: "The same again, without the receive.",
+            before: "The same SEND, but without a receive.",
             calls: "a: ibv_post_send(qp, … IBV_WR_SEND …)",
             look: "Wait a few seconds. The same packet leaves again and again: look at its PSN. Which answer does it get?",
-            after: "b's RNIC has nowhere to put the message. It answers RNR NAK: receiver not ready. The NAK says when to \
-                    try again, here in 655 ms. b's program chose that time when it connected (min_rnr_timer). a's RNIC \
-                    sends the same packet again, and will do so for ever, because a's program asked for that (rnr_retry = \
-                    7). Neither program notices. To a, the request simply is not done yet.",
+            after: "b's RNIC has nowhere to put the message. It answers RNR NAK: receiver not ready. The NAK says \
+                    when to try again, here in 655 ms. b's program chose that time when it connected (min_rnr_timer). \
+                    a's RNIC sends the same packet again, and will do so forever, because a's program asked for that \
+                    (rnr_retry = 7). Neither program notices. For a, the request is just not done yet.",
             run: |lab| {
                 send(lab, "Are you there?")?;
                 lab.no_completion(First)
@@ -69,9 +69,9 @@ pub const SEND: Lesson = Lesson {
             before: "It is not too late.",
             calls: "b: ibv_post_recv(qp, …)",
             look: "The next try gets through.",
-            after: "The message came late, but it came once and in order, and both programs got a success. So RNR NAKs \
-                    cost time and not data. A program that sees its messages take hundreds of milliseconds now and then \
-                    may just post too few receives.",
+            after: "The message arrived late, but once and in order, and both completions report success. So RNR NAKs \
+                    cost time, not data. If some messages of your program take hundreds of milliseconds, the receiver \
+                    may post too few receives.",
             run: |lab| {
                 lab.receive()?;
                 lab.completion(First)?;
@@ -80,15 +80,17 @@ pub const SEND: Lesson = Lesson {
             },
         },
         Step {
-            button: "Connect again with rnr_retry = 1, and send to nobody",
-            before: "For ever is long. Most programs set a limit. This makes a new connection, with one more try.",
+            button: "Connect again with rnr_retry = 1, and send without a receive",
+            before: "Most programs set a limit. This step makes a new connection, which allows one retry.",
             calls: "a: ibv_modify_qp(qp, … .rnr_retry = 1 …, IBV_QP_RNR_RETRY | …)\na: ibv_post_send(qp, … IBV_WR_SEND …), \
                     twice",
-            look: "The completions in red, and the state of a's QP. Choose the red step: what do both ends say of it?",
-            after: "After one more try a's RNIC gave up. The request completed with IBV_WC_RNR_RETRY_EXC_ERR, and a's QP \
-                    went from RTS (ready to send) to ERR. In ERR nothing is done any more: the second request was flushed, \
-                    IBV_WC_WR_FLUSH_ERR. Look for the first error of a QP. All that come behind it are flushes and say \
-                    nothing. b's QP is still fine, and b's program knows nothing.",
+            look: "Look at the completions in red, and at the state of a's QP. Choose the red step: what do both ends \
+                   report?",
+            after: "After one retry, a's RNIC gave up. The request completed with IBV_WC_RNR_RETRY_EXC_ERR, and a's \
+                    QP went from RTS (ready to send) to ERR. A QP in ERR executes nothing: the second request was \
+                    flushed (IBV_WC_WR_FLUSH_ERR). When you debug, look for the first error of a QP. The flushes \
+                    after it do not tell the reason. b's QP still works, and b's program knows nothing of the \
+                    failure.",
             run: |lab| {
                 let terms = Terms {
                     rnr_retry: 1,
@@ -110,8 +112,8 @@ pub const SEND: Lesson = Lesson {
             },
         },
     ],
-    lesson: "Post receives before your peer sends, and keep enough of them posted. Without one, the sender waits, and then \
-             fails: with IBV_WC_RNR_RETRY_EXC_ERR, at the sender only.",
+    lesson: "Post receives before your peer sends, and keep enough of them posted. Without one, the sender first \
+             waits, and then fails with IBV_WC_RNR_RETRY_EXC_ERR. Only the sender sees this error.",
     begin: |lab| lab.connect(&Wish::default()),
 };
 
@@ -120,17 +122,17 @@ pub const SRQ: Lesson = Lesson {
     name: "srq",
     title: "Many connections share their receives",
     about: &[
-        "A server with 1,000 connections that keeps 100 receives posted on each needs 100,000 buffers, and most of them \
-         wait for nothing. With a shared receive queue (SRQ), all its QPs take their receives from one queue: whoever gets \
-         a message takes the next.",
-        "But then a few busy peers can use up everybody's receives, and you know from the first lesson what comes next. \
-         So the RNIC can tell the program when the SRQ runs low. Here a has two connections with b, and both of b's QPs \
-         use one SRQ.",
+        "A server with 1,000 connections that keeps 100 receives posted on each needs 100,000 buffers, and most of \
+         them stay unused. With a shared receive queue (SRQ), all QPs take their receives from one queue: a QP that \
+         gets a message takes the next receive.",
+        "But a few busy peers can then use up all receives, and the first lesson showed what happens next. So the \
+         RNIC can tell the program when the SRQ runs low. Here a has two connections to b, and both of b's QPs use \
+         one SRQ.",
     ],
     steps: &[
         Step {
             button: "b posts four receives, and sets the limit to 3",
-            before: "The limit is a number of receives. b wants an event when fewer are left.",
+            before: "The limit is a number of receives. b asks for an event when fewer receives are left.",
             calls: "b: ibv_post_srq_recv(srq, …), four times\nb: ibv_modify_srq(srq, … .srq_limit = 3 …, IBV_SRQ_LIMIT)",
             look: "Nothing is new in the diagram: posting a receive only writes to a queue in b's memory.",
             after: "The SRQ has four receives, which belong to no QP yet. b's RNIC takes one when a message comes.",
@@ -160,7 +162,7 @@ pub const SRQ: Lesson = Lesson {
             button: "a sends on the second connection",
             before: "The other QP of b, and the same SRQ. The diagram changes to this connection.",
             calls: "a: ibv_post_send(qp2, … IBV_WR_SEND …)",
-            look: "The event in the diagram, beside b's program.",
+            look: "Look for the event in the diagram, beside b's program.",
             after: "Two receives are left, fewer than three: the RNIC raised IBV_EVENT_SRQ_LIMIT_REACHED. It is an \
                     asynchronous event: b gets it from ibv_get_async_event(), not from a CQ. It comes once. The limit is \
                     disarmed now, so that a program that is slow to refill is not flooded.",
@@ -179,9 +181,9 @@ pub const SRQ: Lesson = Lesson {
             button: "b posts two more, and arms the limit again",
             before: "What a server does when it gets the event.",
             calls: "b: ibv_post_srq_recv(srq, …), twice\nb: ibv_modify_srq(srq, … .srq_limit = 3 …, IBV_SRQ_LIMIT)",
-            look: "How many receives there are, and that no message had to wait.",
-            after: "Four receives again. b refilled while two were left, so no sender got an RNR NAK. That is the use of \
-                    the limit: choose it so that what is left lasts until you have refilled.",
+            look: "Check how many receives there are, and that no message had to wait.",
+            after: "Four receives again. b refilled while two were left, so no sender got an RNR NAK. Choose the \
+                    limit so that the receives that are left last until you have refilled the SRQ.",
             run: |lab| {
                 lab.receive()?;
                 lab.receive()?;
