@@ -60,20 +60,20 @@ served() {
 	start "$1" sh -c "$3"
 	job=$!
 	if ! listening "$1" "$2"; then
-		wrong="nobody listens on port $2 of VM $1"
+		wrong="no server listens on port $2 of VM $1"
 	elif ! on "$4" sh -c "$5"; then
 		wrong="the client fails: $5"
 	fi
 	[ -z "$wrong" ] || kill $job 2>/dev/null || :
-	wait $job || fail "${wrong:-the server fails: $3}"
+	wait $job || fail "${wrong:-the server failed: $3}"
 	[ -z "$wrong" ] || fail "$wrong"
 }
 # saying PATTERN COMMAND...: runs it, shows what it says, and fails if no line matches.
 saying() {
 	local said
-	said=$("${@:2}" 2>&1 | tr -d '\0') || { echo "$said"; fail "this fails: ${*:2}"; }
+	said=$("${@:2}" 2>&1 | tr -d '\0') || { echo "$said"; fail "this command failed: ${*:2}"; }
 	echo "$said"
-	grep -qE -- "$1" <<<"$said" || fail "no line says $1"
+	grep -qE -- "$1" <<<"$said" || fail "no output line matches $1"
 }
 
 for file in fio libfabric mpi ucx sockets; do . "tests/apps/$file.bash"; done

@@ -48,17 +48,17 @@ ssh() { "$lab" ssh --lab disk "$@" </dev/null; }
 
 # What the VM has is its own system, with the lab's kernel and driver.
 on disk -- cloud-init status --wait --long || fail "cloud-init: $(on disk -- cat /var/log/cloud-init.log | grep -iE "warn|error|fail" | tail -n 20)"
-[ "$(on disk -- cat /proc/1/comm)" = systemd ] || fail "the disk's system does not run"
-[ "$(on disk -- hostname)" = disk ] || fail "it is called $(on disk -- hostname)"
+[ "$(on disk -- cat /proc/1/comm)" = systemd ] || fail "the system on the disk does not run"
+[ "$(on disk -- hostname)" = disk ] || fail "the hostname is $(on disk -- hostname)"
 [ "$(on disk -- findmnt -no FSTYPE /)" = ext4 ] || fail "its root directory is not the disk's"
 [ "$(on disk -- cat /etc/from-user-data)" = "cloud-init was here" ] || fail "cloud-init did nothing"
 on disk -- ip -br address | tee $out/addresses
-grep -q ' 10.77.0.1/24' $out/addresses || fail "it has not its address"
+grep -q ' 10.77.0.1/24' $out/addresses || fail "the VM does not have its address"
 
 [ "$(ssh disk hostname)" = disk ] || fail "no ssh to the disk's system"
-[ "$(ssh debian@disk id -un)" = debian ] || fail "no ssh to its user"
+[ "$(ssh debian@disk id -un)" = debian ] || fail "no ssh to the user of the disk's system"
 [ "$(ssh directory 'hostname; echo one >/mnt/out/two')" = directory ] || fail "no ssh to the root directory"
-[ "$(cat $out/two)" = one ] || fail "nothing is in the shared directory"
+[ "$(cat $out/two)" = one ] || fail "the shared directory is empty"
 code=0
 ssh disk 'exit 7' || code=$?
 [ $code = 7 ] || fail "ssh ended with $code, not with the command's exit code"

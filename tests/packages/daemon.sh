@@ -21,8 +21,8 @@ for file in $(dpkg -L vrnicd | grep '^/usr/share/man/.*gz$'); do
 done
 for program in vrnicd vrnicctl vrnic-replay; do
 	bash -c ". /usr/share/bash-completion/completions/$program && complete -p $program" >/dev/null
-	[ -s "/usr/share/zsh/vendor-completions/_$program" ] || fail "zsh knows no $program"
-	[ -s "/usr/share/fish/vendor_completions.d/$program.fish" ] || fail "fish knows no $program"
+	[ -s "/usr/share/zsh/vendor-completions/_$program" ] || fail "zsh has no completions for $program"
+	[ -s "/usr/share/fish/vendor_completions.d/$program.fish" ] || fail "fish has no completions for $program"
 done
 
 for unit in service socket; do cp "/usr/lib/systemd/system/vrnicd@.$unit" "/tmp/vrnicd@rnic0.$unit"; done
@@ -42,6 +42,6 @@ rm /etc/vrnic/rnic0.toml
 
 dpkg --purge vrnicd >/dev/null
 state >/tmp/after
-diff /tmp/before /tmp/after || fail "left behind"
+diff /tmp/before /tmp/after || fail "files are left after the removal"
 INSIDE
 echo "ok: vrnicd installs, runs and leaves nothing"

@@ -16,7 +16,7 @@ built() {
 	local module
 	module=$(find "/lib/modules/$1/updates/dkms" -name 'vrnic.ko*')
 	[ "$(modinfo -F vermagic "$module" | cut -d ' ' -f 1)" = "$1" ] || fail "no module for $1"
-	modinfo -F alias "$module" | grep -q '^virtio:d0000002Av' || fail "the module for $1 is not whole"
+	modinfo -F alias "$module" | grep -q '^virtio:d0000002Av' || fail "the module for $1 is incomplete"
 	echo "ok: $module"
 }
 
@@ -25,10 +25,10 @@ apt-get -yqq install dkms "linux-headers-$first" "linux-headers-$old" >/dev/null
 state >/tmp/before
 
 echo "--- without the source of the kernel"
-! install_ours vrnic-dkms >/tmp/said 2>&1 || fail "it is configured without the kernel's source"
+! install_ours vrnic-dkms >/tmp/said 2>&1 || fail "the package is configured without the kernel's source"
 cat /tmp/said
 grep -q "^vrnic: the source of the kernel $first is missing; install linux-source-7.3" /tmp/said ||
-	fail "what is missing is not said"
+	fail "the error message does not name what is missing"
 
 echo "--- with it"
 apt-get -yqq install "linux-source-7.3"
@@ -47,6 +47,6 @@ dpkg --purge vrnic-dkms
 find /usr/lib/modules -type d -empty -delete
 state >/tmp/after
 # Keys for signing are dkms's own.
-diff /tmp/before <(grep -v '^/var/lib/dkms/mok\.' /tmp/after) || fail "left behind"
+diff /tmp/before <(grep -v '^/var/lib/dkms/mok\.' /tmp/after) || fail "files are left after the removal"
 INSIDE
 echo "ok: vrnic-dkms builds modules and leaves nothing"

@@ -17,12 +17,13 @@ grep -qx 'driver vrnic' /etc/libibverbs.d/vrnic.driver
 dpkg-query -W libibverbs1
 dpkg --purge ibverbs-provider-vrnic >/dev/null
 state >/tmp/after
-diff /tmp/before /tmp/after || fail "left behind"
+diff /tmp/before /tmp/after || fail "files are left after the removal"
 INSIDE
 	echo "ok: the provider loads with libibverbs of $suite"
 done
 fresh bookworm <<'INSIDE'
-! apt-get -y install /packages/ibverbs-provider-vrnic_*.deb >/tmp/said 2>&1 || fail "it installs with $(dpkg-query -W libibverbs1)"
+! apt-get -y install /packages/ibverbs-provider-vrnic_*.deb >/tmp/said 2>&1 ||
+	fail "the provider installs with $(dpkg-query -W libibverbs1)"
 grep -E 'libibverbs1|libc6' /tmp/said
 INSIDE
 echo "ok: the provider does not install beside another libibverbs"

@@ -14,5 +14,5 @@ on -t 200 a vrnic-abuse --device "$DEV"
 on -t 60 a sh -c 'timeout -s KILL 6 vrnic-abuse --device '"$DEV"' --only garbage --seconds 60; true'
 enough a 18700
 enough b 18701
-wait $neighbour || fail "a process of the same VM noticed"
-wait $other || fail "the other VM noticed"
+wait $neighbour || fail "a process in the same VM was disturbed"
+wait $other || fail "the other VM was disturbed"

@@ -9,7 +9,7 @@
 on -t 250 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 10 --qps 6 --max-size 131072 --patience 100 &
 server=$!
 on -t 250 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 10 --qps 6 --max-size 131072 --patience 100
-wait $server || fail "the server of the stress fails"
+wait $server || fail "the server of the stress test failed"
 
 # The wire was as bad as it should be, at both ends.
 for vm in a b; do

@@ -50,8 +50,10 @@ done
 # Expert notes, warnings and errors. What is below is our own comments.
 complaints=$(dissect "$all" -Y '_ws.malformed || _ws.expert.severity >= 0x400000')
 [ -z "$complaints" ] || fail "tshark complains: $complaints"
-[ "$(fields "$all" frame.interface_name | sort -u | tr '\n' ' ')" = "a b " ] || fail "not the interfaces a and b"
-named=$(fields "$all" frame.comment | grep -c '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$') || fail "no comment names VM and QP"
+[ "$(fields "$all" frame.interface_name | sort -u | tr '\n' ' ')" = "a b " ] ||
+	fail "the capture does not have the interfaces a and b"
+named=$(fields "$all" frame.comment | grep -c '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$') ||
+	fail "no packet comment names the VM and the QP"
 echo "$named comments"
 
 # Captures one queue pair while several are busy.
@@ -70,7 +72,7 @@ done
 one=$LAB_DIR/one.pcapng
 id=$(start -d a -q "$qpn" -c 50 "$one")
 [ "$(ended "$id")" = full ] || fail "the capture of a queue pair did not get its packets"
-[ "$(fields "$one" frame.number | wc -l)" = 50 ] || fail "not as many packets as were asked for"
+[ "$(fields "$one" frame.number | wc -l)" = 50 ] || fail "the capture does not have the requested number of packets"
 others=$(fields "$one" frame.comment | grep -vc "^a QP $(printf '0x%x' "$qpn") \(->\|<-\) ") || true
 [ "$others" = 0 ] || fail "$others packets are of other queue pairs"
 
@@ -78,11 +80,13 @@ others=$(fields "$one" frame.comment | grep -vc "^a QP $(printf '0x%x' "$qpn") \
 id=$(start /dev/full)
 ended "$id" | found 'No space left' || fail "a full disk does not end a capture"
 id=$(start -b 100000 "$LAB_DIR/bounded.pcapng")
-[ "$(ended "$id")" = full ] || fail "the capture of a bounded size does not end"
-[ "$(stat -c %s "$LAB_DIR/bounded.pcapng")" -le 100000 ] || fail "the file is too long"
+[ "$(ended "$id")" = full ] || fail "the capture with a size limit does not end"
+[ "$(stat -c %s "$LAB_DIR/bounded.pcapng")" -le 100000 ] || fail "the capture file exceeds the size limit"
 vrnicctl capture start - | head -c 4096 >"$LAB_DIR/piped.pcapng"
-[ "$(stat -c %s "$LAB_DIR/piped.pcapng")" = 4096 ] || fail "nothing came through a pipe"
-if vrnicctl capture start -d nobody "$LAB_DIR/none.pcapng" 2>/dev/null; then fail "a device that does not exist was captured"; fi
+[ "$(stat -c %s "$LAB_DIR/piped.pcapng")" = 4096 ] || fail "no packets came through a pipe"
+if vrnicctl capture start -d nobody "$LAB_DIR/none.pcapng" 2>/dev/null; then
+	fail "a capture of a device that does not exist was accepted"
+fi
 on a pkill -x vrnic-stress || true
 wait $busy || true
 

@@ -32,16 +32,17 @@ chaos pingpong --on client --fault 'drop type=rc nth=20' --fault 'delay type=rc 
 	--fault 'lost-read-response type=rc' --fault 'cqe-lost type=rc nth=5' --fault 'cqe-late type=rc nth=5' \
 	--fault 'no-memory' || fail "the run failed"
 judged drop=recovered delay=unaffected/recovered unknown-opcode=reported lost-read-response=not-reached cqe-lost=hang cqe-late=unaffected no-memory=hang
-grep -q 'remote invalid request error (9)' "$out/report.json" || fail "the client's words are not in the report"
+grep -q 'remote invalid request error (9)' "$out/report.json" || fail "the client's output is not in the report"
 grep -q 'data:application/vnd.tcpdump.pcap;base64,' "$out/index.html" || fail "the page has no capture"
 
 # Faults that wait for traffic, in the other RNIC. A device that breaks for good is replaced before the next run.
-chaos pingpong --on server --traffic --fault 'engine-panic' --fault 'nak-remote-access type=rc opcode=send dir=in' && fail "a fault that makes no sense is accepted"
+chaos pingpong --on server --traffic --fault 'engine-panic' --fault 'nak-remote-access type=rc opcode=send dir=in' &&
+	fail "an invalid fault is accepted"
 chaos pingpong --on server --traffic --fault 'nak-remote-access type=rc' --fault 'engine-panic' --fault 'partition type=rc for=20ms' || fail "the run failed"
 judged nak-remote-access=reported engine-panic=hang/reported partition=recovered
 
 # Soft-RoCE, whose packets go through the switch.
-chaos --device rxe pingpong --on client --fault 'cqe-lost' && fail "a fault that no switch can make is accepted"
+chaos --device rxe pingpong --on client --fault 'cqe-lost' && fail "a fault that a switch cannot have is accepted"
 chaos --device rxe pingpong --on client --fault 'drop type=rc nth=20' || fail "the run with Soft-RoCE failed"
 judged drop=recovered
 grep -q '"device": "rxe"' "$out/report.json" || fail "the report does not name the device"
@@ -50,7 +51,7 @@ grep -q '"device": "rxe"' "$out/report.json" || fail "the report does not name t
 [ "$FABRIC" = local ] || exit 0
 
 # Custom programs. No fault fires, because they send nothing.
-chaos --fault 'drop type=rc' -- true --- true || fail "programs that do nothing fail"
+chaos --fault 'drop type=rc' -- true --- true || fail "the run of programs that do nothing failed"
 judged drop=not-reached
 # A crash, damaged data, a kernel report and no effect, under the first, second, third and fourth fault.
 misbehaves='echo x >>/tmp/runs; case $(wc -l </tmp/runs) in 2) kill -SEGV $$ ;; 3) echo "byte 7 differs at the end" ;; 4) echo "BUG: not really" >/dev/kmsg ;; esac'
@@ -58,6 +59,6 @@ chaos --fault 'drop type=rc' --fault 'delay type=rc' --fault 'duplicate type=rc'
 	fail "programs that misbehave do not fail the run"
 judged drop=crash delay=wrong-data duplicate=kernel-report mute=not-reached
 # A program that fails without any fault proves nothing.
-chaos --fault 'drop type=rc' -- true --- false && fail "a workload that never works is accepted"
+chaos --fault 'drop type=rc' -- true --- false && fail "a workload that fails without a fault is accepted"
 chaos --fault 'drop type=rc' --seconds 2 --fail-on hang -- true --- 'echo x >>/tmp/runs; [ $(wc -l </tmp/runs) = 1 ] || sleep 60' && fail "--fail-on is ignored"
 judged drop=hang

@@ -30,10 +30,10 @@ transfer() {
 	written=$(device rdma_write_requests)
 	on -t 100 b ib_write_bw -d "$DEV" -x "$GID_INDEX" -F -D 1 --run_infinitely -p 18770 >/dev/null 2>&1 &
 	jobs=($!)
-	within 40 on b sh -c "ss -Hltn sport = :18770 | grep -q ." || fail "nobody waits for a transfer"
+	within 40 on b sh -c "ss -Hltn sport = :18770 | grep -q ." || fail "no server waits for a transfer"
 	on -t 100 a ib_write_bw -d "$DEV" -x "$GID_INDEX" -F -D 1 --run_infinitely -p 18770 "$IP_b" >/dev/null 2>&1 &
 	jobs+=($!)
-	within 40 writing || fail "nothing is written"
+	within 40 writing || fail "no data is written"
 }
 writing() { [ "$(device rdma_write_requests)" -gt "$written" ]; }
 # The server ends when its client does.
@@ -45,20 +45,21 @@ finish() {
 }
 
 # Counts a selected queue pair.
-are 0 || fail "there are counters already"
+are 0 || fail "there are counters before any is bound"
 transfer
 qpn=$(on a rdma -j resource show qp link "$link" type RC | python3 -c "import json, sys; print(json.load(sys.stdin)[0]['lqpn'])")
-on a rdma statistic qp bind link "$link" lqpn "$qpn" || fail "queue pair $qpn gets no counter"
+on a rdma statistic qp bind link "$link" lqpn "$qpn" || fail "no counter was bound to queue pair $qpn"
 are 1 || fail "there is no counter"
 within 40 more rdma_write_requests 0 || fail "the queue pair does not count its writes"
-! on a rdma statistic qp bind link "$link" lqpn "$qpn" 2>/dev/null || fail "a queue pair gets a second counter"
+! on a rdma statistic qp bind link "$link" lqpn "$qpn" 2>/dev/null || fail "a second counter was bound to a queue pair"
 number=$(on a rdma statistic qp show link "$link" | grep -o 'cntn [0-9]*' | cut -d' ' -f2)
-on a rdma statistic qp unbind link "$link" cntn "$number" lqpn "$qpn" || fail "the queue pair keeps its counter"
-are 0 || fail "a counter that nobody has is left"
+on a rdma statistic qp unbind link "$link" cntn "$number" lqpn "$qpn" ||
+	fail "the counter is still bound to the queue pair"
+are 0 || fail "an unbound counter still exists"
 # The queue pair is destroyed while it has a counter.
 on a rdma statistic qp bind link "$link" lqpn "$qpn"
 finish
-within 40 are 0 || fail "the counter of a queue pair that is gone is left"
+within 40 are 0 || fail "the counter of a destroyed queue pair still exists"
 within 40 same rdma_write_requests || fail "writes were counted twice or lost: $(total rdma_write_requests), not $(device rdma_write_requests)"
 
 # One counter for each process, and one for each type of queue pair.
@@ -67,7 +68,7 @@ transfer
 are 1 || fail "there are $(counters) counters of one process"
 within 40 more rdma_write_requests 0 || fail "the process does not count its writes"
 finish
-within 40 are 0 || fail "the counter of a process that is gone is left"
+within 40 are 0 || fail "the counter of an ended process still exists"
 on a rdma statistic qp set link "$link" auto off
 for counter in rdma_write_requests tx_bytes rx_bytes; do
 	within 40 same $counter || fail "$counter: $(total $counter), not $(device $counter)"

@@ -29,7 +29,7 @@ daemon=$(lab pid vrnicd)
 # vrnicctl gets no answer from a daemon that has ended.
 if [ "$FABRIC" = local ]; then kill -9 "$daemon"; else vrnicctl fault add -d a daemon-killed || true; fi
 gone() { ! readlink "/proc/$daemon/exe" >/dev/null; }
-within 10 gone || fail "vrnicd lives on"
+within 10 gone || fail "vrnicd is still running"
 wait $client || fail "the client does not end"
 wait $server || fail "the server does not end"
 wait $poller || fail "the program that only polls does not end"
@@ -43,11 +43,11 @@ done
 within 20 on a grep -qi 'fatal' /tmp/events || fail "no device-fatal event"
 kill $watch || true
 # The driver gives up a device that never comes back, and can be unbound.
-within 120 on a sh -c 'dmesg | grep -q "given up after 5 attempts"' || fail "the driver tries for ever"
+within 120 on a sh -c 'dmesg | grep -q "given up after 5 attempts"' || fail "the driver never gives up"
 virtio=$(bound a)
 driver a unbind "$virtio" || fail "the driver does not unbind"
 on a dmesg | grep -o "drained: .*" | grep -F "drained: 16 receives flushed, 16 of them before, 0 others" ||
-	fail "the user in the kernel was not told of its receives: $(on a dmesg | grep drained)"
+	fail "the kernel user got no completions for its receives: $(on a dmesg | grep drained)"
 on a dmesg | found "shared: drained, 2 of 2 told of the last receive" ||
-	fail "who shares receives was not told of the last: $(on a dmesg | grep shared:)"
+	fail "the kernel user of the SRQ got no last-WQE event: $(on a dmesg | grep shared:)"
 on a true

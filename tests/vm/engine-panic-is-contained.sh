@@ -34,4 +34,4 @@ wait $watch
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 3
 enough b 18700
-wait $bystander || fail "the other VM noticed"
+wait $bystander || fail "the other VM was disturbed"

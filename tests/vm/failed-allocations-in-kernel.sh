@@ -18,7 +18,7 @@ for one in sorted((ipaddress.ip_address(one["gid"]).packed.hex(), one["kind"]) f
 	print(*one)'
 }
 # same_gids WHEN: checks that the device has the kernel's GIDs.
-same_gids() { diff <(fails gids) <(device_gids) || fail "the device has other GIDs than the kernel $1"; }
+same_gids() { diff <(fails gids) <(device_gids) || fail "device and kernel have different GIDs $1"; }
 
 on a modprobe vrnic-verbs
 fails verbs
@@ -32,7 +32,7 @@ same_gids "when addresses came again"
 fails delete
 same_gids "when addresses went"
 fails rest
-[ "$(device_gids)" = "$before" ] || fail "the device has other GIDs than before: $(device_gids)"
+[ "$(device_gids)" = "$before" ] || fail "the GIDs of the device have changed: $(device_gids)"
 
 fails probe
 active a

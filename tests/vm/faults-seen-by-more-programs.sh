@@ -38,7 +38,7 @@ program=ibv_ud_pingpong arguments="-n 40 -s 1000"
 violations() { on b ibv_devinfo -v -d "$DEV_b" | sed -n 's/.*qkey_viol_cntr:[^0-9]*\(0x[0-9a-f]*\|[0-9]*\).*/\1/p'; }
 before=$(violations)
 ping_pong "wrong-qkey type=ud nth=5" a hangs
-[ "$(violations)" != "$before" ] || fail "no port counts the wrong Q_Key: $before"
+[ "$(violations)" != "$before" ] || fail "no port counts the Q_Key violation: $before"
 program=ibv_rc_pingpong arguments="-n 40 -s 6000 -m 1024"
 
 # rdma-core's own test checks the immediate data that it receives.
@@ -48,7 +48,7 @@ immediate() {
 	cut -f 2 "$LAB_DIR/client"
 }
 : > "$LAB_DIR/server"
-[ "$(immediate)" = ok ] || fail "the test fails without a fault: $(cat "$LAB_DIR/client")"
+[ "$(immediate)" = ok ] || fail "the test fails even without a fault: $(cat "$LAB_DIR/client")"
 arm a "wrong-immediate type=rc" >/dev/null
 judge "wrong-immediate type=rc" a FAIL "$(immediate) "
 
@@ -84,7 +84,7 @@ TABLE
 costs() {
 	watching ibv_asyncwatch -d "$DEV_a"
 	ping_pong "$1" a "$2"
-	within 20 told 8 || fail "$1: no program is told: $(cat "$LAB_DIR/events")"
+	within 20 told 8 || fail "$1: no program gets an error: $(cat "$LAB_DIR/events")"
 	unwatch
 	active a
 }
@@ -95,14 +95,15 @@ costs "command-answered-twice code=create-qp" told
 costs destroy-fails ok
 # The driver waits for half a minute, in both VMs at the same time.
 unanswered() {
-	on -t 120 "$1" timeout 100 ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" > "$LAB_DIR/$2" 2>&1 && fail "VM $1: the program goes on"
+	on -t 120 "$1" timeout 100 ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" > "$LAB_DIR/$2" 2>&1 &&
+		fail "VM $1: the program continues"
 	grep -q "Couldn't create CQ" "$LAB_DIR/$2" || fail "VM $1: $(cat "$LAB_DIR/$2")"
 }
 watching ibv_asyncwatch -d "$DEV_a"
 arm a "command-never code=create-cq" >/dev/null
 arm b "command-too-late code=create-cq" >/dev/null
 at_once 'unanswered a client' 'unanswered b server'
-within 20 told 8 || fail "a command has no answer, and no program is told: $(cat "$LAB_DIR/events")"
+within 20 told 8 || fail "a command has no reply, and no program gets an error: $(cat "$LAB_DIR/events")"
 unwatch
 judge "command-never code=create-cq" a refused "refused "
 judge "command-too-late code=create-cq" b refused "refused "

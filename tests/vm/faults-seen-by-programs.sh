@@ -147,8 +147,8 @@ hit() {
 	done
 	vrnicctl fault add -d a cqe-general-err type=rc nth=5 $place >/dev/null
 	on a touch /tmp/go
-	wait "${clients[0]}" && fail "$place: the program goes on"
-	wait "${clients[1]}" || fail "$place: the other program was hit: $(cat "$LAB_DIR/ibv_rc_pingpong")"
+	wait "${clients[0]}" && fail "$place: the program continues"
+	wait "${clients[1]}" || fail "$place: the fault hit the other program: $(cat "$LAB_DIR/ibv_rc_pingpong")"
 	on b pkill -x ibv_rc_pingpong || true
 	wait "${servers[@]}" || true
 	status=$(sed -n 's/.*Failed status .*(\([0-9]*\)) for wr_id.*/\1/p' "$LAB_DIR/victim")
@@ -163,7 +163,8 @@ refuse() {
 	local fault=$1 text=$2 outcome=unseen
 	vrnicctl fault clear >/dev/null
 	vrnicctl fault add -d a $fault >/dev/null
-	on -t 30 a timeout 10 ibv_rc_pingpong -d "$DEV_a" -g "$GID_INDEX" > "$LAB_DIR/client" 2>&1 && fail "$fault: the program goes on"
+	on -t 30 a timeout 10 ibv_rc_pingpong -d "$DEV_a" -g "$GID_INDEX" > "$LAB_DIR/client" 2>&1 &&
+		fail "$fault: the program continues"
 	: > "$LAB_DIR/server"
 	grep -q "$text" "$LAB_DIR/client" && outcome=refused
 	judge "$fault" a refused "$outcome"
@@ -191,5 +192,5 @@ says speed-change 'active_speed:.*2.5 Gbps' ibv_devinfo -v -d "$DEV_a"
 ping_pong "command-slow code=create-qp delay=1s" a ok
 ping_pong "mtu-change mtu=2048" a ok
 vrnicctl fault log -d a | tail -n 3
-vrnicctl explain -d a -n 400 | found 'fault [0-9]+ \([a-z-]+\) fired' -E || fail "explain does not tell of faults"
+vrnicctl explain -d a -n 400 | found 'fault [0-9]+ \([a-z-]+\) fired' -E || fail "explain does not show faults"
 all_seen

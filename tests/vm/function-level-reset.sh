@@ -25,7 +25,8 @@ driver a unbind "$virtio"
 before=$(resets)
 on a sh -c "echo 1 > $reset/reset"
 within 20 reset_seen || fail "the device was not reset"
-vrnicctl --json devices | grep -A3 '"name": "a"' | found '"state": "down"' || fail "the device is not as new"
+vrnicctl --json devices | grep -A3 '"name": "a"' | found '"state": "down"' ||
+	fail "the device is not in its initial state"
 driver a bind "$virtio"
 works
 
@@ -45,7 +46,7 @@ wait $victim || fail "the program does not end"
 cat "$LAB_DIR/victim"
 grep -q 'exit 1' "$LAB_DIR/victim" || fail "the program did not see an error"
 wait $program || fail "the program that waits does not end"
-grep -q 'program exit 0' "$LAB_DIR/program" || fail "the program could not go on: $(cat "$LAB_DIR/program")"
+grep -q 'program exit 0' "$LAB_DIR/program" || fail "the program could not continue: $(cat "$LAB_DIR/program")"
 works
 enough b 18700
-wait $bystander || fail "the other VM noticed"
+wait $bystander || fail "the other VM was disturbed"

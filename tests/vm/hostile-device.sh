@@ -14,7 +14,7 @@ virtio=$(bound a)
 is_bound() { on a test -e "/sys/bus/virtio/drivers/vrnic/$virtio"; }
 
 unbind() {
-	! is_bound || driver a unbind "$virtio" || fail "round $rounds: the driver stays"
+	! is_bound || driver a unbind "$virtio" || fail "round $rounds: the driver is still bound"
 	on a test ! -e "/sys/class/infiniband/$DEV" || fail "round $rounds: the RDMA device outlives its driver"
 }
 
@@ -52,15 +52,17 @@ while [ $SECONDS -lt $end ]; do
 	unbind
 	bind
 	is_bound || refused=$((refused + 1))
-	on -t 200 a sh -c "rm -f /tmp/ended; sh -c '$users' users $DEV $GID_INDEX >/dev/null 2>&1 & sleep 4" || fail "round $rounds: no users"
+	on -t 200 a sh -c "rm -f /tmp/ended; sh -c '$users' users $DEV $GID_INDEX >/dev/null 2>&1 & sleep 4" ||
+		fail "round $rounds: the programs do not start"
 	unbind
 	within 100 on a sh -c 'test "$(wc -l < /tmp/ended)" = 10' ||
-		fail "round $rounds: not all users ended: $(on a sh -c 'cat /tmp/ended; ps ax | grep " D"')"
-	on a sh -c 'for module in fast shared verbs drain; do modprobe -r vrnic-$module; done' || fail "round $rounds: a module stays"
+		fail "round $rounds: not all programs ended: $(on a sh -c 'cat /tmp/ended; ps ax | grep " D"')"
+	on a sh -c 'for module in fast shared verbs drain; do modprobe -r vrnic-$module; done' ||
+		fail "round $rounds: a module is still loaded"
 done
-echo "$rounds rounds, $refused times refused at once"
+echo "$rounds rounds; the driver refused the device at once $refused times"
 on -t 120 a modprobe -r vrnic || fail "the driver cannot be unloaded"
-on -t 60 b vrnic-stress --device "$DEV" --seconds 2 || fail "the other VM noticed"
+on -t 60 b vrnic-stress --device "$DEV" --seconds 2 || fail "the other VM was disturbed"
 
 # An honest device works, and nothing was left behind.
 kill -USR1 "$(lab pid vrnicd)"

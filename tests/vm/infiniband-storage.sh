@@ -42,7 +42,7 @@ for vm in a b; do
 	on $vm sh -ec "modprobe ib_ipoib; ip link set ib0 up; ip addr add 10.99.0.${!address##*.}/24 dev ib0"
 done
 ADDRESS=10.99.0.${ADDRESS##*.}
-within 30 on "$HOST" ping -c 1 -W 2 "$ADDRESS" >/dev/null || fail "IPoIB carries nothing"
+within 30 on "$HOST" ping -c 1 -W 2 "$ADDRESS" >/dev/null || fail "IPoIB carries no traffic"
 
 # NVMe over Fabrics.
 on "$HOST" modprobe nvme-rdma
@@ -97,13 +97,13 @@ on -t 200 "$TARGET" sh -ec 'modprobe -a nfsd rpcrdma
 	nfsdcld
 	rpc.mountd -N 3
 	exportfs -o rw,no_root_squash,insecure,fsid=0 "*:/run/export"
-	rpc.nfsd -N 3 --rdma=20049 4' || fail "$TARGET exports nothing"
+	rpc.nfsd -N 3 --rdma=20049 4' || fail "$TARGET has no exports"
 on -t 200 "$HOST" sh -ec "mkdir -p /run/storage
 	mount -t nfs4 -o proto=rdma,port=20049 $ADDRESS:/ /run/storage
 	grep -q ' /run/storage nfs4 .*proto=rdma' /proc/mounts" || fail "$HOST cannot mount"
 registers data
 sum=$(on "$HOST" sh -c 'sha256sum </run/data')
-[ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$sum" ] || fail "$TARGET has other data than $HOST"
+[ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$sum" ] || fail "the data of $TARGET and $HOST differ"
 on "$HOST" umount /run/storage || fail "$HOST cannot unmount"
 cleanup
 for vm in a b; do

@@ -45,8 +45,8 @@ name = "b"
 rnic = [{ hca = "leaf3-h1", opensm_priority = 1 }, { hca = "leaf4-h1" }]
 end
 sed 's/^leaves = 4/leaves = 0/' "$LAB_DIR/subnet.toml" >"$LAB_DIR/wrong.toml"
-if said=$("$LAB_BIN" up "$LAB_DIR/wrong.toml" 2>&1); then fail "a wrong topology passed"; fi
-found -F 'wrong.toml:10: `leaves = 0`' <<<"$said" || fail "the mistake is not named: $said"
+if said=$("$LAB_BIN" up "$LAB_DIR/wrong.toml" 2>&1); then fail "an invalid topology was accepted"; fi
+found -F 'wrong.toml:10: `leaves = 0`' <<<"$said" || fail "the error message does not name the mistake: $said"
 
 "$LAB_BIN" up "$LAB_DIR/subnet.toml"
 VRNIC_CONTROL=$("$LAB_BIN" ctl --lab subnet control)
@@ -54,8 +54,9 @@ export VRNIC_CONTROL
 
 # The subnet has 8 HCAs, of which 4 are devices, and 6 switches.
 on b ibnetdiscover >"$LAB_DIR/net"
-grep -c '^Ca' "$LAB_DIR/net" | found -x 8 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/net")"
-grep -c '^Switch' "$LAB_DIR/net" | found -x 6 || fail "ibnetdiscover finds other switches: $(cat "$LAB_DIR/net")"
+grep -c '^Ca' "$LAB_DIR/net" | found -x 8 || fail "ibnetdiscover does not find the expected HCAs: $(cat "$LAB_DIR/net")"
+grep -c '^Switch' "$LAB_DIR/net" | found -x 6 ||
+	fail "ibnetdiscover does not find the expected switches: $(cat "$LAB_DIR/net")"
 # lid NAME: prints the LID of a node.
 lid() {
 	sed -n "s/^Switch.*\"$1\" .* lid \([0-9]*\) .*/\1/p; s/^\[[0-9]*\].*\"H-.*# \"$1\" lid \([0-9]*\) .*/\1/p" "$LAB_DIR/net" | head -n 1 | grep .
@@ -63,14 +64,16 @@ lid() {
 lid_a=$(lid leaf1-h1) lid_b=$(lid leaf3-h1)
 [ "$(on a cat /sys/class/infiniband/vrnic0/ports/1/lid)" = "$(printf '%#x' "$lid_a")" ] || fail "VM a is not leaf1-h1"
 on b ibhosts | found leaf4-h2 || fail "ibhosts shows no simulated HCA"
-on b sminfo | found "sm lid $lid_a .* priority 9 .*SMINFO_MASTER" || fail "the master is another: $(on b sminfo)"
-on b sminfo "$lid_b" | found 'priority 1 .*SMINFO_STANDBY' || fail "nobody stands by: $(on b sminfo "$lid_b")"
+on b sminfo | found "sm lid $lid_a .* priority 9 .*SMINFO_MASTER" ||
+	fail "the master subnet manager is not the expected one: $(on b sminfo)"
+on b sminfo "$lid_b" | found 'priority 1 .*SMINFO_STANDBY' ||
+	fail "there is no standby subnet manager: $(on b sminfo "$lid_b")"
 
 # Traffic of one connection until it is told to end. Its timeout is 4 s.
 write="ib_write_bw -d vrnic0 -p 18600 -F -D 1 --run_infinitely -u 20"
 on -t 900 b $write >"$LAB_DIR/server" 2>&1 &
 jobs=($!)
-within 60 on b sh -c 'ss -Hltn sport = :18600 | grep -q .' || fail "nobody listens: $(cat "$LAB_DIR/server")"
+within 60 on b sh -c 'ss -Hltn sport = :18600 | grep -q .' || fail "no server listens: $(cat "$LAB_DIR/server")"
 on -t 900 a $write 10.77.0.2 >"$LAB_DIR/client" 2>&1 &
 jobs+=($!)
 received() { on b cat /sys/class/infiniband/vrnic0/ports/1/hw_counters/rx_bytes; }
@@ -96,16 +99,16 @@ link=$(uplink "$spine")
 active "$link" || fail "the link at $link is not active"
 vrnicctl subnet link "$link" down
 vrnicctl subnet list leaf1 | found "^$link .* cut " || fail "the link at $link is not cut"
-within 60 passes "$(other "$spine")" || fail "OpenSM finds no other way"
+within 60 passes "$(other "$spine")" || fail "OpenSM does not reroute around the link"
 flows "after a link was cut"
 vrnicctl subnet link "$link" up
 within 60 active "$link" || fail "the link does not come back"
 spine=$(by)
 vrnicctl subnet switch "$spine" down
-within 60 passes "$(other "$spine")" || fail "OpenSM finds no way around a switch"
+within 60 passes "$(other "$spine")" || fail "OpenSM does not reroute around the switch"
 flows "after a switch failed"
 on b ibswitches >"$LAB_DIR/switches"
-! found "$spine" <"$LAB_DIR/switches" || fail "a switch that failed is still there"
+! found "$spine" <"$LAB_DIR/switches" || fail "the failed switch is still in the subnet"
 vrnicctl subnet switch "$spine" up
 within 60 active "$(uplink "$spine")" || fail "the switch does not come back"
 flows "after the switch came back"
@@ -123,7 +126,7 @@ errors_at() {
 	local command="ib_write_bw -d vrnic0 -p $lab_port -s 65536 -n 50 -F -u 17"
 	on -t 120 b $command >/dev/null &
 	local job=$!
-	within 60 on b sh -c "ss -Hltn sport = :$lab_port | grep -q ." || fail "nobody listens"
+	within 60 on b sh -c "ss -Hltn sport = :$lab_port | grep -q ." || fail "no server listens"
 	on -t 120 a $command 10.77.0.2 >/dev/null || fail "a write fails with a bit error rate of $1"
 	wait $job || fail "a write fails at the server with a bit error rate of $1"
 	vrnicctl subnet link leaf1-h1 --bit-error-rate 0
@@ -131,15 +134,16 @@ errors_at() {
 }
 # A run has 800 packets with 30 million bits, plus the packets that are sent again.
 errors_at 0
-[ "$counted" = 0 ] || fail "$counted errors, and no bit was damaged"
+[ "$counted" = 0 ] || fail "$counted errors are counted although no bit was damaged"
 errors_at 1e-7
 some=$counted
 errors_at 3e-6
 [ "$counted" -gt 30 ] && [ "$counted" -gt "$some" ] ||
-	fail "$some errors at 1e-7, and $counted at 3e-6"
+	fail "$some errors at a bit error rate of 1e-7, but $counted at 3e-6"
 # The program fails if it finds any errors.
 on b ibqueryerrors >"$LAB_DIR/errors" || :
-found "SymbolErrorCounter == $counted" <"$LAB_DIR/errors" || fail "ibqueryerrors shows other errors: $(cat "$LAB_DIR/errors")"
+found "SymbolErrorCounter == $counted" <"$LAB_DIR/errors" ||
+	fail "ibqueryerrors shows unexpected errors: $(cat "$LAB_DIR/errors")"
 
 # One tenant has the first RNICs of both VMs, and another one has the second RNICs. In the default partition, only the
 # HCA of OpenSM is a full member, so that limited members can talk to it but not to each other.
@@ -165,7 +169,7 @@ meet() {
 	lab_port=$((lab_port + 1))
 	on -t 120 b $3 -d "$1" -p $lab_port >"$LAB_DIR/server" 2>&1 &
 	job=$!
-	within 60 on b sh -c "ss -Hltn sport = :$lab_port | grep -q ." || fail "nobody listens: $(cat "$LAB_DIR/server")"
+	within 60 on b sh -c "ss -Hltn sport = :$lab_port | grep -q ." || fail "no server listens: $(cat "$LAB_DIR/server")"
 	on -t 120 a $3 -d "$2" -p $lab_port 10.77.0.2 >"$LAB_DIR/client" 2>&1 || code=1
 	# The server does not notice if its client fails.
 	[ $code = 0 ] || on b pkill -x "${3%% *}" || :
@@ -180,28 +184,29 @@ meet vrnic1 vrnic0 "$pingpong" || fail "a limited member does not reach a full o
 meet vrnic1 vrnic1 "$send" || fail "members of a tenant do not reach each other: $(cat "$LAB_DIR/client")"
 before=$(violations)
 ! meet vrnic1 vrnic1 "$pingpong" || fail "two limited members reach each other"
-found 'transport retry counter exceeded' <"$LAB_DIR/client" || fail "the pingpong fails otherwise: $(cat "$LAB_DIR/client")"
-! meet vrnic1 vrnic0 "$send" || fail "one tenant reaches another: $(cat "$LAB_DIR/client")"
-[ "$(violations)" -gt "$before" ] || fail "no violation is counted: $before, then $(violations)"
-within 30 on a sh -c 'grep -q "num:259" /var/log/opensm-*.log' || fail "OpenSM hears of no violation"
+found 'transport retry counter exceeded' <"$LAB_DIR/client" ||
+	fail "the pingpong fails for another reason: $(cat "$LAB_DIR/client")"
+! meet vrnic1 vrnic0 "$send" || fail "a tenant reaches another tenant: $(cat "$LAB_DIR/client")"
+[ "$(violations)" -gt "$before" ] || fail "no P_Key violation is counted: $before, then $(violations)"
+within 30 on a sh -c 'grep -q "num:259" /var/log/opensm-*.log' || fail "OpenSM gets no trap about the violation"
 
 # Kill the master.
 on a pkill -9 -x opensm
 taken_over() { on b sminfo | found "sm lid $lid_b .*SMINFO_MASTER"; }
-within 90 taken_over || fail "nobody takes over: $(on b sminfo "$lid_b")"
+within 90 taken_over || fail "no standby subnet manager takes over: $(on b sminfo "$lid_b")"
 # knows VM: checks whether the VM's port knows the new master.
 knows() { [ "$(on "$1" cat /sys/class/infiniband/vrnic0/ports/1/sm_lid)" = "$(printf '%#x' "$lid_b")" ]; }
 within 60 knows a || fail "VM a does not know the new master"
-within 60 keys a vrnic0 0x7fff 0x8001 || fail "the new master has another partition"
+within 60 keys a vrnic0 0x7fff 0x8001 || fail "the new master has different partitions"
 within 60 on a saquery -p --src-to-dst "$lid_a:$lid_b" | found 'PathRecord dump' || fail "the new master knows no paths"
 # A new connection, whose path the new master finds.
 for vm in a b; do
 	address=10.99.0.$([ $vm = a ] && echo 1 || echo 2)
 	on $vm sh -ec "modprobe ib_ipoib; ip link set ib0 up; ip addr add $address/24 dev ib0"
 done
-within 60 on a ping -c 1 -W 2 10.99.0.2 >/dev/null || fail "IPoIB carries nothing"
+within 60 on a ping -c 1 -W 2 10.99.0.2 >/dev/null || fail "IPoIB carries no traffic"
 on -t 90 b rping -s -a 10.99.0.2 -C 10 -p 18900 >/dev/null &
 job=$!
-within 60 on b sh -c 'rdma resource show cm_id | grep -q "state LISTEN .*:18900 "' || fail "nobody listens"
+within 60 on b sh -c 'rdma resource show cm_id | grep -q "state LISTEN .*:18900 "' || fail "no server listens"
 on -t 90 a rping -c -a 10.99.0.2 -C 10 -V -p 18900 >/dev/null || fail "no new connection with the new master"
 wait $job || fail "the server of the new connection fails"

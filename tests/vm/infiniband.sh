@@ -17,9 +17,10 @@ lid_a=$(attribute a 'Base lid') lid_b=$(attribute b 'Base lid')
 [ "$(attribute b 'SM lid')" = "$lid_a" ] || fail "the subnet manager is not that of VM a"
 # One switch connects the two HCAs.
 on b ibnetdiscover >"$LAB_DIR/subnet"
-grep -c '^Ca' "$LAB_DIR/subnet" | found -x 2 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/subnet")"
-grep -c '^Switch' "$LAB_DIR/subnet" | found -x 1 || fail "ibnetdiscover finds another number of switches"
-on b sminfo | found 'SMINFO_MASTER' || fail "there is no master"
+grep -c '^Ca' "$LAB_DIR/subnet" | found -x 2 ||
+	fail "ibnetdiscover does not find the expected HCAs: $(cat "$LAB_DIR/subnet")"
+grep -c '^Switch' "$LAB_DIR/subnet" | found -x 1 || fail "ibnetdiscover does not find the expected number of switches"
+on b sminfo | found 'SMINFO_MASTER' || fail "there is no master subnet manager"
 on b saquery NR | found 'NodeRecord dump' || fail "the subnet administration has no nodes"
 on b smpquery nodedesc "$lid_a" | found 'Node Description' || fail "VM a does not answer"
 on b ibtracert "$lid_b" "$lid_a" | found 'To ca' || fail "there is no route"
@@ -51,7 +52,7 @@ for vm in a b; do
 	on "$vm" sh -ec "modprobe ib_ipoib; ip link set ib0 up; ip addr add 10.99.0.${!address##*.}/24 dev ib0"
 done
 there=10.99.0.${IP_a##*.}
-within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries nothing"
+within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries no traffic"
 on b ping -c 5 -i 0.2 -W 5 "$there" | found ' 0% packet loss' || fail "IPoIB loses packets"
 pair a b 18700 "rping -s -a $there -C 10 -p 18700" "rping -c -a $there -C 10 -V -p 18700"
 pair a b 18701 "ucmatose -b $there -p 18701" "ucmatose -s $there -p 18701"
@@ -62,7 +63,7 @@ bring() {
 	for vm in a b; do
 		on $vm sh -ec "echo $1 >/sys/class/net/ib0/mode; [ \$(cat /sys/class/net/ib0/mode) = $1 ]" || fail "IPoIB has no mode $1"
 	done
-	within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries nothing in mode $1"
+	within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries no traffic in mode $1"
 	port=$((port + 1))
 	on -t 120 a python3 -c "
 import hashlib, socket
@@ -80,12 +81,12 @@ peer = socket.create_connection(('$there', $port))
 peer.sendall(data)
 print(hashlib.sha256(data).hexdigest())" >"$LAB_DIR/sent"
 	wait $listener || fail "the receiver in mode $1 failed"
-	cmp "$LAB_DIR/sent" "$LAB_DIR/received" || fail "the data changed on its way in mode $1"
+	cmp "$LAB_DIR/sent" "$LAB_DIR/received" || fail "the data was damaged in transit in mode $1"
 }
 bring datagram
 bring connected
 # Connections carry packets that are too long for datagrams.
 for vm in a b; do on $vm ip link set ib0 mtu 65520; done
-on b ping -c 3 -W 5 -M do -s 60000 "$there" | found ' 0% packet loss' || fail "connections carry no large packets"
+on b ping -c 3 -W 5 -M do -s 60000 "$there" | found ' 0% packet loss' || fail "connected mode carries no large packets"
 
 for vm in a b; do on "$vm" modprobe -r ib_ipoib; done

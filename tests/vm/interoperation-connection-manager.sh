@@ -36,6 +36,6 @@ job=$!
 within 40 is_member 01:00:5e || fail "mckey in b does not join"
 within 40 is_member 33:33:ef || fail "mckey in b does not attach its queue pair"
 on -t 60 a mckey -m 239.77.2.1 -b "$IP_a" -C 10 -S 512 -s >/dev/null || fail "mckey in a does not send"
-wait $job || fail "the member in b got not all that a sent"
+wait $job || fail "the member in b did not get everything that a sent"
 # Its own mckey exits before its posted requests are sent. This one waits.
 perf b a ib_send_bw -n 20 -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:77:2:2

@@ -108,7 +108,7 @@ settled() {
 	[ "$size" = "$before" ]
 }
 within 60 settled || fail "the capture does not end"
-python3 tests/vm/frames.py "$file" 52:54:00:76:72:0a 52:54:00:76:72:0b || fail "the frames are not as they should be"
+python3 tests/vm/frames.py "$file" 52:54:00:76:72:0a 52:54:00:76:72:0b || fail "the captured frames are not as expected"
 # RoCE allows a UDP checksum of 0 over IPv6 too (annex A17). tshark may misinterpret random payload and complain about
 # it.
 complaints=$(tshark -n -r "$file" -o udp.ignore_ipv6_zero_checksum:TRUE -Y '(_ws.malformed || _ws.expert.severity >= 0x400000) &&

@@ -59,6 +59,6 @@ connect() {
 disconnect() { on -t 200 "$HOST" iscsiadm -m node -T $IQN --logout || fail "$HOST does not log out"; }
 state() { on "$HOST" grep -qx "$1" /run/session/state; }
 lost() { within 120 state FAILED || fail "$HOST does not see that $1"; }
-live() { within 120 state LOGGED_IN || fail "$HOST does not come back when $1"; }
+live() { within 120 state LOGGED_IN || fail "$HOST does not reconnect when $1"; }
 
 scsi_disk

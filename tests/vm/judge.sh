@@ -48,7 +48,9 @@ says device-loses-write 'it reports a gap with a NAK after'
 says device-loses-burst 'it reports a gap with a NAK after'
 says device-repeats-atomics 'it answers a repeated atomic with the result that it kept'
 says device-writes-marked 'it sends no CNP for'
-if found VIOLATION <"$LAB_DIR/report"; then fail "Soft-RoCE did not do that before: is it true?"; fi
+if found VIOLATION <"$LAB_DIR/report"; then
+	fail "Soft-RoCE did not do that before; check whether the report is right"
+fi
 
 # struck COUNTER CLIENT SERVER FAULT...: a fault of the switch port hits what Soft-RoCE sends or receives. Soft-RoCE
 # counts it and recovers.
@@ -59,17 +61,17 @@ struck() {
 	before=$(counted "$counter")
 	vrnicctl fault add -d port:b "$@" >/dev/null
 	perf "$client" "$server" ib_write_bw -n 40 -s 16384 -u "$timeout" >/dev/null || fail "$*: Soft-RoCE does not recover"
-	vrnicctl fault log -d port:b | found "port:b .* $1 .* write, [0-9]* bytes" || fail "$*: it did not fire"
+	vrnicctl fault log -d port:b | found "port:b .* $1 .* write, [0-9]* bytes" || fail "$*: the fault did not fire"
 	[ "$(counted "$counter")" -gt "$before" ] || fail "$*: Soft-RoCE did not notice"
 	vrnicctl fault clear >/dev/null
 }
 struck completer_retry_err b a drop opcode=write nth=5
 struck completer_retry_err b a corrupt-icrc opcode=write nth=5
 struck duplicate_request a b duplicate dir=in opcode=write nth=3
-! vrnicctl fault add -d port:b cqe-lost >"$LAB_DIR/refused" 2>&1 || fail "a port has a fault of devices"
-found 'a fault of a device' <"$LAB_DIR/refused" || fail "the refusal does not say why"
+! vrnicctl fault add -d port:b cqe-lost >"$LAB_DIR/refused" 2>&1 || fail "a port accepted a fault of devices"
+found 'a fault of a device' <"$LAB_DIR/refused" || fail "the error message does not say why"
 
 # The report from a capture file says the same as that from the run.
 vrnicctl judge captures -p "$IP_b" -t "$timeout" "$LAB_DIR/judge/peer-loses-write.pcapng" >"$LAB_DIR/again"
 diff <(sed -n '/^peer-loses-write:/,/^[^ ]/p' "$LAB_DIR/report" | grep '^ ') <(grep '^ ' "$LAB_DIR/again") ||
-	fail "the capture says something else"
+	fail "the capture shows something else"

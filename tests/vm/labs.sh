@@ -16,9 +16,9 @@ trap end EXIT
 
 # A mistake is reported with its line, and nothing starts.
 printf '[[vm]]\nname = "a"\nmemory = "much"\n' >"$LAB_DIR/three.toml"
-if said=$("$LAB_BIN" up "$LAB_DIR/three.toml" 2>&1); then fail "a wrong file passed"; fi
-found -F 'three.toml:3: `memory = "much"`' <<<"$said" || fail "the mistake is not named: $said"
-[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab" 2>/dev/null)" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
+if said=$("$LAB_BIN" up "$LAB_DIR/three.toml" 2>&1); then fail "an invalid lab file was accepted"; fi
+found -F 'three.toml:3: `memory = "much"`' <<<"$said" || fail "the error message does not name the mistake: $said"
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab" 2>/dev/null)" ] || fail "files are left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
 
 echo 'from the host' >"$LAB_DIR/file"
 udp=$((20000 + $$ % 20000))
@@ -75,7 +75,7 @@ ask() {
 }
 for web in $(grep -o 'http://.*' "$LAB_DIR/up"); do
 	ask "$web" GET / | found -F 'HTTP/1.1 200' >/dev/null || fail "$web shows nothing"
-	ask "$web" POST /api/action | found -F 'HTTP/1.1 403' >/dev/null || fail "$web may do more than look"
+	ask "$web" POST /api/action | found -F 'HTTP/1.1 403' >/dev/null || fail "$web allows actions"
 done
 
 # index VM DEVICE: prints the index of the device's IPv4 GID.
@@ -90,7 +90,7 @@ pingpong() {
 	port=$((port + 1))
 	on_lab three --vm "$1" --timeout 60 -- ibv_rc_pingpong -d "$3" -g "$(index "$1" "$3")" -p $port -n 100 >/dev/null &
 	job=$!
-	within 40 on_lab three --vm "$1" -- sh -c "ss -Hltn sport = :$port | grep -q ." || fail "nobody listens in VM $1"
+	within 40 on_lab three --vm "$1" -- sh -c "ss -Hltn sport = :$port | grep -q ." || fail "no server listens in VM $1"
 	on_lab three --vm "$2" --timeout 60 -- ibv_rc_pingpong -d "$3" -g "$(index "$2" "$3")" -p $port -n 100 "$4" |
 		found usec/iter >/dev/null || fail "no pingpong from $2 to $1 on $3"
 	wait $job || fail "the pingpong in VM $1 failed"
@@ -102,7 +102,7 @@ for net in 0 1; do
 done
 
 # All VMs at the same time, one of them with a different result.
-[ "$(on_lab three --all -- hostname | sort | xargs)" = "x: x y: y z: z" ] || fail "not in all VMs"
+[ "$(on_lab three --all -- hostname | sort | xargs)" = "x: x y: y z: z" ] || fail "the command did not run in all VMs"
 code=0
 said=$(on_lab three --vm x,z --json -- sh -c '[ $(hostname) = x ] || exit 3') || code=$?
 [ $code = 3 ] || fail "exit code $code, not 3"
@@ -110,13 +110,14 @@ said=$(on_lab three --vm x,z --json -- sh -c '[ $(hostname) = x ] || exit 3') ||
 # If its reader closes, the command ends here, as with SIGPIPE.
 for vm in x x,y; do
 	codes=$(set +o pipefail; on_lab three --vm $vm -- yes | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}")
-	[ "$codes" = 141 ] || fail "exit code $codes of a command whose reader left"
+	[ "$codes" = 141 ] || fail "exit code $codes of a command whose output was closed"
 done
-if on_lab three --vm w -- true 2>"$LAB_DIR/said"; then fail "there is no VM w"; fi
+if on_lab three --vm w -- true 2>"$LAB_DIR/said"; then fail "a command in VM w, which does not exist, was accepted"; fi
 found 'no VM `w`; there are x, y, z' <"$LAB_DIR/said" >/dev/null || fail "$(cat "$LAB_DIR/said")"
 
 # Memory, files and shared directories.
-[ "$(on_lab three --vm z -- awk '/MemTotal/ { print ($2 < 655360) }' /proc/meminfo)" = 1 ] || fail "z has other memory"
+[ "$(on_lab three --vm z -- awk '/MemTotal/ { print ($2 < 655360) }' /proc/meminfo)" = 1 ] ||
+	fail "z does not have the configured memory"
 [ "$(on_lab three --vm z -- cat /mnt/new/file)" = "from the host" ] || fail "the file was not copied"
 on_lab three --vm z -- sh -c 'echo from z >/mnt/shared/z'
 [ "$(cat "$LAB_DIR/shared/z")" = "from z" ] || fail "the host does not see what z wrote"
@@ -126,9 +127,11 @@ mkdir "$LAB_DIR/tree"
 head -c 3000000 /dev/urandom >"$LAB_DIR/tree/data"
 "$LAB_BIN" copy --lab three "$LAB_DIR/tree" x:/mnt/copy
 "$LAB_BIN" copy --lab three x:/mnt/copy "$LAB_DIR/back"
-cmp "$LAB_DIR/tree/data" "$LAB_DIR/back/data" || fail "the copy is another"
-if "$LAB_BIN" copy --lab three x:/no/such "$LAB_DIR/nothing" 2>/dev/null; then fail "a copy of nothing"; fi
-[ ! -e "$LAB_DIR/nothing" ] || fail "a copy of nothing is there"
+cmp "$LAB_DIR/tree/data" "$LAB_DIR/back/data" || fail "the copy differs"
+if "$LAB_BIN" copy --lab three x:/no/such "$LAB_DIR/nothing" 2>/dev/null; then
+	fail "the copy of a missing file succeeded"
+fi
+[ ! -e "$LAB_DIR/nothing" ] || fail "the copy of a missing file exists"
 
 # Another lab has a VM with the same name, which a link connects to the network "wire".
 cat >"$LAB_DIR/other.toml" <<end
@@ -146,14 +149,15 @@ name = "x"
 end
 "$LAB_BIN" up "$LAB_DIR/other.toml" --json | found '"state": "up"' || fail "the other lab is not up"
 on_lab other --vm x -- touch /tmp/other
-! on_lab three --vm x -- test -e /tmp/other || fail "both labs have one VM x"
+! on_lab three --vm x -- test -e /tmp/other || fail "the two labs share VM x"
 on_lab other --vm x --timeout 60 -- ibv_rc_pingpong -d vrnic0 -g "$(lab=other index x vrnic0)" -p 18500 -n 100 >/dev/null &
 job=$!
-within 40 on_lab other --vm x -- sh -c "ss -Hltn sport = :18500 | grep -q ." || fail "nobody listens in the other lab"
+within 40 on_lab other --vm x -- sh -c "ss -Hltn sport = :18500 | grep -q ." ||
+	fail "no server listens in the other lab"
 on_lab three --vm z --timeout 60 -- ibv_rc_pingpong -d vrnic1 -g "$(index z vrnic1)" -p 18500 -n 100 10.77.1.9 |
 	found usec/iter >/dev/null || fail "no pingpong from lab to lab"
 wait $job || fail "the pingpong in the other lab failed"
-if "$LAB_BIN" down 2>"$LAB_DIR/said"; then fail "it is not clear which lab"; fi
+if "$LAB_BIN" down 2>"$LAB_DIR/said"; then fail "an ambiguous lab was accepted"; fi
 found 'other, three' <"$LAB_DIR/said" >/dev/null || fail "$(cat "$LAB_DIR/said")"
 "$LAB_BIN" down other
 pingpong x y vrnic0 10.77.0.1
@@ -164,17 +168,17 @@ boot_id() { on_lab three --vm "$1" -- cat /proc/sys/kernel/random/boot_id; }
 x=$(boot_id x)
 z=$(boot_id z)
 "$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
-[ "$(boot_id x) $(boot_id z)" = "$x $z" ] || fail "the same file boots VMs"
+[ "$(boot_id x) $(boot_id z)" = "$x $z" ] || fail "the unchanged lab file boots VMs"
 sed -i 's/^memory = 640/memory = 700/' "$LAB_DIR/three.toml"
 "$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
-[ "$(boot_id x)" = "$x" ] || fail "x booted for z's memory"
-[ "$(boot_id z)" != "$z" ] || fail "z has the old memory"
+[ "$(boot_id x)" = "$x" ] || fail "a change of z's memory booted x"
+[ "$(boot_id z)" != "$z" ] || fail "z still has its old memory"
 z=$(boot_id z)
 # A QEMU that has died is started again.
 kill -9 "$("$LAB_BIN" ctl --lab three pid qemu-z)"
 within 10 sh -c '"$1" status three | grep -q "^z *ended"' sh "$LAB_BIN" || fail "z is not dead"
 "$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
-[ "$(boot_id z)" != "$z" ] || fail "z is the old one"
+[ "$(boot_id z)" != "$z" ] || fail "z was not booted again"
 # Without the VM y.
 sed -i '/^name = "y"/,/^name = "z"/{/^name = "z"/!d}' "$LAB_DIR/three.toml"
 "$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
@@ -186,14 +190,14 @@ pingpong z x vrnic1 10.77.1.3
 pid=$("$LAB_BIN" status three --json | grep -m 1 -o '"pid": [0-9]*' | cut -d' ' -f2)
 qemu=$("$LAB_BIN" ctl --lab three pid qemu-x)
 kill -9 "$pid"
-within 10 sh -c "! kill -0 $qemu 2>/dev/null" || fail "QEMU lives on"
-[ "$("$LAB_BIN" status)" = "no lab is up" ] || fail "a killed lab is up"
-[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
+within 10 sh -c "! kill -0 $qemu 2>/dev/null" || fail "QEMU still runs"
+[ "$("$LAB_BIN" status)" = "no lab is up" ] || fail "a killed lab is shown as up"
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "files are left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
 
 # Ended while it boots, and ended in the normal way.
 "$LAB_BIN" up "$LAB_DIR/other.toml" >/dev/null 2>&1 &
 job=$!
 within 20 sh -c '"$1" status other 2>/dev/null | grep -q booting' sh "$LAB_BIN" || fail "the other lab does not boot"
 "$LAB_BIN" down other
-if wait $job; then fail "up says that a lab is up which was ended"; fi
-[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
+if wait $job; then fail "up reports success for a lab that was ended"; fi
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "files are left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"

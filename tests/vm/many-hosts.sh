@@ -69,7 +69,7 @@ pingpong() {
 	local port=$((18600 + 10 * $1 + $2)) job
 	vm "$1" ibv_rc_pingpong -d vrnic0 -g "$(index "$1")" -p $port -n 100 >/dev/null &
 	job=$!
-	within 40 vm "$1" sh -c "ss -Hltn sport = :$port | grep -q ." || fail "nobody listens in VM $1"
+	within 40 vm "$1" sh -c "ss -Hltn sport = :$port | grep -q ." || fail "no server listens in VM $1"
 	vm "$2" ibv_rc_pingpong -d vrnic0 -g "$(index "$2")" -p $port -n 100 "10.77.0.$1" | found usec/iter ||
 		fail "no pingpong from VM $2 to VM $1"
 	wait $job || fail "the pingpong in VM $1 failed"

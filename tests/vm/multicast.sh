@@ -30,11 +30,11 @@ multicast() {
 		done
 		on -t 60 $sender mckey -m "$group" -b "${address[$sender]}" -C 10 -S 512 -s >/dev/null || fail "sending from $sender to $group"
 		for job in "${jobs[@]}"; do
-			wait "$job" || fail "a member of $group got not all that $sender sent"
+			wait "$job" || fail "a member of $group did not get everything that $sender sent"
 		done
 	done
 	for receiver in a b; do
-		within 40 members "$gid" $receiver 0 || fail "members of $group are left in $receiver"
+		within 40 members "$gid" $receiver 0 || fail "$receiver still has members of $group"
 	done
 }
 multicast 239.77.1.1 ::ffff:239.77.1.1 "$IP_a" "$IP_b"

@@ -65,8 +65,8 @@ all_back() { on a cat /run/cgroup/few/rdma.current | found "^$DEV hca_handle=0 h
 within 40 all_back || fail "the control group still counts: $(on a cat /run/cgroup/few/rdma.current)"
 # The device can be opened twice, but not three times.
 read -r made error < <(in_group python3 -c "$create" "$DEV" context 40 0)
-[ "$made $error" = "1 11" ] || fail "opened $made times more in the control group, then error $error"
-within 40 all_back || fail "the control group counts who opened: $(on a cat /run/cgroup/few/rdma.current)"
+[ "$made $error" = "1 11" ] || fail "$made more opens in the control group, then error $error"
+within 40 all_back || fail "the control group still counts the opened devices: $(on a cat /run/cgroup/few/rdma.current)"
 in_group ibv_devinfo -d "$DEV" >/dev/null
 
 # In exclusive mode, the device is in only one namespace. If its network device is there, it works.
@@ -74,7 +74,7 @@ on a rdma system set netns exclusive
 on a ip netns add apart
 on a ip link set "$NETDEV" netns apart
 on a rdma dev set "$DEV" netns apart
-! on a ibv_devinfo -d "$DEV" || fail "the device is in two namespaces"
+! on a ibv_devinfo -d "$DEV" || fail "the device is visible in two namespaces"
 apart() { on -t 60 a ip netns exec apart "$@"; }
 apart ip link set lo up
 apart ip address add "$IP_a/24" dev "$NETDEV"
@@ -86,17 +86,18 @@ apart vrnic-stress --device "$DEV" --seconds 2
 on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 2 --max-size 65536 &
 server=$!
 apart vrnic-stress --device "$DEV" --client "$IP_b" --seconds 2 --max-size 65536
-wait $server || fail "the server of the stress fails"
+wait $server || fail "the server of the stress test failed"
 
 # The same holds for the kernel's own queue pairs, whichever end starts the connection.
 pair b a 18801 "rping -s -a $IP_b -p 18801 -C 10 -v" "ip netns exec apart rping -c -a $IP_b -p 18801 -C 10 -V"
 apart rping -s -a "$IP_a" -p 18802 -C 10 -v >/dev/null &
 server=$!
-within 40 apart sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:18802 '" || fail "nobody listens in the namespace"
+within 40 apart sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:18802 '" ||
+	fail "no server listens in the namespace"
 on -t 60 b rping -c -a "$IP_a" -p 18802 -C 10 -V >/dev/null || fail "rping to the namespace"
 wait $server || fail "rping in the namespace"
 
 # When the namespace is destroyed, the device returns.
 on a ip netns del apart
-within 40 on a sh -c "ibv_devinfo -d $DEV >/dev/null 2>&1" || fail "the device did not come back"
+within 40 on a sh -c "ibv_devinfo -d $DEV >/dev/null 2>&1" || fail "the device did not return to the first namespace"
 on a rdma system set netns shared

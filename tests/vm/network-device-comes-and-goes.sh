@@ -44,17 +44,17 @@ transfers() {
 	local options=(-d "$DEV" -x "$GID_INDEX" -F -b -s 4096 -D 1 --run_infinitely -u "$1" -p 18760)
 	on -t 120 b ib_write_bw "${options[@]}" >"$LAB_DIR/b" 2>&1 &
 	jobs=($!)
-	within 40 on b sh -c "ss -Hltn sport = :18760 | grep -q ." || fail "nobody waits for a transfer"
+	within 40 on b sh -c "ss -Hltn sport = :18760 | grep -q ." || fail "no server waits for a transfer"
 	on -t 120 a ib_write_bw "${options[@]}" "$IP_b" >"$LAB_DIR/a" 2>&1 &
 	jobs+=($!)
-	await_more "nothing is written to a" rx_bytes a
-	await_more "nothing is written to b" rx_bytes b
+	await_more "no data is written to a" rx_bytes a
+	await_more "no data is written to b" rx_bytes b
 }
 
 # The events that programs in a receive. Each waits for its event, however late it is.
 on -t 240 a sh -c "ibv_asyncwatch -d $DEV >/tmp/port-events" &
 watch=$!
-within 40 on a grep -sq 'async event FD' /tmp/port-events || fail "nobody watches the device's events"
+within 40 on a grep -sq 'async event FD' /tmp/port-events || fail "no program watches the device's events"
 events() { on a cat /tmp/port-events | grep -c "$1" || true; }
 # A late event of an earlier change does not announce a new one.
 quiet() {
@@ -91,15 +91,15 @@ note PORT_ERR PORT_ACTIVE
 on a ip link set "$NETDEV" down
 await "the port stays up without a link" down
 for vm in a b; do
-	await_more "nobody in $vm misses an answer" local_ack_timeout_err $vm
+	await_more "$vm counts no missing acknowledgement" local_ack_timeout_err $vm
 done
 received=$(value rx_bytes a),$(value rx_bytes b)
-await_more "a does not try again" local_ack_timeout_err a
-[ "$(value rx_bytes a),$(value rx_bytes b)" = "$received" ] || fail "data passes a port that is down"
+await_more "a does not retransmit" local_ack_timeout_err a
+[ "$(value rx_bytes a),$(value rx_bytes b)" = "$received" ] || fail "data passes through a port that is down"
 on a ip link set "$NETDEV" up
 await "the port stays down with a link" up
 for vm in a b; do
-	await_more "nothing is written to $vm any more" rx_bytes $vm
+	await_more "no data is written to $vm any more" rx_bytes $vm
 done
 for vm in a b; do
 	on $vm pkill -x ib_write_bw || true
@@ -113,10 +113,11 @@ transfers 14
 on a ip link set "$NETDEV" down
 await "the port stays up without a link" down
 for job in "${jobs[@]}"; do
-	! wait "$job" || fail "a transfer goes on without a link"
+	! wait "$job" || fail "a transfer continues without a link"
 done
 for vm in a b; do
-	found 'status 12' <"$LAB_DIR/$vm" || fail "$vm is not told that retries ran out: $(cat "$LAB_DIR/$vm")"
+	found 'status 12' <"$LAB_DIR/$vm" ||
+		fail "$vm got no completion that its retries were exhausted: $(cat "$LAB_DIR/$vm")"
 done
 await "the port is not shown without a link" shown DOWN DISABLED "$NETDEV"
 on a ip link set "$NETDEV" up

@@ -47,4 +47,4 @@ on -t 60 b ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 &
 server=$!
 listening b 18950
 on -t 60 a ibv_rc_pingpong-65 -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 "$IP_b"
-wait $server || fail "the end of rdma-core 56 failed"
+wait $server || fail "the side with rdma-core 56 failed"

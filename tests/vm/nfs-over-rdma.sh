@@ -28,14 +28,14 @@ on -t 200 "$TARGET" sh -ec 'modprobe -a nfsd rpcrdma
 	nfsdcld
 	rpc.mountd -N 3
 	exportfs -o rw,no_root_squash,insecure,fsid=0 "*:/run/export"
-	rpc.nfsd -N 3 --rdma=20049 4' || fail "$TARGET exports nothing"
+	rpc.nfsd -N 3 --rdma=20049 4' || fail "$TARGET has no exports"
 
 on -t 200 "$HOST" sh -ec "mkdir -p /run/storage
 	mount -t nfs4 -o proto=rdma,port=20049 $ADDRESS:/ /run/storage
 	grep -q ' /run/storage nfs4 .*proto=rdma' /proc/mounts" || fail "$HOST cannot mount"
 registers data
 sum=$(on "$HOST" sh -c 'sha256sum </run/data')
-[ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$sum" ] || fail "$TARGET has other data than $HOST"
+[ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$sum" ] || fail "the data of $TARGET and $HOST differ"
 
 # If the client reconnects while its RNIC is being removed, rdma_cm returns EINVAL because the removal has taken its ID.
 # Linux 7.3 returns that to the program instead of retrying (rpcrdma_create_id() and call_connect_status() in

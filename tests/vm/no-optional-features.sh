@@ -13,7 +13,8 @@ on -t 60 a ibv_devinfo -v -d "$DEV" >"$LAB_DIR/devinfo"
 for limit in max_srq max_mw max_mcast_grp max_mcast_qp_attach; do
 	grep -qE "^[[:space:]]$limit:[[:space:]]+0$" "$LAB_DIR/devinfo" || fail "$limit is not 0"
 done
-! grep -qE 'MEM_WINDOW|MGT_EXTENSIONS|XRC' "$LAB_DIR/devinfo" || fail "the device claims what it does not have"
+! grep -qE 'MEM_WINDOW|MGT_EXTENSIONS|XRC' "$LAB_DIR/devinfo" ||
+	fail "the device reports a feature that it does not have"
 
 perf a b ibv_rc_pingpong -n 100
 perf a b ibv_ud_pingpong -n 100
@@ -27,12 +28,13 @@ listening b 18710
 on -t 60 a rping -c -a "$IP_b" -p 18710 -C 5 -V
 wait $server || fail "the server of rping failed"
 
-! on -t 60 a ibv_uc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are UC queue pairs"
-! on -t 60 a ibv_srq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are shared receive queues"
-! on -t 60 a ibv_xsrq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "there are XRC domains"
+! on -t 60 a ibv_uc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "UC queue pairs can be created"
+! on -t 60 a ibv_srq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "shared receive queues can be created"
+! on -t 60 a ibv_xsrq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "XRC domains can be created"
 
 # Only InfiniBand ports have the counters of performance management.
-on a test ! -e "/sys/class/infiniband/$DEV/ports/1/counters" || fail "sysfs offers counters that nobody keeps"
+on a test ! -e "/sys/class/infiniband/$DEV/ports/1/counters" ||
+	fail "sysfs shows counters that the device does not have"
 on -t 60 a rmmod vrnic
 on -t 60 a modprobe vrnic
 active a

@@ -55,7 +55,7 @@ connect() {
 disconnect() { on -t 200 "$HOST" sh -c 'echo 1 >/run/controller/delete_controller'; }
 state() { on "$HOST" grep -qx "$1" /run/controller/state; }
 lost() { within 120 state connecting || fail "$HOST does not see that $1"; }
-live() { within 120 state live || fail "$HOST does not come back when $1"; }
+live() { within 120 state live || fail "$HOST does not reconnect when $1"; }
 
 export_it
 connect
@@ -81,7 +81,7 @@ disk_has_data
 
 # The device is removed under a controller, then under the target.
 reload "$HOST"
-within 100 on "$HOST" sh -c '! ls /sys/class/nvme/nvme*' || fail "a controller stays without a device"
+within 100 on "$HOST" sh -c '! ls /sys/class/nvme/nvme*' || fail "a controller is left without a device"
 connect
 reload "$TARGET"
 lost "the target has another device"

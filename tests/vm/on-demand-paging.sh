@@ -16,7 +16,7 @@ on -t 100 a vrnic-stress --on-demand --device "$DEV" --gid "$GID_INDEX" --port 1
 wait $server
 for vm in a b; do
 	[ "$(counter $vm page_faults)" -gt 0 ] || fail "VM $vm had no page fault"
-	[ "$(counter $vm page_invalidations)" -gt 0 ] || fail "VM $vm took no page back"
+	[ "$(counter $vm page_invalidations)" -gt 0 ] || fail "in VM $vm, the kernel took no page back"
 done
 
 for peer in b a; do
@@ -34,7 +34,7 @@ on -t 60 a sh -c "
 	kill -9 \$pid
 	wait \$pid
 	true"
-within 40 on a sh -c "rdma resource show mr | grep -c vrnic-stress | grep -qx 0" || fail "regions are left"
+within 40 on a sh -c "rdma resource show mr | grep -c vrnic-stress | grep -qx 0" || fail "memory regions still exist"
 
 on -t 90 a sh -c "vrnic-stress --on-demand --device $DEV --seconds 8; true" &
 client=$!

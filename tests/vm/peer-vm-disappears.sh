@@ -12,10 +12,10 @@ on -t 90 b sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --server; tru
 server=$!
 on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --survivor > "$LAB_DIR/survivor" &
 survivor=$!
-within 60 grep -sq 'kill the peer now' "$LAB_DIR/survivor" || fail "the survivor is not ready"
+within 60 grep -sq 'kill the peer now' "$LAB_DIR/survivor" || fail "the remaining VM's program is not ready"
 lab kill b
 wait $server || true
-wait $survivor || { cat "$LAB_DIR/survivor"; fail "the survivor did not get what it should"; }
+wait $survivor || { cat "$LAB_DIR/survivor"; fail "the remaining VM's program did not get the expected error"; }
 cat "$LAB_DIR/survivor"
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 lab boot b

@@ -55,8 +55,8 @@ taken() { [ "$(wc -l <"$LAB_DIR/steps")" = $steps ] || ! kill -0 $client; }
 step() {
 	on a sh -c "echo $1 >/run/steps"
 	steps=$((steps + 1))
-	within 40 taken || fail "no end of: $1"
-	[ "$(tail -n 1 "$LAB_DIR/steps")" = "$1" ] || fail "the client cannot: $1"
+	within 40 taken || fail "the server did not finish: $1"
+	[ "$(tail -n 1 "$LAB_DIR/steps")" = "$1" ] || fail "the client failed: $1"
 }
 # After VM b has prepared its pages, it is stopped, so that nothing else writes to them.
 within 40 on a test -p /run/steps
@@ -68,7 +68,7 @@ leaves_dirty() {
 	step write
 	[ "$(dirty)" -gt 0 ]
 }
-! synced || fail "vrnicd wrote to the NVDIMM before anything was flushed"
+! synced || fail "vrnicd wrote to the NVDIMM before any FLUSH"
 for flush in range region; do
 	within 40 leaves_dirty || fail "no page of the NVDIMM is dirty after it was written"
 	step $flush

@@ -18,8 +18,8 @@ for round in 1 2 3; do
 		kill -0 \$pid || exit 1
 		kill -9 \$pid
 		wait \$pid
-		true" || fail "round $round: the traffic did not even run"
+		true" || fail "round $round: the traffic did not start"
 	wait $server || fail "round $round: the peer of the killed process hangs"
 done
 enough a 18700
-wait $bystander || fail "a process that had nothing to do with it failed"
+wait $bystander || fail "an uninvolved process failed"

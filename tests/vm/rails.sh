@@ -29,7 +29,7 @@ traffic() {
 	local write="ib_write_bw -d vrnic$1 -p $port -F -D 1 --run_infinitely -u $timeout"
 	on_rails --vm b --timeout 300 -- $write -x "$(index b "vrnic$1")" >"$LAB_DIR/server$1" 2>&1 &
 	jobs+=($!)
-	within 60 on_rails --vm b -- sh -c "ss -Hltn sport = :$port | grep -q ." || fail "nobody listens on rail $1"
+	within 60 on_rails --vm b -- sh -c "ss -Hltn sport = :$port | grep -q ." || fail "no server listens on rail $1"
 	on_rails --vm a --timeout 300 -- $write -x "$(index a "vrnic$1")" "$(address b $1)" >"$LAB_DIR/client$1" 2>&1 &
 	jobs+=($!)
 }
@@ -39,8 +39,8 @@ address() { on_rails --vm "$1" -- sh -c "cd /sys/class/infiniband/vrnic$2/ports/
 for scenario in port-flap all-down; do
 	jobs=()
 	for rail in 0 1; do traffic $rail; done
-	vrnicctl fault run "$scenarios/$scenario.toml" || fail "$scenario does not play as it says: $(cat "$LAB_DIR"/client*)"
+	vrnicctl fault run "$scenarios/$scenario.toml" || fail "$scenario fails: $(cat "$LAB_DIR"/client*)"
 	for vm in a b; do on_rails --vm $vm -- pkill -x ib_write_bw || true; done
 	wait "${jobs[@]}" || true
-	[ "$(vrnicctl -j fault list | tr -d ' \n')" = '[]' ] || fail "$scenario leaves faults behind"
+	[ "$(vrnicctl -j fault list | tr -d ' \n')" = '[]' ] || fail "$scenario leaves faults armed"
 done

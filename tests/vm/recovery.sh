@@ -38,7 +38,8 @@ for fault in needs-reset event-device-fatal engine-panic; do
 	grep -q 'exit 1' "$LAB_DIR/victim" || fail "$fault: the program did not see an error: $(cat "$LAB_DIR/victim")"
 	wait $program || fail "$fault: the program does not end: $(cat "$LAB_DIR/program")"
 	tail -n 3 "$LAB_DIR/program"
-	grep -q 'program exit 0' "$LAB_DIR/program" || fail "$fault: the program could not go on: $(cat "$LAB_DIR/program")"
+	grep -q 'program exit 0' "$LAB_DIR/program" ||
+		fail "$fault: the program could not continue: $(cat "$LAB_DIR/program")"
 	grep -q 'the device is back' "$LAB_DIR/program" || fail "$fault: the program did not notice"
 	within 20 on a grep -q DEVICE_FATAL /tmp/events || fail "$fault: no device-fatal event"
 	on a pkill -x ibv_asyncwatch || true
@@ -46,7 +47,7 @@ for fault in needs-reset event-device-fatal engine-panic; do
 	on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "$fault: the kernel's receives were not flushed"
 	on a modprobe -r vrnic-drain
 	vrnicctl fault clear >/dev/null
-	logs a "begins anew" "$before" || fail "$fault: the driver did not begin anew"
+	logs a "begins anew" "$before" || fail "$fault: the driver did not restart the device"
 	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
 done
@@ -57,9 +58,9 @@ before=$(logged a "begins anew")
 vrnicctl fault add -d a command-fails code=modify-qp status=not-found >/dev/null
 on a modprobe -r vrnic-drain
 on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "the kernel's receives were not flushed"
-within 20 logs a "it does not stop a queue pair" 0 || fail "a device that does not stop a queue pair goes on"
+within 20 logs a "it does not stop a queue pair" 0 || fail "a device that does not stop a queue pair keeps running"
 vrnicctl fault clear >/dev/null
-within 60 logs a "begins anew" "$before" || fail "the driver did not begin anew"
+within 60 logs a "begins anew" "$before" || fail "the driver did not restart the device"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 
@@ -87,10 +88,11 @@ grep -q 'exit 1' "$LAB_DIR/victim" || fail "removed: the program did not see an 
 wait $program || fail "removed: the program that polls does not end: $(cat "$LAB_DIR/program")"
 grep -q 'program exit 0' "$LAB_DIR/program" || fail "removed: not everything was flushed: $(cat "$LAB_DIR/program")"
 within 20 on a grep -q DEVICE_FATAL /tmp/events || fail "removed: no device-fatal event"
-within 20 logs a "device failed: it is gone" 0 || fail "removed: the driver does not know: $(on a dmesg | tail -n 5)"
-[ "$(on a od -An -tx4 -N4 "$slot/config")" = " ffffffff" ] || fail "removed: something is in the slot"
-shows removed || fail "removed: vrnicctl does not say so: $(vrnicctl -j devices)"
-on -t 30 a ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 && fail "removed: a device that is not there works"
+within 20 logs a "device failed: it is gone" 0 ||
+	fail "removed: the driver does not notice the removal: $(on a dmesg | tail -n 5)"
+[ "$(on a od -An -tx4 -N4 "$slot/config")" = " ffffffff" ] || fail "removed: the slot is not empty"
+shows removed || fail "removed: vrnicctl does not show it: $(vrnicctl -j devices)"
+on -t 30 a ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 && fail "removed: the removed device works"
 on a pkill -x ibv_asyncwatch || true
 wait $watch
 driver a unbind "$virtio"
@@ -98,29 +100,29 @@ on a dmesg | tail -n 60 | found "drained: 16 receives flushed, 16 of them before
 	fail "removed: the kernel's receives were not flushed: $(on a dmesg | grep drained)"
 on a modprobe -r vrnic-drain
 vrnicctl fault clear >/dev/null
-within 10 shows down || fail "removed: the device is not put back"
+within 10 shows down || fail "removed: the device does not come back"
 found_again
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 # It is put back while its old driver is still bound.
 failed=$(logged a "device failed: it is gone")
 vrnicctl fault add -d a removed >/dev/null
-within 20 logs a "device failed: it is gone" "$failed" || fail "removed: the driver does not know the second time"
+within 20 logs a "device failed: it is gone" "$failed" || fail "removed: the driver does not notice the second removal"
 vrnicctl fault clear >/dev/null
-within 10 shows down || fail "removed: the device is not put back the second time"
+within 10 shows down || fail "removed: the device does not come back the second time"
 found_again
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
-[ "$(logged a "begins anew")" = "$before" ] || fail "removed: the driver begins anew with a device that is gone"
+[ "$(logged a "begins anew")" = "$before" ] || fail "removed: the driver restarts a device that is gone"
 virtio=$(bound a)
 
 on b touch /tmp/enough
-wait $bystander || fail "the other VM noticed"
+wait $bystander || fail "the other VM was disturbed"
 
 # A device that fails whenever it has recovered is eventually given up.
 fails_again() {
 	vrnicctl fault add -d a needs-reset >/dev/null
 	logs a "given up" 0
 }
-within 240 fails_again || fail "the driver tries for ever: $(on a dmesg | tail -n 30)"
+within 240 fails_again || fail "the driver never gives up: $(on a dmesg | tail -n 30)"
 attempts=$(logged a "begins anew")
 vrnicctl fault clear >/dev/null
 sleep 5

@@ -12,7 +12,7 @@ client=$!
 moving() { [ "$(on a cat "/sys/class/infiniband/$DEV/ports/1/hw_counters/completions")" -gt 1000 ]; }
 within 60 moving || fail "no traffic"
 on -t 60 a rmmod vrnic
-wait $client || fail "traffic went on without a device"
+wait $client || fail "traffic continued without a device"
 on -t 60 a modprobe vrnic
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 3

@@ -99,7 +99,7 @@ listens() { vm "$1" sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:$
 pair() {
 	vm "$1" sh -c "$4" >"$LAB_DIR/server" 2>&1 &
 	local job=$!
-	within 40 listens "$1" "$3" || fail "nobody listens on port $3 in $1: $(cat "$LAB_DIR/server")"
+	within 40 listens "$1" "$3" || fail "no server listens on port $3 in $1: $(cat "$LAB_DIR/server")"
 	vm "$2" sh -c "$5" >"$LAB_DIR/client" 2>&1 || fail "in $2: $5: $(cat "$LAB_DIR/client")"
 	wait $job || fail "in $1: $4: $(cat "$LAB_DIR/server")"
 }

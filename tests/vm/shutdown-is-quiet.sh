@@ -30,7 +30,7 @@ kill -0 "$(lab pid qemu-a)" || fail "VM a is gone"
 wait $client || fail "the peer of the VM that was halted did not get an error"
 is_down || fail "the device of a halted VM is $(state)"
 enough b 18700
-wait $bystander || fail "the other VM noticed"
+wait $bystander || fail "the other VM was disturbed"
 lab qmp a '{"execute":"system_reset"}'
 lab wait a
 wait $server $loopback $halt || true

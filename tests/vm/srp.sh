@@ -48,6 +48,6 @@ connect() {
 disconnect() { on -t 200 "$HOST" sh -c 'echo 1 >/run/port/delete'; }
 state() { on "$HOST" grep -qx "$1" /run/port/state; }
 lost() { within 120 state blocked || fail "$HOST does not see that $1"; }
-live() { within 120 state running || fail "$HOST does not come back when $1"; }
+live() { within 120 state running || fail "$HOST does not reconnect when $1"; }
 
 scsi_disk

@@ -37,7 +37,7 @@ registers() {
 target() {
 	on "$TARGET" sh -ec "mountpoint -q $CONFIG || mount -t configfs none $CONFIG
 		cd $CONFIG
-		$1" || fail "the target cannot: $1"
+		$1" || fail "the target failed: $1"
 }
 
 # ram_disk: creates /dev/ram0 of the target with 64 MiB.
@@ -57,7 +57,7 @@ file_system() {
 	on -t 200 "$HOST" sh -ec 'modprobe ext4
 		mkfs.ext4 -q /run/disk
 		mkdir -p /run/storage
-		mount /run/disk /run/storage' || fail "$HOST cannot make a file system"
+		mount /run/disk /run/storage' || fail "$HOST cannot create a file system"
 	registers data
 }
 
@@ -67,7 +67,7 @@ data() {
 		cp /run/data /run/storage/data
 		sync
 		echo 3 >/proc/sys/vm/drop_caches
-		cmp /run/data /run/storage/data' || fail "what was written is not what is read"
+		cmp /run/data /run/storage/data' || fail "the data read differs from the data written"
 }
 
 # disk_has_data: after HOST has unmounted it, checks that the file system is intact and has its data, also at the
@@ -79,7 +79,8 @@ disk_has_data() {
 		umount /run/storage' || fail "data did not survive a disconnect"
 	# Mounting it normally would require exclusive use of the disk.
 	on "$TARGET" sh -ec 'echo 3 >/proc/sys/vm/drop_caches; debugfs -R "dump data /run/data" /dev/ram0'
-	[ "$(on "$TARGET" sha256sum /run/data)" = "$(on "$HOST" sha256sum /run/data)" ] || fail "$TARGET has other data than $HOST"
+	[ "$(on "$TARGET" sha256sum /run/data)" = "$(on "$HOST" sha256sum /run/data)" ] ||
+		fail "the data of $TARGET and $HOST differ"
 }
 
 # load: HOST repeatedly writes a file in /run/storage at random and reads it back, with a checksum in each block, until
@@ -104,14 +105,14 @@ past() { [ "$(rounds)" -ge "$1" ] || ! kill -0 "$LOAD" 2>/dev/null; }
 # verified WHEN: waits until a file whose writing began after now has been written and read back.
 verified() {
 	local goal=$(($(rounds) + 2))
-	within 240 past "$goal" || fail "no file is written $1"
-	[ "$(rounds)" -ge "$goal" ] || fail "what was written is not what is read $1"
+	within 240 past "$goal" || fail "no file can be written $1"
+	[ "$(rounds)" -ge "$goal" ] || fail "the data read differs from the data written $1"
 }
 
 # unload: ends the load.
 unload() {
 	on "$HOST" touch /run/enough
-	wait "$LOAD" || fail "what was written is not what is read"
+	wait "$LOAD" || fail "the data read differs from the data written"
 }
 
 # scsi_disk: checks that a file system on the disk that the test's `connect` finds survives the removal of the target
@@ -141,7 +142,7 @@ scsi_disk() {
 reload() {
 	on -t 200 "$1" rmmod vrnic || fail "the driver of VM $1 cannot be removed"
 	on "$1" modprobe vrnic
-	[ "$(lab ready "$1")" = "$GID_INDEX" ] || fail "VM $1 has its addresses elsewhere"
+	[ "$(lab ready "$1")" = "$GID_INDEX" ] || fail "the addresses of VM $1 have changed"
 }
 
 # clean: checks that both VMs have the same RDMA objects as at the start, and that their drivers can be removed.

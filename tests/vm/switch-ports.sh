@@ -49,7 +49,7 @@ vrnicctl capture start "$LAB_DIR/wire.pcapng"
 perf a b ib_write_bw -s 65536 -n 100 >/dev/null
 perf b a ib_read_bw -s 65536 -n 100 >/dev/null
 perf a b ibv_ud_pingpong -s 1024 -n 100 >/dev/null
-[ "$(drops a rx_oversize)" = 0 ] || fail "a sent frames that its port does not take"
+[ "$(drops a rx_oversize)" = 0 ] || fail "a sent frames that its port does not accept"
 on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
 ! on a ping -c 1 -W 1 -M do -s 8000 "$IP_b" >/dev/null || fail "a long frame passed"
 oversize() { [ "$(drops a rx_oversize)" -ge 1 ]; }
@@ -84,6 +84,7 @@ done
 
 vrnicctl switch
 vrnicctl addresses
-[ "$(vrnicctl switch | grep -Ec "^[ab] +[ab] up +stream up +52:54:00:76:72:0[ab] +1500 +tagged all, untagged 1 ")" = 2 ] || fail "the ports are not as they should be"
+[ "$(vrnicctl switch | grep -Ec "^[ab] +[ab] up +stream up +52:54:00:76:72:0[ab] +1500 +tagged all, untagged 1 ")" = 2 ] ||
+	fail "the ports of the switch are not as expected"
 vrnicctl addresses | found -E '^52:54:00:76:72:0a +all +a +own$' || fail "the address of a"
 vrnicctl watch -n 2 -i 0.2 | found '^a up' || fail "no live view"

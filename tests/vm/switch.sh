@@ -29,7 +29,7 @@ peer = socket.create_connection(('$IP_b', 7000))
 peer.sendall(data)
 print(hashlib.sha256(data).hexdigest())" >"$LAB_DIR/sent"
 wait $server || fail "the receiver failed"
-cmp "$LAB_DIR/sent" "$LAB_DIR/received" || fail "the data changed on its way"
+cmp "$LAB_DIR/sent" "$LAB_DIR/received" || fail "the data was damaged in transit"
 
 lab boot b
 on a ping -c 3 -W 5 "$IP_b" >/dev/null || fail "VM b is not back"

@@ -34,4 +34,4 @@ traced 'vrnic_doorbell: virtio[0-9]+ slot=[0-9]+ wakes=[01]$' connects
 # Nothing is traced unless tracing is enabled.
 on a sh -c "echo > $tracing/trace"
 on a ibv_devinfo -d "$DEV" >/dev/null
-on a sh -c "! grep -q vrnic_ $tracing/trace" || fail "traced though it is off"
+on a sh -c "! grep -q vrnic_ $tracing/trace" || fail "traced although tracing is off"

@@ -23,4 +23,4 @@ wait $server || fail "rping's server fails"
 on -t 90 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 6 --qps 4 &
 server=$!
 on -t 90 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 6 --qps 4
-wait $server || fail "the server of the stress fails"
+wait $server || fail "the server of the stress test failed"

@@ -22,9 +22,9 @@ for round in 1 2; do
 	sleep 3
 	driver a unbind "$virtio"
 	on a sh -c "test ! -e /sys/class/infiniband/$DEV" || fail "the device is still there"
-	wait $poller || fail "round $round: a program polls for ever"
+	wait $poller || fail "round $round: a program polls forever"
 	grep -q 'poller exit 0' "$LAB_DIR/poller" || fail "round $round: not everything was flushed: $(cat "$LAB_DIR/poller")"
-	wait $client || fail "round $round: traffic went on without a device"
+	wait $client || fail "round $round: traffic continued without a device"
 	wait $server || fail "round $round: the peer hangs"
 	driver a bind "$virtio"
 	active a

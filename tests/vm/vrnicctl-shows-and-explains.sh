@@ -7,7 +7,7 @@
 # lab: timeout=300
 . "$LAB_LIB"
 
-[ "$(stat -c %a "$VRNIC_CONTROL")" = 600 ] || fail "others may talk to the control socket"
+[ "$(stat -c %a "$VRNIC_CONTROL")" = 600 ] || fail "other users may connect to the control socket"
 vrnicctl devices
 for device in a b; do
 	vrnicctl devices | found -E "^$device +up " || fail "device $device is not up"
@@ -15,7 +15,7 @@ done
 vrnicctl gids -d a | found "${IP_a}" || fail "no GID with the address of VM a"
 mtu=$(on a ibv_devinfo -d "$DEV" | sed -n 's/.*active_mtu:\s*\([0-9]*\).*/\1/p')
 vrnicctl ports | found -E "^a +1 +active +$mtu " || fail "port of a, whose MTU is $mtu"
-if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
+if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was accepted"; fi
 
 # Running programs.
 on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds $((15 + 10 * LAB_SLOWNESS)) --qps 4 &
@@ -43,7 +43,7 @@ PY
 code=0
 within 15 look 2> "$LAB_DIR/why" || code=$?
 vrnicctl qps
-[ $code = 0 ] || fail "the queue pairs are not as they should be: $(tail -n 1 "$LAB_DIR/why")"
+[ $code = 0 ] || fail "vrnicctl does not show the expected queue pairs: $(tail -n 1 "$LAB_DIR/why")"
 # The guest's kernel reports the same about their objects as the device.
 resource() { on a rdma -j resource show "$1" -dd > "$LAB_DIR/$1"; }
 same_objects() {
@@ -64,9 +64,9 @@ assert regions and all(mr["drv_pages"] << mr["drv_page_shift"] >= mr["mrlen"] fo
 PY
 }
 within 15 same_objects 2>> "$LAB_DIR/differences" ||
-	fail "the kernel's objects are not the device's: $(grep Error: "$LAB_DIR/differences" | sort | uniq -c)"
+	fail "the objects of the kernel and of the device differ: $(grep Error: "$LAB_DIR/differences" | sort | uniq -c)"
 vrnicctl cqs -d a | found -E '^a +[0-9]+ .* ok$' || fail "no completion queue"
-vrnicctl mrs -d b | found 'remote write' || fail "no memory region that a peer may write"
+vrnicctl mrs -d b | found 'remote write' || fail "there is no memory region that a peer may write"
 vrnicctl watch -i 0.5 -n 3 > "$LAB_DIR/watch"
 cat "$LAB_DIR/watch"
 grep -Eq 'tx_bytes +[0-9]{4,} /s' "$LAB_DIR/watch" || fail "the live view shows no traffic"
@@ -76,7 +76,7 @@ vrnicctl counters -d a | found -E '^a +completions +[1-9]' || fail "no completio
 
 # Provoked errors.
 old=$(vrnicctl log)
-vrnicctl log debug | found -i debug || fail "the filter of the log"
+vrnicctl log debug | found -i debug || fail "the log filter was not changed"
 provoke() {
 	on -t 120 b vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --server &
 	server=$!
@@ -88,7 +88,7 @@ provoke() {
 explained() {
 	grep -Eq "$2" "$LAB_DIR/$1" && return
 	cat "$LAB_DIR/a" "$LAB_DIR/b"
-	fail "$1 does not explain: $2"
+	fail "vrnicctl explain of $1 does not show: $2"
 }
 provoke remote-key-unknown
 explained b 'sent NAK: remote access error, to .* with PSN [0-9]+.*: no memory region has the remote key; key 0x[0-9a-f]+, [0-9]+ bytes at 0x[0-9a-f]+, PD [0-9]+, needs remote'
@@ -107,6 +107,7 @@ provoke local-key-bad
 explained a 'completed with IBV_WC_LOC_PROT_ERR, wr_id .*: no memory region has the local key; key 0x'
 provoke flush-both-queues
 explained a 'completed with IBV_WC_WR_FLUSH_ERR.*queue pair is in the error state'
-within 20 grep -q 'no memory region has the remote key; key 0x' "$(lab log)" || fail "the log at level debug does not say why"
+within 20 grep -q 'no memory region has the remote key; key 0x' "$(lab log)" ||
+	fail "the log at level debug does not show the reason"
 vrnicctl log "$old" >/dev/null
-if vrnicctl log 'no such=filter=at all' 2>/dev/null; then fail "a filter that makes no sense was taken"; fi
+if vrnicctl log 'no such=filter=at all' 2>/dev/null; then fail "an invalid log filter was accepted"; fi

@@ -82,7 +82,7 @@ value("location.hash = 'objects/a'")
 until("the queue pairs of a", "document.querySelector('#view').textContent.includes('RTS')")
 PY
 on a touch /tmp/enough
-wait $client || fail "the client failed while it was watched"
+wait $client || fail "the client failed while the page watched it"
 # It waits for the next client.
 on b pkill -x vrnic-stress || true
 wait $listener || true

@@ -42,12 +42,12 @@ within() {
 # listening VM PORT: waits until a program in the VM listens there, through rdma_cm or TCP.
 listening() {
 	within 40 on "$1" sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:$2 ' || ss -Hltn sport = :$2 | grep -q ." ||
-		fail "nobody listens on port $2 of VM $1"
+		fail "no server listens on port $2 of VM $1"
 }
 
 # connected VM PORT: waits until a program in the VM has a TCP connection to that port of another.
 connected() {
-	within 40 on "$1" sh -c "ss -Htn state established dport = :$2 | grep -q ." || fail "nobody in VM $1 reaches port $2"
+	within 40 on "$1" sh -c "ss -Htn state established dport = :$2 | grep -q ." || fail "VM $1 has no connection to port $2"
 }
 
 # pair SERVER CLIENT PORT COMMAND COMMAND: runs the first command in VM SERVER and, as soon as somebody listens on PORT
@@ -97,7 +97,7 @@ copied() {
 	on "$2" sh -c 'head -c 3000000 /dev/urandom >/tmp/sent'
 	on -t 60 "$2" rcopy /tmp/sent "$4:/tmp/received" -p "$3" >/dev/null || fail "rcopy from VM $2 to VM $1"
 	there=$(on "$1" sh -c 'sha256sum </tmp/received; rm /tmp/received')
-	[ "$there" = "$(on "$2" sh -c 'sha256sum </tmp/sent; rm /tmp/sent')" ] || fail "rcopy made another file of it"
+	[ "$there" = "$(on "$2" sh -c 'sha256sum </tmp/sent; rm /tmp/sent')" ] || fail "the file that rcopy copied differs"
 	# The server does not end by itself.
 	pkill -P $job
 }
