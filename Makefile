@@ -21,7 +21,7 @@ endif
 LAB := tools/target/release/vrnic-lab
 SETUP := bash tools/setup/setup.sh
 KERNELS := stock lab debug races own
-$(if $(filter-out $(KERNELS),$(VRNIC_KERNEL)),$(error VRNIC_KERNEL=$(VRNIC_KERNEL) is no kernel: set it to stock, lab, debug or races))
+$(if $(filter-out $(KERNELS),$(VRNIC_KERNEL)),$(error VRNIC_KERNEL=$(VRNIC_KERNEL) is not a known kernel: set it to stock, lab, debug or races))
 # The kernels that a command needs: the one that was asked for, else those it names.
 kernels = $(if $(KDIR),own,$(or $(VRNIC_KERNEL),$(1)))
 

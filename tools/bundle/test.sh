@@ -32,17 +32,17 @@ there() {
 begin=$SECONDS
 there vrnic/vrnic-lab run || fail "run"
 ran=$((SECONDS - begin))
-[ -s "$root/home/vrnic/build/run/report.json" ] || fail "run leaves no report"
+[ -s "$root/home/vrnic/build/run/report.json" ] || fail "run writes no report"
 
 code=0
 there vrnic/vrnic-lab exec --tree tree -- sh -c 'uname -r >kernel && exit 7' || code=$?
 [ "$code" = 7 ] || fail "exec ends with $code, not with the command's exit code"
-[ -s "$root/home/tree/kernel" ] || fail "what the command wrote is not in the directory"
+[ -s "$root/home/tree/kernel" ] || fail "the directory does not have what the command wrote"
 
 there vrnic/vrnic-lab pair --tree tree --listen 18515 -- \
 	'ibv_rc_pingpong -g $GID >server && echo served' --- 'ibv_rc_pingpong -g $GID $SERVER >client && echo asked' >"$root/pair" ||
 	fail "pair: $(cat "$root/pair")"
-grep -qx 'b| served' "$root/pair" && grep -qx asked "$root/pair" || fail "pair does not print what the programs say"
+grep -qx 'b| served' "$root/pair" && grep -qx asked "$root/pair" || fail "pair does not print the programs' output"
 grep -q 'iters' "$root/home/tree/client" || fail "the client wrote no result"
 there vrnic/vrnic-lab pair -- 'sleep 0.1; exit 3' --- true >/dev/null && fail "pair succeeds though the server fails"
 
@@ -50,5 +50,5 @@ for command in test bench; do
 	there vrnic/vrnic-lab $command >"$root/refused" 2>&1 && fail "$command works in a bundle"
 	grep -q 'needs the source tree' "$root/refused" || fail "$command: $(cat "$root/refused")"
 done
-there env KDIR=/ vrnic/vrnic-lab run >"$root/refused" 2>&1 && fail "a bundle takes KDIR"
+there env KDIR=/ vrnic/vrnic-lab run >"$root/refused" 2>&1 && fail "a bundle accepts KDIR"
 echo "unpacked in $unpacked s; run took $ran s"

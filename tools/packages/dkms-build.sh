@@ -35,7 +35,7 @@ setting() { sed -n "s/^CONFIG_$1=\"\?\([^\"]*\)\"\?$/\1/p" "$tree/.config"; }
 compilers() {
 	wanted=$(setting RUSTC_VERSION_TEXT)
 	found=$(rustc --version 2>/dev/null || echo none)
-	[ "$found" = "$wanted" ] || need "the kernel $release was built by $wanted, and here is $found" "install that version of rustc"
+	[ "$found" = "$wanted" ] || need "the kernel $release was built by $wanted, but this machine has $found" "install that version of rustc"
 	[ -f "$(rustc --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ] ||
 		need "the sources of Rust's library are missing" "install rust-src of the version of rustc"
 	cc=$(setting CC_VERSION_TEXT)
@@ -65,7 +65,7 @@ find_source() {
 			continue
 		fi
 		[ "$found" != "$version" ] || return 0
-		need "the kernel is $release, and /usr/src has the source of $found" "install the source of $version (linux-source-$series)"
+		need "the kernel is $release, but /usr/src has the source of $found" "install the source of $version (linux-source-$series)"
 		return 0
 	done
 	need "the source of the kernel $release is missing" \
@@ -80,7 +80,7 @@ prepare() {
 	make -C "$source" O="$made/obj" CC="$cc" olddefconfig
 	# How modules are signed does not matter here.
 	if changed=$(diff "$tree/.config" "$made/obj/.config" | grep '^[<>]' | grep -vE 'MODULE_SIG|OPENSSL'); then
-		say "the source does not take the configuration of the kernel $release as it is; $(printf '%s' "$changed" | head -n 5)"
+		say "the kernel's source changes the configuration of the kernel $release; $(printf '%s' "$changed" | head -n 5)"
 		exit 1
 	fi
 	make -C "$source" O="$made/obj" CC="$cc" -j"$(nproc)" modules_prepare

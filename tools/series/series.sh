@@ -64,7 +64,7 @@ commit() {
 		case $verb in
 		file | merge) "$verb" "$from" "$to" ;;
 		'') ;;
-		*) echo "$1: unknown word $verb" >&2; exit 1 ;;
+		*) echo "$1: unknown keyword $verb" >&2; exit 1 ;;
 		esac
 	done
 	sed -n '/^diff --git/,$p' "$1" | sed "s|@MAINTAINER@|$name <$address>|" >.git/change

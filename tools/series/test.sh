@@ -12,7 +12,7 @@ inputs=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG"
 	build/series/0*.patch | grep -vE '^(From|Date|Subject): '; } | sha256sum)
 passed=$CACHE/series-passed
 if [ "$(cat "$passed" 2>/dev/null)" = "$inputs" ]; then
-	echo "built before, without a change since"
+	echo "already built, and nothing has changed since"
 	exit
 fi
 bash tools/series/style.sh

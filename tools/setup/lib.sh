@@ -8,8 +8,8 @@ CACHE=${VRNIC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vrnic}
 LOGS=$CACHE/logs
 JOBS=${VRNIC_JOBS:-$(nproc)}
 mkdir -p "$CACHE" "$LOGS" 2>/dev/null || {
-	echo "setup: cannot make $CACHE" >&2
-	echo "       give a directory that this user may write: VRNIC_CACHE=DIR" >&2
+	echo "setup: cannot create $CACHE" >&2
+	echo "       give a directory that this user can write to: VRNIC_CACHE=DIR" >&2
 	exit 1
 }
 # Builds here choose their own number of jobs: stay out of the jobserver of a calling make.
@@ -56,7 +56,7 @@ finish() { date -u +%FT%TZ >"$1/.complete"; }
 need_space() {
 	local free
 	free=$(df --output=avail -BM "$CACHE" | tail -n 1 | tr -dc 0-9)
-	[ "$free" -ge "$1" ] || die "$2 needs $1 MiB in $CACHE, and $free MiB are free" \
+	[ "$free" -ge "$1" ] || die "$2 needs $1 MiB in $CACHE, but only $free MiB are free" \
 		"make room there, or set VRNIC_CACHE= to a directory on a larger disk"
 }
 
@@ -115,7 +115,7 @@ host_release() {
 	version=$(. /etc/os-release && echo "${VERSION_ID:-}")
 	case $id/$version in
 	debian/12 | debian/13) echo "$version" ;;
-	*) die "this is $id $version; the setup knows Debian 12 and 13" "set KDIR= and QEMU= and install the packages that tools/setup/packages.sh names yourself, then VRNIC_NO_PACKAGES=1" ;;
+	*) die "this is $id $version, but the setup supports only Debian 12 and 13" "set KDIR= and QEMU= and install the packages that tools/setup/packages.sh names yourself, then VRNIC_NO_PACKAGES=1" ;;
 	esac
 }
 
