@@ -42,7 +42,7 @@ for target in range(size):
         got = array("q", bytes(COUNT * 8))
         window.Get(got, target, [source * COUNT, COUNT, MPI.INT64_T])
         window.Flush(target)
-        ensure(got == block(source, target), f"what {source} wrote to {target} is not there")
+        ensure(got == block(source, target), f"the data that {source} wrote to {target} is missing")
 
 # Everybody draws tickets from rank 0: each number is drawn once.
 drawn = array("q")
@@ -66,7 +66,7 @@ world.Barrier()
 tickets = world.gather(list(drawn), root=0)
 if rank == 0:
     everything = sorted(ticket for tickets in tickets for ticket in tickets)
-    ensure(everything == list(range(size * TICKETS)), f"tickets were drawn twice or not at all: {everything}")
+    ensure(everything == list(range(size * TICKETS)), f"some tickets were drawn twice or not at all: {everything}")
 window.Lock(1)
 final = array("q", [0])
 window.Get(final, 1, [COUNT * size, 1, MPI.INT64_T])

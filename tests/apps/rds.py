@@ -59,9 +59,9 @@ for number in range(MESSAGES):
     payload = (seed * 10_000)[: SIZES[number % len(SIZES)]]
     send(payload, server)
     if not select.select([sock], [], [], 120)[0]:
-        sys.exit(f"message {number} does not come back")
+        sys.exit(f"message {number} did not come back")
     got, origin = receive()
     if got != payload or origin[:8] != server[:8]:
-        sys.exit(f"message {number} comes back with {len(got)} bytes, which are not the {len(payload)} that were sent")
+        sys.exit(f"message {number} came back with {len(got)} bytes, which differ from the {len(payload)} bytes sent")
     total += len(payload)
 print(f"rds: {MESSAGES} messages, {total} bytes each way, all right")

@@ -11,7 +11,7 @@ fields = ("program", "path", "result", "why")
 results = [dict(zip(fields, line.split("\t"))) for line in (out / "results.tsv").read_text().splitlines()]
 (out / "report.json").write_text(json.dumps({"results": results}, indent=2) + "\n")
 if not results:
-    sys.exit("no program has such a name")
+    sys.exit("no program has this name")
 
 paths = list(dict.fromkeys(result["path"] for result in results))
 columns = {"local": "vrnic, local", "roce": "vrnic, roce", "rxe": "rxe"}

@@ -16,7 +16,7 @@ PART = 100_000
 
 def wait(reader, what):
     if not select.select([reader], [], [], 120)[0]:
-        sys.exit(f"nothing arrives: {what}")
+        sys.exit(f"nothing arrived: {what}")
 
 
 role, address = sys.argv[1:3]
@@ -41,11 +41,11 @@ for start in range(0, LENGTH, PART):
         wait(sock, f"byte {len(got)}")
         chunk = sock.recv(1 << 16)
         if not chunk:
-            sys.exit(f"the stream ends after {len(got)} bytes")
+            sys.exit(f"the stream ended after {len(got)} bytes")
         got += chunk
 if bytes(got) != sent:
-    sys.exit("what comes back is not what was sent")
+    sys.exit("the received data differs from the data sent")
 sock.shutdown(socket.SHUT_WR)
 if sock.recv(1):
-    sys.exit("more comes back than was sent")
+    sys.exit("more bytes came back than were sent")
 print(f"smc: {LENGTH} bytes each way, all right")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Prints by how many hours the clock of a device and the time stamps of its completions have jumped since the program
-began, each time that changes. Usage: clock.py DEVICE.
+"""Prints by how many hours the clock of a device and the timestamps of its completions have jumped since the program
+started, each time this changes. Usage: clock.py DEVICE.
 """
 import sys
 import time
@@ -29,7 +29,7 @@ def clock():
 
 
 def stamp():
-    """The time stamp of a receive that is flushed now."""
+    """Returns the timestamp of a receive that is flushed now."""
     qp.to_init(QPAttr(port_num=1))
     qp.post_recv(RecvWR(num_sge=1, sg=[SGE(mr.buf, 64, mr.lkey)]))
     qp.modify(QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)

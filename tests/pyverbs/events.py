@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Has one object of each kind that asynchronous events name, and prints the events. Usage: events.py DEVICE."""
+"""Creates one object of each kind that asynchronous events name, and prints the events. Usage: events.py DEVICE."""
 import sys
 
 import pyverbs.enums as e

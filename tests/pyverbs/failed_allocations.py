@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Every verb of programs in a kernel that is out of memory: each of the kernel's allocations in a verb fails once, the
-first, then the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS if it asked the
-network, and has done nothing; what is destroyed is gone whatever fails, and so is what a process had that dies.
+"""Tests each verb of programs while the kernel runs out of memory.
+
+Each of the kernel's allocations in a verb fails once: first the first one, then the second, until all succeed. A verb
+that fails must return ENOMEM, or ENOBUFS if it called the network stack, and must have changed nothing. Destroyed
+objects must be gone even if an allocation fails, and so must the objects of a process that exits.
 
 failed_allocations.py --device NAME --gid INDEX
 """
@@ -35,7 +37,7 @@ RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_MW_
 SIZE = 1 << 20
 CAPS = dict(max_send_wr=100, max_recv_wr=100, max_send_sge=4, max_recv_sge=4)
 KINDS = {"UC": e.IBV_QPT_UC, "UD": e.IBV_QPT_UD, "RC": e.IBV_QPT_RC}
-# Through all states of a queue pair, each with the attributes that it needs.
+# All states of a queue pair in order, with the attributes that each transition needs.
 STEPS = {
     "INIT": (e.IBV_QPS_INIT, e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS),
     "RTR": (
@@ -55,7 +57,7 @@ UDMABUF_CREATE = 1 << 30 | 24 << 16 | ord("u") << 8 | 0x42
 
 
 class Objects:
-    """How objects of each kind are made in a context, which has one of each."""
+    """Creates objects of each kind in a context. The context itself has one of each."""
 
     def __init__(self, device, gid):
         self.device = device
@@ -114,7 +116,7 @@ class Objects:
         return AH(self.pd, attr=AHAttr(**self.route))
 
     def attributes(self, qp):
-        """Those of a queue pair that talks to itself."""
+        """Returns the attributes of a queue pair that is connected to itself."""
         attr = QPAttr(port_num=1)
         attr.dest_qp_num, attr.path_mtu = qp.qp_num, e.IBV_MTU_1024
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
@@ -123,7 +125,7 @@ class Objects:
         return attr
 
     def makers(self):
-        """What makes one of each kind."""
+        """Returns a function for each kind, which creates an object of this kind."""
         return {
             "PD": self.protection,
             "MR": self.region,
@@ -142,7 +144,7 @@ class Objects:
 
 
 def dma_buf(size):
-    """The descriptor of a dma-buf of this process's own memory."""
+    """Returns the descriptor of a dma-buf of this process's own memory."""
     memory = os.memfd_create("dma-buf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(memory, size)
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -223,17 +225,17 @@ def states(fail, objects):
             f"modify QP to {name}",
             lambda: go(name),
             before=lambda: follow(path),
-            undo=lambda _: expect(name, "though it was modified"),
-            refused=lambda: expect(path[-1], f"though it was not modified to {name}"),
+            undo=lambda _: expect(name, "although it was modified"),
+            refused=lambda: expect(path[-1], f"although it was not modified to {name}"),
         )
-        expect(name, "after all")
+        expect(name, "after the last call")
         path.append(name)
     fail.verb("query QP", lambda: qp.query(e.IBV_QP_STATE))
     qp.close()
 
 
 def datagrams(fail, objects):
-    """What a queue pair for datagrams has besides, and its completion queue."""
+    """Tests the other verbs of a queue pair for datagrams, and of its completion queue."""
     pair = Datagrams(objects.device)
     fail.verb("attach to a group", lambda: pair.attach(GROUP), undo=lambda _: pair.detach(GROUP))
     fail.verb("detach from a group", lambda: pair.detach(GROUP), undo=lambda _: pair.attach(GROUP))
@@ -242,7 +244,7 @@ def datagrams(fail, objects):
 
 
 def imports(fail, objects):
-    """Objects of a context under another one of the same file."""
+    """Imports objects of a context into another context of the same file."""
     original = objects.region()
 
     def context():
@@ -250,7 +252,7 @@ def imports(fail, objects):
         try:
             return Context(cmd_fd=descriptor)
         except Exception:
-            # The library has closed it, or it has not, as far as it came.
+            # Depending on where it failed, the library has closed the descriptor or not.
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             raise
@@ -270,7 +272,7 @@ def imports(fail, objects):
 
 @contextlib.contextmanager
 def counted(device):
-    """All queue pairs are counted by their kind, from the time when they have a port."""
+    """Binds all queue pairs to counters by their type, as soon as they have a port."""
     link = f"{device}/1"
     subprocess.run(["rdma", "statistic", "qp", "set", "link", link, "auto", "type", "on"], check=True)
     try:
@@ -288,7 +290,7 @@ def counters(fail, objects):
         return qp
 
     def read():
-        # What is younger than 10 ms is not asked for again.
+        # The kernel caches counters for 10 ms.
         time.sleep(0.05)
         return os.pread(values, 100, 0)
 
@@ -299,7 +301,7 @@ def counters(fail, objects):
         qp = ready()
         show = ["rdma", "-j", "statistic", "qp", "show", "link", f"{objects.device}/1"]
         if "cntn" not in subprocess.run(show, check=True, capture_output=True, text=True).stdout:
-            raise SystemExit("nobody counts for the queue pair")
+            raise SystemExit("the queue pair has no counter")
         fail.verb("read counters", read, tells=False)
         qp.close()
     os.close(values)

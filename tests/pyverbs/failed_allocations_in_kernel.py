@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""What no program asks for in a kernel that is out of memory: as failed_allocations.py, each allocation fails once.
+"""Tests what the kernel does without a program's request while it runs out of memory. As in failed_allocations.py, each
+allocation fails once.
 
 failed_allocations_in_kernel.py COMMAND --device NAME
 
-verbs      Those of users in the kernel, called by the module vrnic-verbs.
-add        GIDs that the core adds for addresses of the network device: some are missing afterwards.
-repair     Removes addresses without GIDs, and adds them again: no GID is missing.
-delete     GIDs of addresses that go. The kernel forgets them whatever fails.
-rest       Removes what is left of the addresses.
+verbs      Calls the verbs of kernel users, by the module vrnic-verbs.
+add        Adds addresses to the network device. The core adds GIDs for them, and some GIDs are missing afterwards.
+repair     Removes the addresses without GIDs, and adds them again. Then no GID may be missing.
+delete     Removes addresses. Their GIDs must be gone even if an allocation fails.
+rest       Removes the remaining addresses.
 gids       Prints the GIDs and their types, in order.
-probe      The driver is unbound, which nothing may refuse, and bound: the device works, or is not bound and can be.
-           That has far too many allocations for all to fail: the first do, then some in equal distances.
+probe      Unbinds the driver, which must not fail, and binds it again. Afterwards the device works, or it is not bound
+           but can be. There are too many allocations to let each fail: the first ones fail, then some at equal
+           distances.
 """
 import argparse
 import collections
@@ -46,7 +48,7 @@ def verbs(args):
 
 
 class Workers:
-    """Threads that may do the work of an unbound workqueue: the allocations of each of them are counted."""
+    """Counts the allocations of each thread that may run the work of an unbound workqueue."""
 
     def __init__(self):
         enable()
@@ -61,7 +63,7 @@ class Workers:
                     self.files.append(process / "fail-nth")
 
     def left(self):
-        """What is left to count, of each that still exists."""
+        """Returns the remaining count of each thread that still exists."""
         for file in self.files:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 yield int(file.read_bytes().strip(b"\0\n"))
@@ -70,7 +72,7 @@ class Workers:
         return 0 in self.left()
 
     def disarm(self):
-        """Whether anything was counted, and whether an allocation has failed."""
+        """Returns whether any allocation was counted, and whether one has failed."""
         left = list(self.left())
         for file in self.files:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -79,7 +81,7 @@ class Workers:
 
 
 class Addresses:
-    """Addresses of a network device, and the GIDs that the core makes of them."""
+    """Addresses of a network device, and the GIDs that the core derives from them."""
 
     # Each has two GIDs, and the table has 256.
     MOST = 50
@@ -96,12 +98,12 @@ class Addresses:
         )
 
     def has(self, address):
-        """How many GIDs an address has."""
+        """Returns the number of GIDs of an address."""
         gid = ipaddress.ip_address(f"::ffff:{address}").packed.hex()
         return sum(gid == found for found, _ in self.gids())
 
     def present(self, net):
-        """Addresses of the network device that begin like that."""
+        """Returns the addresses of the network device that begin with `net` and a dot."""
         show = ["ip", "-j", "address", "show", "dev", self.netdev]
         links = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
         every = (info["local"] for link in links for info in link.get("addr_info", ()))
@@ -114,12 +116,12 @@ class Addresses:
         return self.has(address) == (2 if verb == "add" else 0)
 
     def change_surely(self, verb, address):
-        """Changes an address, and waits until the core has followed: it does one thing after the other."""
+        """Changes an address, and waits until the core has handled it. The core handles changes in order."""
         self.change(verb, address)
         until(lambda: self.is_done(verb, address), f"{verb} {address}")
 
     def change_each(self, verb, pairs):
-        """Changes the first address of each pair while an allocation fails, then the second, to see the end of that."""
+        """Changes the first address of each pair while an allocation fails, then the second to see the end of that."""
         workers = Workers()
         number = 1
         for address, other in pairs:
@@ -129,7 +131,7 @@ class Addresses:
             counted, fired = workers.disarm()
             self.change_surely(verb, other)
             if verb == "del" and self.has(address):
-                raise SystemExit(f"{address} has a GID, though it is gone, when allocation {number} failed")
+                raise SystemExit(f"{address} still has a GID after its removal, when allocation {number} failed")
             if fired:
                 number += 1
             elif counted:
@@ -143,7 +145,7 @@ def until(condition, what):
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
-            raise SystemExit(f"{what}: does not happen")
+            raise SystemExit(f"{what}: did not happen in time")
         time.sleep(0.05)
 
 
@@ -153,7 +155,7 @@ def add(args):
     addresses.change_each("add", pairs)
     missing = [address for address in addresses.present("10.99.1") if addresses.has(address) < 2]
     if not missing:
-        raise SystemExit("every address has its GIDs, whatever failed")
+        raise SystemExit("every address has its GIDs, although allocations failed")
     print(f"{len(missing)} addresses lack GIDs")
 
 
@@ -194,7 +196,7 @@ def probe(args):
         return (DRIVER / virtio).exists()
 
     def unbind_under_failures():
-        """Until nothing fails in it. A program has objects of the device each time."""
+        """Unbinds the driver until no allocation fails. A program has objects of the device each time."""
         for number in range(1, MANY):
             user = Datagrams(args.device)
             user.attach(GROUP)
@@ -228,7 +230,7 @@ def probe(args):
     write("bind")
     print(f"bind: {total} allocations, {dict(outcomes)}", flush=True)
     if not pathlib.Path(f"/sys/class/infiniband/{args.device}").exists():
-        raise SystemExit(f"the device is not {args.device} any more")
+        raise SystemExit(f"the device is no longer named {args.device}")
 
 
 COMMANDS = dict(verbs=verbs, add=add, repair=repair, delete=delete, rest=rest, gids=gids, probe=probe)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Allocations of the kernel that fail, one at a time: needs FAILSLAB and FAIL_PAGE_ALLOC."""
+"""Makes allocations of the kernel fail, one at a time. The kernel needs FAILSLAB and FAIL_PAGE_ALLOC."""
 import errno
 import os
 import pathlib
@@ -17,7 +17,7 @@ ENDLESS = 1 << 30
 
 
 def enable():
-    """All allocations of the kernel may fail, also those that could wait for memory."""
+    """Allows all allocations of the kernel to fail, including those that could wait for memory."""
     for kind in ("failslab", "fail_page_alloc"):
         knobs = DEBUGFS / kind
         (knobs / "verbose").write_text("0")
@@ -26,7 +26,7 @@ def enable():
 
 
 def code_of(error):
-    """The errno of an exception; that of Python itself, which asks the kernel for memory now and then, is ENOMEM."""
+    """Returns the errno of an exception. A MemoryError of Python, which also gets memory from the kernel, is ENOMEM."""
     if isinstance(error, OSError):
         return error.errno
     return abs(getattr(error, "error_code", errno.ENOMEM))
@@ -46,26 +46,26 @@ class Injection:
         os.write(self.writer, b"%d" % number)
 
     def left(self):
-        """How many allocations were still to come when it was disarmed, which this does."""
+        """Disarms, and returns the number of allocations up to the one that would fail; 0 if it has failed."""
         left = os.read(self.reader, 16)
         os.write(self.writer, b"0")
         os.close(self.reader)
         return int(left.strip(b"\0\n"))
 
     def disarm(self):
-        """Whether an allocation has failed since it was armed."""
+        """Disarms, and returns whether an allocation has failed since arming."""
         fired = self.left() == 0
         self.failures += fired
         return fired
 
     def count(self, call, *args):
-        """How many allocations there are in a call. None fails."""
+        """Returns the number of allocations in a call. None of them fails."""
         self.arm(ENDLESS)
         call(*args)
         return ENDLESS - self.left()
 
     def attempt(self, number, call, *args):
-        """What a call returned, its error, and whether an allocation has failed in it."""
+        """Returns the result of a call, its error, and whether an allocation failed in it."""
         result = error = None
         self.arm(number)
         try:
@@ -75,9 +75,10 @@ class Injection:
         return result, error, self.disarm()
 
     def verb(self, name, call, *, before=None, undo=None, refused=None, tells=True):
-        """Calls until nothing has failed in a call, whose result it returns. Before each call is what it needs; undo
-        takes back what a call has done despite a failure, and refused looks that one has done nothing. What does not
-        tell has an error, but the library forgets which.
+        """Repeats a call, in which a later allocation fails each time, until none fails. Returns the last result.
+
+        before: prepares each call. undo: reverts a call that succeeded although an allocation failed. refused: checks
+        that a failed call has changed nothing. tells: false if the library loses the errno of the call.
         """
         errors = 0
         for number in range(1, MANY):
@@ -86,7 +87,7 @@ class Injection:
             result, error, fired = self.attempt(number, call)
             if not fired:
                 if error:
-                    raise SystemExit(f"{name}: {error}, though allocation {number} did not fail")
+                    raise SystemExit(f"{name}: {error}, although allocation {number} did not fail")
                 print(f"{name}: {number - 1} allocations, {errors} of them needed", flush=True)
                 return result
             if error:
@@ -100,23 +101,23 @@ class Injection:
         raise SystemExit(f"{name}: more than {MANY} allocations")
 
     def make(self, name, call, *, tells=True):
-        """The same for what makes an object. Objects made despite a failure are destroyed."""
+        """Does the same for a call that creates an object. Destroys objects that were created despite a failure."""
         return self.verb(name, call, undo=lambda made: made.close(), tells=tells)
 
     def destroy(self, name, make):
-        """Destroys objects. None may survive."""
+        """Destroys objects, with a later allocation failing each time. Each object must be gone afterwards."""
         for number in range(1, MANY):
             victim = make()
             _, error, fired = self.attempt(number, victim.close)
             if error:
-                raise SystemExit(f"{name} stays: {error}, when allocation {number} failed")
+                raise SystemExit(f"{name} still exists: {error}, when allocation {number} failed")
             if not fired:
                 print(f"{name}: gone, {number - 1} allocations", flush=True)
                 return
         raise SystemExit(f"{name}: more than {MANY} allocations")
 
     def die(self, name, live):
-        """Processes that make objects and die of it: the kernel destroys them."""
+        """Lets processes create objects and exit while an allocation fails. The kernel must destroy the objects."""
         before = resources()
         for number in range(1, MANY):
             pid = os.fork()
@@ -127,9 +128,9 @@ class Injection:
             left = int(pathlib.Path(f"/proc/{pid}/fail-nth").read_bytes().strip(b"\0\n"))
             os.waitpid(pid, 0)
             if end.si_status != 0:
-                raise SystemExit(f"{name}: it has nothing to lose")
+                raise SystemExit(f"{name}: the process created no objects")
             if resources() != before:
-                raise SystemExit(f"{name}: {resources()} is left of {before}, when allocation {number} failed")
+                raise SystemExit(f"{name}: {resources()} exist, before {before}, when allocation {number} failed")
             if left:
                 print(f"{name}: gone, {number - 1} allocations", flush=True)
                 return
@@ -138,12 +139,12 @@ class Injection:
 
 
 def resources():
-    """What there is of RDMA objects."""
+    """Returns the RDMA objects that exist."""
     return subprocess.run(["rdma", "-j", "resource", "show"], check=True, capture_output=True, text=True).stdout
 
 
 def perish(live, number):
-    """Ends this process with what live() makes, and lets that allocation of its end fail."""
+    """Creates objects with live(), and exits this process. Allocation `number` of its exit fails."""
     try:
         keep = live()
         os.write(os.open(FAIL_NTH, os.O_WRONLY), b"%d" % number)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Runs rdma-core's own tests on a device and holds the outcome to a pinned list.
+"""Runs rdma-core's own tests on a device, and compares the outcomes with a pinned list.
 
-A green run of that suite proves little by itself, since each refusal with EOPNOTSUPP is a skip. So every test has a
-line in the list, with its outcome and, for a skip, what the suite says to it; whatever differs is an error. Beside this
-program are two files for all lists: skips.tsv has our reason for each thing the suite says, and soft-roce-passes.txt the
-tests that may not be pinned as anything but passed.
+A run of that suite without failures proves little, because a test is skipped if the device refuses a verb with
+EOPNOTSUPP. So the list has a line for each test, with its outcome and, for a skip, the message of the suite. Any
+difference is an error. Two files beside this program are for all lists: skips.tsv has our reason for each message of
+the suite, and soft-roce-passes.txt names the tests that must be pinned as passed.
 
 inventory.py --device NAME [--suite DIRECTORY] [--part K/N | --test NAME] [--pinned FILE]
 
-Compares with FILE, or prints the list if there is none. DIRECTORY is where the tests are, by default those of the system.
-With --part only one of N parts of the suite, whose classes stay together; with --test only that test.
+Compares with FILE, or prints the list if no FILE is given. DIRECTORY contains the tests; default: those of the system.
+--part runs one of N parts of the suite, and keeps classes together. --test runs only this test.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepage
 
 
 def unpacked(suite):
-    """A copy of the suite in which nothing is compressed."""
+    """Returns a copy of the suite, with all files decompressed."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="rdma-core-"))
     target = base / "tests"
     target.mkdir()
@@ -48,7 +48,7 @@ def unpacked(suite):
 
 @contextlib.contextmanager
 def huge_pages(count):
-    """That many pages of 2 MiB for programs that ask for some."""
+    """Provides `count` huge pages of 2 MiB."""
     HUGE_PAGES.write_text(str(count))
     try:
         yield
@@ -76,14 +76,14 @@ class Recorder(unittest.TestResult):
             child.join(20)
 
     def note(self, test, outcome, detail=""):
-        """The first outcome of a test counts unless a later one is worse."""
+        """Records an outcome. The first outcome of a test counts unless a later one is worse."""
         name = test.id()
         if self.outcomes.get(name, "ok") == "ok":
             self.outcomes[name] = outcome
             self.details[name] = " ".join(str(detail).split())
 
     def result(self, name):
-        """Outcome of a test, and what the suite says to it unless it passed, as in the pinned list."""
+        """Returns the outcome of a test and, unless it passed, the message of the suite, as in the pinned list."""
         outcome = self.outcomes.get(name, "did not run")
         detail = self.details.get(name, "")
         return (outcome,) if outcome == "ok" or not detail else (outcome, detail)
@@ -106,7 +106,7 @@ class Recorder(unittest.TestResult):
 
 
 class Part:
-    """A part of the suite, by name and not by place, so that it is the same for the pinned list."""
+    """A part of the suite, chosen by name and not by position, so that it is the same for the pinned list."""
 
     def __init__(self, text):
         self.number, self.parts = map(int, text.split("/"))
@@ -114,19 +114,19 @@ class Part:
             raise ValueError(text)
 
     def has(self, name):
-        """Whether a test is in it."""
+        """Returns whether the part contains a test."""
         group = hashlib.md5(name.rpartition(".")[0].encode()).digest()[0]
         return group % self.parts == self.number
 
 
 def table(path):
-    """The fields of each line of a file that is no comment."""
+    """Returns the fields of each line of a file that is not a comment."""
     lines = path.read_text().splitlines()
     return [line.split("\t") for line in lines if line and not line.startswith("#")]
 
 
 def cases(suite):
-    """All tests of a suite of suites."""
+    """Yields all tests of a suite of suites."""
     for test in suite:
         if isinstance(test, unittest.TestSuite):
             yield from cases(test)
@@ -135,10 +135,11 @@ def cases(suite):
 
 
 def wait_after_sends():
-    """Lets the device complete a send before the tests of completion queues go on.
+    """Lets the device complete a send before the tests of completion queues continue.
 
-    One posts sends and makes the queue too small for their completions at once. If the device has not come to the sends
-    yet, the queue can shrink, and overruns later. The suite itself waits since its commit 197d1a40a (January 2026).
+    One test posts sends and immediately makes the queue too small for their completions. If the device has not yet
+    executed the sends, the queue can shrink, and overruns later. The suite itself waits since its commit 197d1a40a
+    (January 2026).
     """
     import tests.test_cq
 
@@ -152,7 +153,7 @@ def wait_after_sends():
 
 
 def run(device, suite, part, test=None):
-    """Outcome and reason of every test of the part of the suite, or of one test."""
+    """Returns the outcome and reason of each test of the part of the suite, or of one test."""
     base = unpacked(suite)
     tests = base / "tests"
     sys.path[:0] = [str(base), str(tests)]

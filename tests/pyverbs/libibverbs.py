@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Verbs that pyverbs lacks, by ctypes: multicast groups, and moderation of completion queues."""
+"""Verbs that pyverbs lacks, called by ctypes: multicast groups, and moderation of completion queues."""
 import ctypes
 import struct
 
@@ -16,7 +16,7 @@ MODIFY_CQ = 40
 
 
 def pointer(name, *args):
-    """Calls what returns a pointer."""
+    """Calls a function that returns a pointer."""
     function = LIBRARY[name]
     function.restype = POINTER
     made = function(*args)
@@ -26,14 +26,14 @@ def pointer(name, *args):
 
 
 def call(name, *args):
-    """Calls what returns an errno."""
+    """Calls a function that returns an errno."""
     error = LIBRARY[name](*args)
     if error:
         raise PyverbsRDMAError(name, error)
 
 
 def open_device(name):
-    """A context of the device of that name."""
+    """Opens the device with this name, and returns its context."""
     devices = pointer("ibv_get_device_list", None)
     name_of = LIBRARY["ibv_get_device_name"]
     name_of.restype = ctypes.c_char_p
@@ -49,7 +49,7 @@ def open_device(name):
 
 
 class Datagrams:
-    """A queue pair for datagrams, with all that it needs."""
+    """A queue pair for datagrams, with the objects that it needs."""
 
     def __init__(self, device):
         self.context = open_device(device)
@@ -60,15 +60,15 @@ class Datagrams:
         self.qp = pointer("ibv_create_qp", self.pd, ctypes.create_string_buffer(init))
 
     def attach(self, group):
-        """Makes it one of a multicast group."""
+        """Attaches the queue pair to a multicast group."""
         call("ibv_attach_mcast", self.qp, group, 0)
 
     def detach(self, group):
-        """Takes it out of a multicast group."""
+        """Detaches the queue pair from a multicast group."""
         call("ibv_detach_mcast", self.qp, group, 0)
 
     def moderate(self, count, period):
-        """Sets how long events of its completion queue are held back."""
+        """Sets the moderation of the completion queue's events."""
         attr = struct.pack("I2H", IBV_CQ_ATTR_MODERATE, count, period)
         room = ctypes.create_string_buffer(MODIFY_CQ)
         call("ibv_cmd_modify_cq", self.cq, attr, room, ctypes.c_size_t(MODIFY_CQ))

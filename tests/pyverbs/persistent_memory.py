@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Persistent memory between two machines: one writes to a file of the other that is mapped from an NVDIMM, and flushes
-it to where it survives. Usage: remote.py, with --file PATH at the server, a file of at least 20,000 bytes on a file
-system mounted with dax. The client reads what to do from its standard input, a line each: `write` to all of the file,
-or write and at once flush the `range`, or the `region`, or a flush that is `refused`; it repeats the line when that is
-done. With --check, and no device, the program looks whether the file holds what the client writes.
+"""Tests persistent memory between two machines: the client writes to a file of the server, which is mapped from an
+NVDIMM, and flushes it to persistence. Usage: see remote.py. The server needs --file PATH, a file of at least 20,000
+bytes on a file system that is mounted with dax. The client reads steps from its standard input, one per line: `write`
+writes to the whole file; `range` and `region` write and then flush the range or the region; `refused` sends a flush
+that must be refused. It prints the line when the step is done. With --check, and without a device, the program checks
+that the file has the data that the client writes.
 """
 import ctypes
 import errno
@@ -20,14 +21,14 @@ from remote import FLUSHES, PATTERN, REMOTE, SIZE, run
 
 RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | REMOTE | FLUSHES
 FLUSHED = {"range": e.IBV_FLUSH_RANGE, "region": e.IBV_FLUSH_MR, "refused": e.IBV_FLUSH_RANGE}
-# Only of files whose pages are memory of their own, with what it takes to find them written to it at once.
+# Only files on DAX can be mapped with MAP_SYNC: what is needed to find a page is stored before the page is written.
 MAP_SHARED_VALIDATE, MAP_SYNC = 0x03, 0x80000
 
 
 def serve(end, path):
     try:
         MR(end.pd, 4096, RIGHTS)
-        raise SystemExit("memory that is lost with the machine was taken for persistent")
+        raise SystemExit("a region of volatile memory was registered as persistent")
     except PyverbsRDMAError as error:
         if error.error_code != errno.EINVAL:
             raise
@@ -36,7 +37,7 @@ def serve(end, path):
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     region = MR(end.pd, SIZE, RIGHTS | e.IBV_ACCESS_ON_DEMAND, address=address)
     end.swap(address=address, key=region.rkey)
-    # This machine does nothing any more but wait for its end.
+    # From here on, this machine only waits to be killed.
     time.sleep(600)
 
 
@@ -62,7 +63,7 @@ def use(end):
 if sys.argv[1:2] == ["--check"]:
     with open(sys.argv[2], "rb") as file:
         if file.read(SIZE) != PATTERN:
-            raise SystemExit("what was flushed is not there")
+            raise SystemExit("the file does not have the flushed data")
 else:
     send_ops = e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_FLUSH
     run(serve, use, RIGHTS, send_ops, server_options=["file"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Two programs on two machines, of whatever RDMA devices, with a queue pair and a buffer each.
+"""Runs two programs on two machines with any RDMA devices. Each has a queue pair and a buffer.
 
     PROGRAM --device NAME --gid INDEX --server
     PROGRAM --device NAME --gid INDEX --client HOST
@@ -26,10 +26,10 @@ PATTERN = bytes(index * 7 % 251 for index in range(SIZE))
 
 
 class End:
-    """A connected queue pair with a buffer, and the other end's words.
+    """A connected queue pair with a buffer, and the channel to the other end.
 
-    rights: of the peer; the buffer, which is lost with the machine, has them but for that to persistence. send_ops:
-    what is posted by the extended interface, if that is used.
+    rights: access rights of the peer. The buffer grants them except for FLUSH to persistence, because its memory is
+    volatile. send_ops: operations for the extended interface, if it is used.
     """
 
     def __init__(self, device, gid, channel, rights, send_ops):
@@ -64,20 +64,20 @@ class End:
         self.qp.to_rts(attr)
 
     def swap(self, **words):
-        """Tells the other end something, and hears what it says."""
+        """Sends a message to the other end, and returns its reply."""
         self.channel.write(json.dumps(words) + "\n")
         self.channel.flush()
         return json.loads(self.channel.readline())
 
     def part(self, length, start=0):
-        """A part of the buffer."""
+        """Returns an SGE for a part of the buffer."""
         return SGE(self.mr.buf + start, length, self.mr.lkey)
 
     def sge(self):
         return self.part(SIZE)
 
     def completion(self):
-        """The next completion."""
+        """Returns the next completion."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             count, found = self.cq.poll()
@@ -86,14 +86,14 @@ class End:
         raise SystemExit("no completion")
 
     def expect(self, count, status=e.IBV_WC_SUCCESS):
-        """The next completions, which must have that status."""
+        """Polls the next completions, which must have this status."""
         for _ in range(count):
             found = self.completion()
             if found.status != status:
                 raise SystemExit(f"{found.opcode}: status {found.status}, not {status}")
 
     def do(self, request, status=e.IBV_WC_SUCCESS):
-        """Posts a request, whose completion must have that status."""
+        """Posts a request, whose completion must have this status."""
         self.qp.post_send(request)
         found = self.completion()
         if found.status != status:
@@ -117,7 +117,7 @@ def connect(host, port):
 
 
 def run(serve, use, rights, send_ops=0, server_options=()):
-    """Is the whole program: serve and use get an End each, on two machines, and serve the values of its options."""
+    """Runs the program: calls serve or use with an End. On the server, serve also gets the server's options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--gid", type=int, required=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Memory placement between two machines, of whatever devices: one writes, flushes and writes words at once to the
-memory of the other, which looks at it, and does what is refused. Usage: remote.py.
+"""Tests memory placement between two machines with any devices. The client uses WRITE, FLUSH and ATOMIC_WRITE on the
+server's memory, which the server checks, and sends requests that must be refused. Usage: see remote.py.
 """
 import struct
 
@@ -15,7 +15,7 @@ WRITTEN = SIZE - 8 * WORDS - 8
 
 
 def first_word(address):
-    """The first multiple of 8 behind what is written as usual."""
+    """Returns the first multiple of 8 after the bytes of the WRITE."""
     return (address + WRITTEN + 7) // 8 * 8
 
 
@@ -24,7 +24,7 @@ def serve(end):
     end.swap(address=address, key=end.mr.rkey)
     end.swap()  # it has written
     if end.mr.read(WRITTEN, 0) != PATTERN[:WRITTEN]:
-        raise SystemExit("what was written is not here")
+        raise SystemExit("the memory does not have the written data")
     words = end.mr.read(8 * WORDS, first_word(address) - address)
     if struct.unpack(f"<{WORDS}Q", words) != tuple(word << 40 | 7 for word in range(WORDS)):
         raise SystemExit(f"the words are {words.hex()}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""A memory window between two machines, of whatever devices: bound by one, written and read through its key by the
-other, which then takes the key away by SEND with Invalidate. After that the key opens nothing. Usage: remote.py.
+"""Tests a memory window between two machines with any devices. The server binds it. The client writes and reads through
+its key, then invalidates the key by SEND with Invalidate. After that, the key must be refused. Usage: see remote.py.
 """
 import pyverbs.enums as e
 from pyverbs.mr import MW, MWBindInfo
@@ -20,13 +20,13 @@ def serve(end):
     end.swap(address=end.mr.buf, key=key)
     end.swap()  # it has written
     if end.mr.read(SIZE, 0) != PATTERN:
-        raise SystemExit("what was written through the window is not here")
+        raise SystemExit("the memory does not have the data written through the window")
     received = end.completion()
     if received.status != e.IBV_WC_SUCCESS or not received.wc_flags & end.with_inv:
         raise SystemExit(f"the receive has status {received.status}, flags {received.wc_flags}")
     end.swap()  # it has tried again
     if end.mr.read(SIZE, 0) != PATTERN:
-        raise SystemExit("an invalidated key still opens the memory")
+        raise SystemExit("an invalidated key still gives access to the memory")
 
 
 def use(end):
@@ -37,7 +37,7 @@ def use(end):
     end.mr.write(bytes(SIZE), SIZE)
     end.access(e.IBV_WR_RDMA_READ, address, key)
     if end.mr.read(SIZE, 0) != PATTERN:
-        raise SystemExit("what was read through the window is not what was written")
+        raise SystemExit("the data read through the window differs from the data written")
     invalidate = SendWR(opcode=e.IBV_WR_SEND_WITH_INV)
     invalidate.imm_data = key  # the field is one with the key
     end.do(invalidate)

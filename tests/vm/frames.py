@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Looks at a capture of RoCEv2: frames.py CAPTURE MAC...
+"""Checks a capture of RoCEv2: frames.py CAPTURE MAC...
 
-Each invariant CRC must be right, computed here anew from IBTA volume 1, 7.8.1, and annex A17. Each MAC must have sent
-every opcode of RC, some of UC and a datagram, over IPv4 and IPv6, in packets of every path MTU. Says what each sent.
+Each invariant CRC must be right; this program computes it itself, from IBTA volume 1, 7.8.1, and annex A17. Each MAC
+must have sent every opcode of RC, some of UC and a datagram, over IPv4 and IPv6, in packets of every path MTU. Prints
+what each MAC sent.
 """
 import struct
 import sys
@@ -32,7 +33,7 @@ MTUS = {256, 512, 1024, 2048, 4096}
 
 
 def frames(path):
-    """The frames of a pcapng file; what is not yet wholly written at its end does not count."""
+    """Yields the frames of a pcapng file, without an incomplete block at its end."""
     with open(path, "rb") as file:
         data = file.read()
     order = "<" if data[8:12] == b"\x4d\x3c\x2b\x1a" else ">"
@@ -48,7 +49,9 @@ def frames(path):
 
 
 def dissect(frame):
-    """Source MAC, IP version, opcode, bytes behind the BTH, whether the ICRC is right. None: not RoCEv2."""
+    """Returns source MAC, IP version, opcode, number of bytes after the BTH, and whether the ICRC is right. None if the
+    frame is not RoCEv2.
+    """
     at = 18 if frame[12:14] == b"\x81\x00" else 14
     version = frame[at] >> 4
     if version == 4:
