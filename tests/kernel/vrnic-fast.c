@@ -31,7 +31,7 @@
 
 static unsigned int patience = 60;
 module_param(patience, uint, 0444);
-MODULE_PARM_DESC(patience, "seconds after which a completion is not waited for any more");
+MODULE_PARM_DESC(patience, "seconds to wait for a completion");
 
 struct fast {
 	struct ib_device *dev;

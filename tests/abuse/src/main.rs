@@ -24,12 +24,12 @@ use verbs_tests::rng::fresh_seed;
 const USAGE: &str = "\
 vrnic-abuse [options]
 
-Attacks a vrnic device from a process's side: rings, notify area, doorbell page and commands full of garbage.
+Attacks a vrnic device as a hostile process: fills rings, notify area, doorbell page and commands with garbage.
 
   --device NAME     RDMA device (default vrnic0)
-  --seed N          the same random bytes again
-  --seconds N       how long each random attack goes on (default 3)
-  --only WORD       only attacks whose name contains WORD
+  --seed N          use this seed, to repeat a run
+  --seconds N       duration of each random attack (default 3)
+  --only WORD       run only attacks whose name contains WORD
   --list            print the names of the attacks
 ";
 
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     let device = args.get("device").unwrap_or_else(|| "vrnic0".to_owned());
     let seed = args.get("seed").unwrap_or_else(fresh_seed);
     let Some(port) = Port::of(&device) else {
-        println!("FAIL  {device} is not there or has no GID");
+        println!("FAIL  {device} does not exist or has no GID");
         return ExitCode::FAILURE;
     };
     println!("vrnic-abuse seed {seed}");

@@ -195,7 +195,7 @@ impl Words {
             .ok_or_else(|| {
                 io::Error::new(
                     io::ErrorKind::InvalidData,
-                    format!("peer did not say {key}"),
+                    format!("the peer did not send {key}"),
                 )
             })
     }

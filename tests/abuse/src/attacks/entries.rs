@@ -206,7 +206,7 @@ fn garbage_send_entries(range: &Range) -> Outcome<()> {
                 sends += 1;
                 ensure!(
                     names.contains(&cqe.wr_id.get()) || cqe.wr_id.get() == marker,
-                    "round {round}: completion of a request that never was: {cqe:?}"
+                    "round {round}: completion of a request that was not posted: {cqe:?}"
                 );
                 if cqe.wr_id.get() == marker {
                     break;

@@ -51,7 +51,7 @@ fn wild_send_producer(range: &Range) -> Outcome<()> {
         field.context.ring(field.a.slot);
         ensure!(
             field.cq.wait(Duration::from_millis(100)).is_none(),
-            "producer {jump}: the ring came back to life"
+            "producer {jump}: the failed ring works again"
         );
         field.renew()?;
         field.transfers(1)?;

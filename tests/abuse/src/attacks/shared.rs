@@ -174,7 +174,7 @@ fn wild_producer(range: &Range) -> Outcome<()> {
         let wanted = [(SHARED, EVENT_SRQ_ERR), (TAKER, EVENT_QP_FATAL)];
         ensure!(
             field.context.wait_events(&wanted, SOON),
-            "producer {jump}: not all of {wanted:?} came"
+            "producer {jump}: not all of {wanted:?} arrived"
         );
         // Once failed the queue stays so, and who needs no receive works.
         srq.buffer.store32(offset::DRIVER_INDEX, 1);

@@ -44,8 +44,8 @@ struct Place {
 impl Place {
     fn open(device: Option<&str>, gid: Option<u8>) -> Outcome<Self> {
         let context = Context::open(device).during("opening the device")?;
-        let pd = Pd::new(&context).during("making a PD")?;
-        let cq = Cq::new(&context, 16).during("making a CQ")?;
+        let pd = Pd::new(&context).during("creating a PD")?;
+        let cq = Cq::new(&context, 16).during("creating a CQ")?;
         let gid = context.gid(gid).during("looking for a GID")?;
         Ok(Self { pd, cq, gid })
     }
@@ -55,7 +55,7 @@ impl Place {
             signal_all: true,
             ..QpConfig::smallest()
         };
-        Qp::new(&self.pd, &self.cq, &self.cq, &smallest).during("making a QP")
+        Qp::new(&self.pd, &self.cq, &self.cq, &smallest).during("creating a QP")
     }
 
     /// Connects a QP to itself.
@@ -211,8 +211,11 @@ fn start(device: Option<&str>, gid: Option<u8>) -> Outcome<Child> {
     let output = child.stdout.as_mut().expect("a pipe");
     BufReader::new(output)
         .read_line(&mut line)
-        .during("hearing of a process")?;
-    ensure!(line == "ready\n", "a process says {line:?}");
+        .during("waiting for a message of a process")?;
+    ensure!(
+        line == "ready\n",
+        "unexpected message of a process: {line:?}"
+    );
     Ok(child)
 }
 
@@ -220,7 +223,9 @@ fn start(device: Option<&str>, gid: Option<u8>) -> Outcome<Child> {
 fn all(processes: &mut [Child]) -> Outcome<()> {
     for process in &mut *processes {
         let input = process.stdin.as_mut().expect("a pipe");
-        input.write_all(b"\n").during("telling a process")?;
+        input
+            .write_all(b"\n")
+            .during("sending a message to a process")?;
     }
     for process in processes {
         let mut answer = [0; 1];
@@ -277,7 +282,7 @@ fn run(args: &Args) -> Outcome<()> {
         ["one"] => one(&place()?),
         [kind, count] => {
             let count = count.parse().during("the number of objects")?;
-            ensure!(count > 0, "none is too few");
+            ensure!(count > 0, "the number must be at least 1");
             match kind {
                 "qp" => queue_pairs(&place()?, count, hold.as_ref()),
                 "mr" => memory_regions(&place()?, count, hold.as_ref()),

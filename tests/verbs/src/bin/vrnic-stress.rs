@@ -218,7 +218,7 @@ fn run(args: &Args, seed: u64) -> Outcome<Totals> {
     let pairs = (0..count)
         .map(|_| Control::pair())
         .collect::<Result<Vec<_>, _>>()
-        .during("making a socket pair")?;
+        .during("creating a socket pair")?;
     let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
     let (zero, one) = (open(0)?, open(1)?);
     let other = std::thread::spawn(move || one.run(theirs, ud));

@@ -61,7 +61,7 @@ fn run(args: &Args) -> Outcome<usize> {
     let control = if let Some(host) = args.get::<String>("client") {
         Control::connect(&host, port, Duration::from_secs(30)).during("connecting")?
     } else {
-        let (ours, theirs) = Control::pair().during("making a socket pair")?;
+        let (ours, theirs) = Control::pair().during("creating a socket pair")?;
         let device = device.clone();
         std::thread::spawn(move || peer::serve(device.as_deref(), gid, theirs));
         ours
@@ -118,7 +118,7 @@ fn run(args: &Args) -> Outcome<usize> {
         }
     }
     if count == 0 {
-        return Err(Failure("no case has such a name".into()));
+        return Err(Failure("no case has this name".into()));
     }
     println!("{} of {count} cases passed", count - failures);
     Ok(failures)

@@ -168,7 +168,7 @@ fn within_rights(env: &mut Env) -> Outcome<()> {
     );
     ensure!(
         mr.memory().check(0, BUFFER, 12, 0).is_ok(),
-        "READ fetched something else"
+        "READ returned wrong data"
     );
     let (ro, wo) = (env.peer.read_only, env.peer.write_only);
     link.send(3, SendOp::Read(ro.addr + 5, ro.rkey), &[mr.sge(0, 100)])?;

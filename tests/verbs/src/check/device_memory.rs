@@ -44,7 +44,7 @@ fn buffer(env: &Env) -> Outcome<Option<Dm>> {
     dm.read(0, &mut fresh).during("ibv_memcpy_from_dm")?;
     ensure!(
         fresh.iter().all(|&byte| byte == 0),
-        "it had something in it"
+        "new device memory is not zeroed"
     );
     dm.write(0, &[GUARD; LENGTH]).during("ibv_memcpy_to_dm")?;
     Ok(Some(dm))
@@ -83,7 +83,7 @@ fn every_operation(env: &mut Env) -> Outcome<()> {
     let written = bytes(1);
     pair.send(SendOp::Write(0, region.rkey()), &plain, 0, SIZE)?;
     pair.done()?;
-    ensure!(content(&dm)? == written, "what was written is not there");
+    ensure!(content(&dm)? == written, "the written data is missing");
 
     let mut copied = bytes(2);
     dm.write(BEGIN, &copied).during("ibv_memcpy_to_dm")?;
@@ -104,15 +104,18 @@ fn every_operation(env: &mut Env) -> Outcome<()> {
     pair.send(SendOp::Send, &plain, 0, SIZE)?;
     pair.done()?;
     pair.ends[1].expect(2, WC_SUCCESS)?;
-    ensure!(content(&dm)? == sent, "what was received is not there");
+    ensure!(content(&dm)? == sent, "the received data is missing");
 
     copied[..8].copy_from_slice(&41_u64.to_ne_bytes());
     dm.write(BEGIN, &copied).during("ibv_memcpy_to_dm")?;
     pair.send(SendOp::FetchAdd(0, region.rkey(), 1), &plain, 0, 8)?;
     pair.done()?;
     copied[..8].copy_from_slice(&42_u64.to_ne_bytes());
-    ensure!(content(&dm)? == copied, "the sum is not there");
-    ensure!(plain.memory().load(0) == 41, "the old value is not there");
+    ensure!(content(&dm)? == copied, "the sum is wrong");
+    ensure!(
+        plain.memory().load(0) == 41,
+        "the returned old value is wrong"
+    );
     Ok(())
 }
 

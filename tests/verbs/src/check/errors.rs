@@ -337,15 +337,15 @@ fn post_too_early(env: &mut Env) -> Outcome<()> {
     let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
     let qp = Qp::new(&env.pd, &cq, &cq, &QpConfig::default()).during("ibv_create_qp")?;
     let send = |qp: &Qp| qp.post_send(&[SendWr::new(1, SendOp::Send, &[])]);
-    ensure!(send(&qp).is_err(), "a send was taken in RESET");
+    ensure!(send(&qp).is_err(), "a send was accepted in RESET");
     if env.vrnic {
         ensure!(
             qp.post_recv(&[(1, &[])]).is_err(),
-            "a receive was taken in RESET"
+            "a receive was accepted in RESET"
         );
     }
     qp.to_init(ACCESS_ALL).during("to INIT")?;
-    ensure!(send(&qp).is_err(), "a send was taken in INIT");
+    ensure!(send(&qp).is_err(), "a send was accepted in INIT");
     qp.post_recv(&[(7, &[])])
         .map_err(|e| Failure(format!("a receive in INIT: {}", e.error)))?;
     ensure!(qp.query()?.qp_state == QPS_INIT, "state changed");

@@ -169,7 +169,7 @@ fn takes_part(env: &mut Env) -> Outcome<()> {
     says(importer, &["imported", "done"])?;
     mr.memory()
         .check(0, BUFFER, ROUNDS + 1, 0)
-        .map_err(|at| Failure(format!("the importer's data did not come: {at:?}")))?;
+        .map_err(|at| Failure(format!("the importer's data did not arrive: {at:?}")))?;
     ours.rounds(Region::of(&own), ROUNDS + 1..2 * ROUNDS + 1)
 }
 
@@ -268,7 +268,7 @@ pub fn import(gid: Option<u8>, words: &[String]) -> Outcome<()> {
     if mode == "is-left" {
         let begin = Instant::now();
         while std::os::unix::process::parent_id() == owner {
-            ensure!(begin.elapsed() < PATIENCE, "the owner lives on");
+            ensure!(begin.elapsed() < PATIENCE, "the owner is still running");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

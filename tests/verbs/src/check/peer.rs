@@ -75,8 +75,13 @@ impl Peer {
     pub fn order(&mut self, what: &str, words: Words) -> Outcome<Words> {
         self.control
             .send(words.with("do", what).text_line().as_bytes())
-            .during("ordering the peer")?;
-        let reply = Words::parse(&self.control.receive().during("hearing from the peer")?);
+            .during("sending a request to the peer")?;
+        let reply = Words::parse(
+            &self
+                .control
+                .receive()
+                .during("waiting for a reply of the peer")?,
+        );
         match reply.text("error") {
             Ok(error) => Err(Failure(format!(
                 "peer, {what}: {}",
@@ -524,7 +529,7 @@ impl Objects {
                 self.regions.insert("all", mr);
                 Ok(reply)
             }
-            other => Err(Failure(format!("unknown order {other}"))),
+            other => Err(Failure(format!("unknown request {other}"))),
         }
     }
 }

@@ -116,7 +116,7 @@ fn bad_wr(env: &mut Env) -> Outcome<()> {
     ]);
     ensure!(
         matches!(result, Err(e) if e.taken == 2),
-        "two good ones before a bad one: {result:?}"
+        "two valid requests before an invalid one: {result:?}"
     );
     link.expect(1, WC_SUCCESS)?;
     link.expect(2, WC_SUCCESS)?;
@@ -125,7 +125,7 @@ fn bad_wr(env: &mut Env) -> Outcome<()> {
     let result = link.qp.post_recv(&[(1, &[]), (2, &many), (3, &[])]);
     ensure!(
         matches!(result, Err(e) if e.taken == 1),
-        "one good receive before a bad one: {result:?}"
+        "one valid receive before an invalid one: {result:?}"
     );
     Ok(())
 }
@@ -152,7 +152,7 @@ fn post_limits(env: &mut Env) -> Outcome<()> {
     let wr = SendWr::new(3, write, &sges).flags(SEND_SIGNALED | SEND_INLINE);
     ensure!(
         link.qp.post_send(&[wr]).is_err(),
-        "{} inline bytes were taken",
+        "{} inline bytes were accepted",
         granted.max_inline_data + 1
     );
     if env.vrnic {
@@ -160,7 +160,7 @@ fn post_limits(env: &mut Env) -> Outcome<()> {
             let result = link
                 .qp
                 .post_send(&[SendWr::new(4, SendOp::Opcode(opcode), &[])]);
-            ensure!(result.is_err(), "opcode {opcode} was taken");
+            ensure!(result.is_err(), "opcode {opcode} was accepted");
         }
     }
     link.expect_quiet()
@@ -357,7 +357,7 @@ fn solicited(env: &mut Env) -> Outcome<()> {
     send(4, 0)?;
     ensure!(
         channel.event(SOON) == Some(6),
-        "a request for any completion was forgotten"
+        "an armed event for any completion was lost"
     );
     // An error counts as solicited.
     recv_cq.arm(true).during("arming")?;
@@ -544,7 +544,7 @@ fn threads(env: &mut Env) -> Outcome<()> {
     let total = 4 * EACH;
     ensure!(
         failed.load(Ordering::Relaxed) == 0,
-        "a thread failed or waited in vain, {done:?} of 4000 completions came"
+        "a thread failed or got no completion; {done:?} of 4000 completions arrived"
     );
     ensure!(
         done.load(Ordering::Relaxed) == total,
@@ -626,7 +626,7 @@ fn extended(env: &mut Env) -> Outcome<()> {
         link.expect(6, WC_SUCCESS)?;
         ensure!(
             mr.memory().check(0, 8, 77, 0).is_ok(),
-            "FETCH_ADD returned something else"
+            "FETCH_ADD returned a wrong value"
         );
         let before = mr.memory().load(0);
         link.send(

@@ -227,7 +227,7 @@ fn changes(env: &mut Env) -> Outcome<()> {
         over.store(true, Ordering::Relaxed);
         (changed.map(|()| during), traffic.join())
     });
-    traffic.map_err(|_| Failure("the thread with the traffic panicked".into()))??;
+    traffic.map_err(|_| Failure("the traffic thread panicked".into()))??;
     let during = changed?;
     ensure!(during > 1, "{during} rounds of traffic meanwhile");
     Ok(())
@@ -276,7 +276,10 @@ fn stays(
         let outcome = ask(mr, change);
         ensure!(outcome == Err(Errno(*error)), "{kind}, {what}: {outcome:?}");
         let serves = || {
-            ensure!((mr.lkey(), mr.rkey()) == keys, "its keys are others");
+            ensure!(
+                (mr.lkey(), mr.rkey()) == keys,
+                "a refused change replaced its keys"
+            );
             local.memory().fill(0, LENGTH, round, 0);
             let write = SendOp::Write(mr.addr(begin), mr.rkey());
             attempt(env, &env.pd, write, &local, WC_SUCCESS)?;

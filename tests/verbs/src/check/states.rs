@@ -146,8 +146,8 @@ fn reach(env: &Env, kind: i32, state: i32) -> Outcome<Qp> {
     };
     let mut from = QPS_RESET;
     for to in path {
-        let (needs, _) =
-            transition(kind, from, *to).ok_or_else(|| Failure("no way there".into()))?;
+        let (needs, _) = transition(kind, from, *to)
+            .ok_or_else(|| Failure("this state cannot be reached".into()))?;
         qp.modify(&attributes(env, from, *to), QP_STATE | needs)
             .during(format!("{} to {}", state_name(from), state_name(*to)))?;
         from = *to;
@@ -192,7 +192,10 @@ fn table(env: &Env, kind: i32) -> Outcome<()> {
                 } else if (needs | may) & bit == 0 && bit != QP_ALT_PATH && bit != QP_PATH_MIG_STATE
                 {
                     let refused = qp.modify(&attr, QP_STATE | needs | bit);
-                    ensure!(refused.is_err(), "{what} with attribute {bit:#x} was taken");
+                    ensure!(
+                        refused.is_err(),
+                        "{what} with attribute {bit:#x} was accepted"
+                    );
                     if env.vrnic {
                         ensure!(
                             refused == Err(Errno(libc::EINVAL)),
@@ -206,7 +209,10 @@ fn table(env: &Env, kind: i32) -> Outcome<()> {
                 "{what}: a refused change changed the state"
             );
             qp.modify(&attr, QP_STATE | needs).during(&what)?;
-            ensure!(qp.query()?.qp_state == to, "{what}: not there");
+            ensure!(
+                qp.query()?.qp_state == to,
+                "{what}: the QP did not change its state"
+            );
             for bit in BITS.into_iter().filter(|b| may & b != 0) {
                 qp = reach(env, kind, from).during(&what)?;
                 let mut attr = attr;
@@ -217,7 +223,7 @@ fn table(env: &Env, kind: i32) -> Outcome<()> {
                     .during(format!("{what} with attribute {bit:#x}"))?;
                 ensure!(
                     qp.query()?.qp_state == to,
-                    "{what} with attribute {bit:#x}: not there"
+                    "{what} with attribute {bit:#x}: the QP did not change its state"
                 );
             }
         }
@@ -322,7 +328,7 @@ fn query_tells_nothing_else(env: &mut Env) -> Outcome<()> {
             ..attributes(env, QPS_INIT, QPS_RTR)
         };
         let refused = qp.modify(&alternate, QP_STATE | RTR_NEEDS | QP_ALT_PATH);
-        ensure!(refused.is_err(), "an alternate path was taken");
+        ensure!(refused.is_err(), "an alternate path was accepted");
         let (got, signal_all) = qp.describe().during("ibv_query_qp")?;
         for (name, got) in [
             (
@@ -416,7 +422,7 @@ fn values(env: &mut Env) -> Outcome<()> {
         let needs = transition(QPT_RC, from, *to).map_or(0, |t| t.0);
         let refused = qp.modify(&attr, QP_STATE | needs);
         // ib_core itself refuses some of them, with errors of its own.
-        ensure!(refused.is_err(), "{name} was taken");
+        ensure!(refused.is_err(), "{name} was accepted");
         ensure!(
             qp.query()?.qp_state == from,
             "{name} was refused, but the state changed"
@@ -458,7 +464,7 @@ fn drain(env: &mut Env) -> Outcome<()> {
             ensure!(wc.wr_id == done && wc.status == WC_SUCCESS, "{wc:?} in SQD");
             done += 1;
         }
-        ensure!(done <= 8, "a request posted in SQD was begun");
+        ensure!(done <= 8, "a request posted in SQD was executed");
         ensure!(link.qp.query()?.sq_draining == 0, "still draining");
         link.qp.to_state(QPS_RTS).during("SQD to RTS")?;
         for n in done..8 {

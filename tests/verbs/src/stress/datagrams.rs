@@ -197,7 +197,7 @@ pub fn run(
             receives += 1;
             ensure!(
                 wc.opcode == WC_RECV && wc.wc_flags & WC_GRH != 0,
-                "receive with {wc:?}"
+                "unexpected receive: {wc:?}"
             );
             ensure!(
                 wc.src_qp == peer_qpn,

@@ -231,7 +231,7 @@ impl Responder {
             ),
             None => ensure!(
                 wc.wc_flags & WC_WITH_IMM == 0,
-                "QP {index}: immediate data from nowhere"
+                "QP {index}: unexpected immediate data"
             ),
         }
         if let Some(pool) = pool {
