@@ -305,7 +305,7 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         request: Vec<String>,
     },
-    /// Become a program that ends with its parent
+    /// Run a program that ends with its parent
     #[command(hide = true, name = process::CHILD)]
     Child {
         #[arg(long)]
@@ -313,7 +313,7 @@ enum Command {
         #[arg(last = true, required = true)]
         words: Vec<std::ffi::OsString>,
     },
-    /// Have a lab; started by `up`
+    /// Run a lab; started by `up`
     #[command(hide = true)]
     Supervise { name: String },
     /// Write what the VMs see as /vrnic

@@ -62,7 +62,7 @@ enum Command {
         /// Addresses of the two hosts
         #[arg(long, required = true, num_args = 2, value_names = ["FROM", "TO"])]
         hosts: Vec<IpAddr>,
-        /// What starts the second vrnicd, for instance in another network namespace; default: as the first
+        /// Program that starts the second vrnicd, for instance in another network namespace; default: as the first
         #[arg(long)]
         other: Option<PathBuf>,
         #[arg(long, default_value = "write")]

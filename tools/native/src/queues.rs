@@ -263,7 +263,7 @@ impl Patience {
         self.looks += 1;
         if self.looks.is_multiple_of(1 << 16) {
             let started = *self.started.get_or_insert_with(Instant::now);
-            ensure!(started.elapsed() < PATIENCE, "the device does not go on");
+            ensure!(started.elapsed() < PATIENCE, "the device makes no progress");
         }
         std::hint::spin_loop();
         Ok(())

@@ -24,14 +24,14 @@ pub fn tables(report: &Report) -> String {
     let ping_pong: Vec<String> = report.ping_pong_ns.iter().map(|ns| time(*ns)).collect();
     let _ = writeln!(
         text,
-        "\nround trip of a cache line between two threads: {}; CRC of packets: {}B/s; load at the beginning: {:.1}",
+        "\nround trip of a cache line between two threads: {}; CRC of packets: {}B/s; load at the start: {:.1}",
         ping_pong.join(", "),
         scaled(report.crc_bytes_per_s),
         report.load
     );
     for counted in &report.counters {
         let count = counted.count.map_or_else(
-            || "perf cannot count that here".to_owned(),
+            || "perf cannot count on this machine".to_owned(),
             |count| format!("{count:.1} for each message"),
         );
         let _ = writeln!(text, "{}, {}: {count}", counted.load, counted.event);

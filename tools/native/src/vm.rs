@@ -123,7 +123,7 @@ impl Device {
         self.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK)?;
         ensure!(
             self.status()? & FEATURES_OK != 0,
-            "the device takes back what it offered"
+            "the device rejected features that it had offered"
         );
         Ok(features)
     }
@@ -212,7 +212,10 @@ impl Vm {
         device.set_status(0)?;
         let started = Instant::now();
         while device.status()? != 0 {
-            ensure!(started.elapsed() < PATIENCE, "the reset does not end");
+            ensure!(
+                started.elapsed() < PATIENCE,
+                "the reset did not finish in time"
+            );
         }
         let infiniband = device.negotiate()? >> F_INFINIBAND & 1 != 0;
         let config = device.client.read(

@@ -10,14 +10,14 @@ use vrnic_umad::Server;
 
 /// Runs an InfiniBand subnet for OpenSM and infiniband-diags.
 ///
-/// Start these programs with LD_PRELOAD=libvrnic_umad.so and VRNIC_SUBNET=SOCKET. VRNIC_HCA names the HCA that they are
-/// at, if that is not the first one.
+/// Start these programs with LD_PRELOAD=libvrnic_umad.so and VRNIC_SUBNET=SOCKET. VRNIC_HCA names the HCA that they
+/// use; default: the first one.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
     /// The topology file (Documentation/infiniband.rst).
     topology: PathBuf,
-    /// Where to listen; the path must not exist.
+    /// Path of the socket to listen on; it must not exist.
     socket: PathBuf,
 }
 

@@ -25,9 +25,9 @@ pub enum Command {
     /// Arm a fault on a device and print its number, for example: `vrnicctl fault add -d a drop opcode=ack nth=3`.
     /// Requires `faults = true` in vrnicd's configuration.
     Add {
-        /// The device, or `port:NAME`: the port of the switch with this name. A port can have the faults of packets.
-        /// They affect all RoCE packets that pass it, for example those of Soft-RoCE; `out` are those that come from
-        /// what is connected to it.
+        /// The device, or `port:NAME` for a port of the switch. A port can have faults of packets. They affect all RoCE
+        /// packets that pass it, including those of Soft-RoCE; `dir=out` selects packets that come from the machine or
+        /// network connected to the port.
         #[arg(long, short, value_name = "NAME")]
         device: String,
         /// Name of the fault, then KEY=VALUE pairs that select where and when it fires and what it does. See `vrnicctl

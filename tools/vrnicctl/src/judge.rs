@@ -28,10 +28,10 @@ const SETTLE: Duration = Duration::from_millis(200);
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Run a program between a device and a peer once for each experiment, make the faults of the experiment on the
+    /// Run a program between a device and a peer once for each experiment, inject the experiment's fault into the
     /// device meanwhile, and report how the peer behaves. Requires `faults = true` in vrnicd's configuration. The
     /// program gets the environment variables VRNIC_JUDGE_OPERATION (write, send, read or atomic: the requests to
-    /// send) and VRNIC_JUDGE_REQUESTER (`peer` or `device`: who sends them).
+    /// send) and VRNIC_JUDGE_REQUESTER (`peer` or `device`: which side sends them).
     Run {
         /// The device.
         #[arg(long, short, value_name = "NAME")]

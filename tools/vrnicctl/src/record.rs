@@ -35,8 +35,8 @@ pub enum Command {
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
     },
-    /// Print the last calls to a device since its driver reset it, about 2000, oldest first. This is always on. It
-    /// cannot be replayed. What can is the file DEVICE-crash.vrnic that a device leaves when it fails.
+    /// Print the last calls to a device since its driver reset it, about 2000, oldest first. vrnicd always keeps them.
+    /// They cannot be replayed, but the file DEVICE-crash.vrnic, which vrnicd saves when a device fails, can.
     Last {
         /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]

@@ -16,13 +16,13 @@ pub enum Command {
         /// Only links of this HCA or switch.
         node: Option<String>,
     },
-    /// Cut a link, plug it in again, or let bits of it arrive wrong.
+    /// Cut a link, plug it in again, or set its bit error rate.
     Link {
         /// One end of the link: an HCA, or a switch and its port, such as `leaf1/5`.
         end: String,
         /// The new state of the link.
         state: Option<LinkState>,
-        /// Probability that a bit arrives wrong, in either direction: 0 to 1.
+        /// Probability that a bit is damaged, in either direction: 0 to 1.
         #[arg(long, value_name = "RATE", required_unless_present = "state")]
         bit_error_rate: Option<f64>,
     },

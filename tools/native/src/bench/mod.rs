@@ -197,7 +197,7 @@ const COMPLETIONS: u32 = 1 << 16;
 pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
     ensure!(
         PARTS.iter().any(|part| part.contains(&options.only)),
-        "there is no part {:?}, only {}",
+        "there is no part {:?}; the parts are {}",
         options.only,
         PARTS.join(", ")
     );

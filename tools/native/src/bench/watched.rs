@@ -84,8 +84,8 @@ fn watched(
         ended.store(true, Ordering::Relaxed);
         let looked = looker.join();
         looked
-            .map_err(|_| anyhow::anyhow!("the one who looks panicked"))?
-            .context("a look at the steps")?;
+            .map_err(|_| anyhow::anyhow!("the watching thread panicked"))?
+            .context("reading the steps")?;
         windows
     })
 }
