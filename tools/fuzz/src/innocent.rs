@@ -17,7 +17,11 @@ pub fn check_connection(world: &mut World, c: &mut Connection) {
         c.send(world, side, &write);
         world.run(Duration::from_millis(50));
         let done = c.send_cqs[side].drain();
-        assert_eq!(done.len(), 1, "completions of somebody else");
+        assert_eq!(
+            done.len(),
+            1,
+            "an uninvolved queue pair got other completions"
+        );
         assert_eq!((done[0].wr_id, done[0].status), (7, Status::Success));
         assert_eq!(c.mrs[1 - side].arena.get(100, text.len()), text);
     }

@@ -352,7 +352,10 @@ impl Innocent {
         }
         let after: [u8; 2] = self.ram.get(used(0) + 2);
         let done = u16::from_le_bytes(after).wrapping_sub(u16::from_le_bytes(before));
-        assert_eq!(done, 1, "a command of somebody else was not executed");
+        assert_eq!(
+            done, 1,
+            "a command of an uninvolved device was not executed"
+        );
         let status = u32::from_le_bytes(self.ram.get(REPLY));
         (
             status,

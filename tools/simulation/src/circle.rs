@@ -228,11 +228,11 @@ impl Circle {
         }
         let number = done.immediate as usize;
         let Some((from, length, _)) = self.plan.sends.get(number).copied() else {
-            panic!("{done:?} is no message of {:?}", self.plan);
+            panic!("{done:?} is not a message of {:?}", self.plan);
         };
         assert!(
             self.members[from].sent.contains(&number),
-            "{done:?} is of nobody"
+            "{done:?} was not sent"
         );
         assert_eq!(done.flags & flags::IMMEDIATE, flags::IMMEDIATE);
         assert_eq!(done.source_qpn, self.members[from].qp.qpn, "{done:?}");
@@ -286,7 +286,7 @@ impl Circle {
                     let came = receiver.came.get(number).copied().unwrap_or(0);
                     assert!(
                         came == 1 || !is_sound,
-                        "message {number} of member {from} came {came} times to member {to}: {:?}",
+                        "message {number} of member {from} arrived {came} times at member {to}: {:?}",
                         self.plan
                     );
                 }

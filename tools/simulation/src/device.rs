@@ -395,7 +395,7 @@ impl Device {
         assert_eq!(
             format!("{left:?}"),
             format!("{nothing:?}"),
-            "objects of device {} are left",
+            "device {} still has objects",
             self.index
         );
     }

@@ -111,7 +111,7 @@ fn attempt<R>(work: impl FnOnce() -> R) -> Result<R, String> {
 pub fn shrink(plan: &Plan) -> (Plan, String) {
     let mut search = Search {
         plan: plan.clone(),
-        why: "it does not fail again".into(),
+        why: "it does not fail a second time".into(),
         left: EFFORT,
     };
     search.tries(plan.clone());

@@ -147,7 +147,7 @@ impl Flow {
         shared: Option<&[u8]>,
     ) -> Option<String> {
         let Some(message) = self.ends[1 - side].messages.get(index) else {
-            return Some("nobody sent it".into());
+            return Some("it was not sent".into());
         };
         let datagram = self.plan.qp_type == QpType::UnreliableDatagram;
         let before = if datagram { GRH_LENGTH } else { 0 };
@@ -257,7 +257,7 @@ impl Flow {
         } else if self.ends.iter().any(|end| end.posted.iter().any(wrong)) {
             Some(WRONG)
         } else if self.plan.deed.is_some() {
-            Some("a deed")
+            Some("an action")
         } else if self.ends.iter().any(reset) {
             Some("a reset")
         } else {
@@ -438,7 +438,7 @@ impl Flow {
         let in_order = end.came.windows(2).all(|pair| pair[0] < pair[1]);
         // Without acknowledgements, a duplicated message cannot be told from one sent twice.
         if self.is_reliable() || excuse.is_none() {
-            assert!(in_order, "{what}: messages {:?} came", end.came);
+            assert!(in_order, "{what}: messages {:?} arrived", end.came);
         }
         let all: Vec<usize> = (0..peer.messages.len()).collect();
         // Unreliable messages find no receive if others took those in the shared queue.
@@ -454,7 +454,7 @@ impl Flow {
                     .any(|done| done.wr_id >= name && done.status == Status::Success);
                 assert!(
                     !acknowledged || end.came.contains(&index),
-                    "{what}: message {index} of {:?} was acknowledged, and did not come: {:?}",
+                    "{what}: message {index} of {:?} was acknowledged, but did not arrive: {:?}",
                     peer.messages,
                     end.came
                 );
