@@ -153,9 +153,6 @@ pub(crate) fn pkeys_match(one: u16, other: u16) -> bool {
 pub enum PortRequest {
     /// Process a management datagram.
     Mad {
-        /// Whether the driver asks on its own behalf and says that the M_Key does not matter. That is not for the
-        /// driver to decide.
-        ignore_m_key: bool,
         /// LID of the requester.
         slid: u16,
         /// Service level of the request.
@@ -346,7 +343,6 @@ pub(crate) fn mad_request(command: &ProcessMad) -> Result<PortRequest, Cause> {
         return Err(Cause::Flags);
     }
     Ok(PortRequest::Mad {
-        ignore_m_key: flags & mad_flags::IGNORE_M_KEY != 0,
         slid: command.slid.get(),
         service_level: command.service_level & 0xf,
         mad: command.mad.to_vec(),

@@ -986,7 +986,6 @@ fn an_agent_processes_management_datagrams() {
     for (answer, result, mad) in answers {
         let (asked, status, body) = with_agent(&mut world, &bytes_of(&command), answer);
         let expected = PortRequest::Mad {
-            ignore_m_key: true,
             slid: 77,
             service_level: 5,
             mad: vec![3; MAD_LENGTH],

@@ -504,8 +504,6 @@ impl SubnetFabric {
                 PortAnswer::Done
             }
             PortRequest::Mad {
-                // The guest may not ignore the key, and agents of other classes have none.
-                ignore_m_key: _,
                 slid,
                 service_level,
                 mad,
@@ -980,17 +978,14 @@ mod tests {
             });
         let anything = vec(any::<u8>(), MAD_LENGTH);
         let mads = (
-            any::<(bool, u16, u8)>(),
+            any::<(u16, u8)>(),
             prop_oneof![4 => near, 1 => anything],
         )
-            .prop_map(
-                |((ignore_m_key, slid, service_level), mad)| PortRequest::Mad {
-                    ignore_m_key,
-                    slid,
-                    service_level: service_level & 0xf,
-                    mad,
-                },
-            );
+            .prop_map(|((slid, service_level), mad)| PortRequest::Mad {
+                slid,
+                service_level: service_level & 0xf,
+                mad,
+            });
         let modify = any::<(u32, u32, bool)>().prop_map(|(set, clear, reset_bad_qkeys)| {
             // The engine checks this.
             let set = set & capability::ALL;
