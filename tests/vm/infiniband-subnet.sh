@@ -64,6 +64,25 @@ lid() {
 lid_a=$(lid leaf1-h1) lid_b=$(lid leaf3-h1)
 [ "$(on a cat /sys/class/infiniband/vrnic0/ports/1/lid)" = "$(printf '%#x' "$lid_a")" ] || fail "VM a is not leaf1-h1"
 on b ibhosts | found leaf4-h2 || fail "ibhosts shows no simulated HCA"
+
+# Simulated HCAs answer pings with their names. Switches do not, and neither does a VM without a server.
+pings() { on b ibping -c 2 -t "$1" "$2" 2>&1; }
+simulated=$(lid leaf4-h2)
+said=$(pings 5000 "$simulated") || :
+found "^Pong from leaf4-h2 (Lid $simulated)" <<<"$said" && found ' 0% packet loss' <<<"$said" ||
+	fail "a simulated HCA does not answer: $said"
+on b ibsysstat -t 5000 "$simulated" host | found -x leaf4-h2 || fail "a simulated HCA does not tell its name"
+for silent in "$(lid leaf1)" "$lid_a"; do
+	said=$(pings 100 "$silent") || :
+	found ' 100% packet loss' <<<"$said" || fail "LID $silent answers: $said"
+done
+on -t 300 a ibping -S &
+jobs=($!)
+answers() { pings 1000 "$lid_a" | found "^Pong from $(on a hostname)"; }
+within 60 answers || fail "ibping's server in VM a does not answer"
+on a pkill -x ibping
+wait "${jobs[@]}" || :
+
 on b sminfo | found "sm lid $lid_a .* priority 9 .*SMINFO_MASTER" ||
 	fail "the master subnet manager is not the expected one: $(on b sminfo)"
 on b sminfo "$lid_b" | found 'priority 1 .*SMINFO_STANDBY' ||

@@ -331,6 +331,8 @@ impl Scene {
         for output in outputs {
             match output {
                 Output::Deliver(packet) => {
+                    let outputs = self.hcas[place].answer_ping(&packet, self.now);
+                    delivered += self.hca_output(place, outputs);
                     let own = packet.as_datagram().is_some_and(|(bth, _, payload)| {
                         bth.destination_qp == 9 && payload == b"own"
                     });

@@ -217,6 +217,11 @@ impl Agent {
         &self.node
     }
 
+    /// Returns the description of the node.
+    pub fn description(&self) -> &NodeDescription {
+        &self.description
+    }
+
     /// Returns the switch information, or `None` for a channel adapter.
     pub fn switch_info(&self) -> Option<&SwitchInfo> {
         self.tables.as_ref().map(|tables| &tables.info)

@@ -150,6 +150,12 @@ impl NodeDescription {
         }
         description
     }
+
+    /// Returns the text without its padding.
+    pub fn text(&self) -> &[u8] {
+        let end = self.text.iter().position(|byte| *byte == 0);
+        &self.text[..end.unwrap_or(self.text.len())]
+    }
 }
 
 layout! {

@@ -10,9 +10,10 @@ use crate::{
     attributes::{PortState, lanes_of},
     directed::Step,
     mad::{PERMISSIVE, PerformanceMad, Smp},
-    node::{Reply, answer_general, answer_smp, check_pkey, smp_packet},
+    node::{Reply, answer_general, answer_smp, check_pkey, respond, smp_packet},
     packet::{Body, Frame, MANAGEMENT_LANE, Packet},
     performance::count,
+    ping,
     port::{FULL_MEMBER, MAX_FRAME, MAX_WAIT, MULTICAST_QP, PortConfig, is_multicast},
     queue::Queues,
 };
@@ -111,6 +112,22 @@ impl Hca {
             Answer::Discard => Some(None),
             Answer::Respond(response) => Some(Some(response.to_bytes().to_vec())),
         }
+    }
+
+    /// Answers a packet that was delivered to the owner, if it is a [ping](crate::ping), as a machine with the name of
+    /// the HCA would. This is for HCAs without software.
+    pub fn answer_ping(&mut self, packet: &Packet, now: Duration) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let pong = packet
+            .as_datagram()
+            .filter(|(bth, ..)| bth.destination_qp == 1)
+            .and_then(|(.., request)| ping::answer(request, self.agent.description().text()));
+        if let Some(pong) = pong
+            && let Some(Reply::Send(response, step)) = respond(&self.agent, packet, &pong)
+        {
+            self.respond(response, step, now, &mut outputs);
+        }
+        outputs
     }
 
     /// Starts receiving packets to a multicast LID.
@@ -317,17 +334,26 @@ impl Hca {
             return;
         }
         match answer_general(&mut self.agent, &packet) {
-            Some(Reply::Send(mut response, step)) => {
-                if let Some(lane) = self.lane(response.service_level) {
-                    response.lane = lane;
-                    self.leave(response, step, now, outputs);
-                } else {
-                    let counters = &mut self.agent.end_port_mut().statistics.counters;
-                    count!(counters.transmit_discards);
-                }
-            }
+            Some(Reply::Send(response, step)) => self.respond(response, step, now, outputs),
             Some(Reply::Deliver) => outputs.push(Output::Deliver(packet)),
             None => {}
+        }
+    }
+
+    /// Sends a response from QP 1 in the lane of its service level.
+    fn respond(
+        &mut self,
+        mut response: Packet,
+        step: Step,
+        now: Duration,
+        outputs: &mut Vec<Output>,
+    ) {
+        if let Some(lane) = self.lane(response.service_level) {
+            response.lane = lane;
+            self.leave(response, step, now, outputs);
+        } else {
+            let counters = &mut self.agent.end_port_mut().statistics.counters;
+            count!(counters.transmit_discards);
         }
     }
 

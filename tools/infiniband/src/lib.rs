@@ -7,7 +7,7 @@
 //!                        ├── switch  many ports ──┤── port     state, lanes, partitions
 //!                        └── links                └── directed routes
 //!
-//!  packet   LRH, GRH, BTH, CRCs   mad, rmpp   management datagrams   attributes, trap   what is in them
+//!  packet   LRH, GRH, BTH, CRCs   mad, rmpp   management datagrams   attributes, trap, ping   what is in them
 //! ```
 //!
 //! The crate has no thread, socket or clock, and no subnet manager. The owner connects a subnet manager through the
@@ -62,6 +62,7 @@ pub mod hca;
 pub mod mad;
 mod node;
 pub mod packet;
+pub mod ping;
 pub mod performance;
 pub mod port;
 mod queue;

@@ -54,6 +54,10 @@ pub mod class {
     pub const DEVICE_ADMINISTRATION: u8 = 0x10;
     /// Boot management.
     pub const BOOT: u8 = 0x12;
+    /// Pings of OpenIB, one of the vendor classes.
+    pub const PING: u8 = 0x32;
+    /// System status of OpenIB, one of the vendor classes.
+    pub const SYSTEM_STATUS: u8 = 0x33;
     /// First class of the vendor range whose MADs contain the vendor's OUI.
     pub const VENDOR_OUI_FIRST: u8 = 0x30;
     /// Last class of that range.
@@ -124,6 +128,11 @@ layout! {
         modifier: u32 = 160, 32;
     }
 }
+
+/// Byte offset of the vendor's OUI in MADs of the classes from [`class::VENDOR_OUI_FIRST`] on.
+pub const OUI_AT: usize = 37;
+/// Byte offset of the data in MADs of these classes.
+pub const VENDOR_DATA_AT: usize = 40;
 
 /// Bytes of the common header.
 pub const HEADER_LENGTH: usize = 24;

@@ -93,10 +93,9 @@ pub(crate) fn answer_smp(
     })
 }
 
-/// Answers a datagram to QP 1 that ended here, and whose partition the node is in. The response has the partition key
-/// of the node rather than that of the requester, because one of them may be a limited member.
+/// Answers a datagram to QP 1 that ended here, and whose partition the node is in.
 pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply> {
-    let (bth, deth, payload) = packet.as_datagram()?;
+    let (_, deth, payload) = packet.as_datagram()?;
     if deth.qkey != MANAGEMENT_QKEY {
         let violations = &mut agent.end_port_mut().info.q_key_violations;
         count!(*violations);
@@ -109,6 +108,13 @@ pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply
     let Some(response) = agent.answer_performance(&request) else {
         return Some(Reply::Deliver);
     };
+    respond(agent, packet, &response.to_bytes())
+}
+
+/// Returns the response to a datagram to QP 1 that ended here. It has the partition key of the node rather than that
+/// of the requester, because one of them may be a limited member.
+pub(crate) fn respond(agent: &Agent, packet: &Packet, response: &[u8]) -> Option<Reply> {
+    let (bth, deth, _) = packet.as_datagram()?;
     let port = agent.end_port();
     let bth = Bth {
         pkey: crate::port::admitting(port.pkeys(), bth.pkey)?,
@@ -121,7 +127,7 @@ pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply
     };
     let addresses = (packet.destination, packet.source);
     let level = packet.service_level;
-    let mut answer = Packet::datagram(addresses, level, bth, deth, &response.to_bytes());
+    let mut answer = Packet::datagram(addresses, level, bth, deth, response);
     if let (Body::Transport { grh: from, .. }, Body::Transport { grh, .. }) =
         (&packet.body, &mut answer.body)
     {

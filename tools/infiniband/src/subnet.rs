@@ -326,6 +326,15 @@ impl Subnet {
         result
     }
 
+    /// Answers a packet that [`receive`](Self::receive) returned, if it is a ping, as [`Hca::answer_ping`] does.
+    pub fn answer_ping(&mut self, node: NodeId, packet: &Packet) {
+        let now = self.now;
+        if let Device::Hca(hca) = &mut self.nodes[node.0].device {
+            let outputs = hca.answer_ping(packet, now);
+            self.after(node.0, outputs);
+        }
+    }
+
     /// Starts or stops receiving packets to a multicast LID at an HCA. Returns whether the node is an HCA.
     pub fn attach(&mut self, node: NodeId, group: Lid, attached: bool) -> bool {
         match &mut self.nodes[node.0].device {

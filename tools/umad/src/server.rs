@@ -17,7 +17,7 @@ use std::{
 };
 use vrnic_infiniband::{
     attributes::{PKeyTable, capability},
-    mad::{HEADER_LENGTH, Header, MANAGEMENT_QKEY, Method, class},
+    mad::{HEADER_LENGTH, Header, MANAGEMENT_QKEY, Method, OUI_AT, class},
     packet::{Bth, Deth, Packet},
     port::is_multicast,
     rmpp::{Delivery, Kind, Output, Peer, Rmpp, RmppHeader, SendError, header_length},
@@ -418,6 +418,10 @@ impl State {
             return;
         };
         let Some((place, agent)) = self.agent_for(node, &header, mad) else {
+            // The software of an HCA is its programs, if it has any.
+            if !self.clients.iter().any(|client| client.node == node) {
+                self.subnet.answer_ping(node, packet);
+            }
             return;
         };
         let peer = Peer {
@@ -591,9 +595,6 @@ impl Agent {
             && (!vendor || self.oui == mad[OUI_AT..OUI_AT + 3])
     }
 }
-
-/// Offset of the vendor's OUI in MADs of classes that several vendors share.
-const OUI_AT: usize = 37;
 
 fn milliseconds(number: u32) -> Duration {
     Duration::from_millis(number.into())

@@ -432,12 +432,31 @@ fn diagnostics_show_the_subnet() {
     scene.said("perfquery", &["-R", "-a", leaf]);
     assert!(!errors().contains("SymbolErrorCounter"), "they were reset");
 
+    // An HCA without programs answers by its name; a switch does not.
+    for (program, operation, wanted) in [
+        ("ibping", "", "Pong from leaf2-h2 (Lid"),
+        ("ibsysstat", "ping", "sysstat ping succeeded"),
+        ("ibsysstat", "host", "leaf2-h2"),
+    ] {
+        let (options, operation) = match operation {
+            "" => (&["-c", "1"][..], &[][..]),
+            _ => (&[][..], &[operation][..]),
+        };
+        let arguments = [options, &["-t", TIMEOUT, peer], operation].concat();
+        let said = scene.said(program, &arguments);
+        assert!(said.contains(wanted), "{program} {arguments:?}: {said}");
+    }
+    let (_, said) = scene.tried("ibping", &["-c", "1", "-t", "100", leaf]);
+    assert!(said.contains("100% packet loss"), "{said}");
+
     // Programs that communicate with a server at the other end.
+    let hostname = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    let server_pong = format!("--- {}", hostname.trim());
     for (program, arguments, wanted) in [
         (
             "ibping",
             &["-c", "2", "-t", "1000", peer][..],
-            " 0% packet loss",
+            &server_pong,
         ),
         (
             "ibsysstat",

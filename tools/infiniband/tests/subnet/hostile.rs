@@ -9,8 +9,11 @@ use std::time::Duration;
 use vrnic_infiniband::{
     agent::Identity,
     hca::{Hca, Output},
-    mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp},
+    mad::{
+        Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, OUI_AT, PerformanceMad, Route, Smp, class,
+    },
     packet::{Bth, Deth, Packet, check, set_lane},
+    ping,
     port::{PortConfig, Speed, Width},
     switch::Switch,
 };
@@ -18,9 +21,9 @@ use vrnic_infiniband::{
 /// Creates valid or nearly valid packets with random changes.
 fn packets() -> impl Strategy<Value = Vec<u8>> {
     let mad = (
-        0_u8..4,
+        0_u8..5,
         any::<u8>(),
-        0_u16..0x24,
+        0_u16..0x40,
         any::<u32>(),
         any::<[u8; 32]>(),
         vec(0_u8..6, 0..5),
@@ -41,6 +44,14 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
                 let mut mad = PerformanceMad::request(method, attribute);
                 mad.data[..32].copy_from_slice(&data);
                 return (1, mad.to_bytes());
+            }
+            if kind == 4 {
+                let class = [class::PING, class::SYSTEM_STATUS][usize::from(data[0] & 1)];
+                let mut mad = [data[1]; MAD_LENGTH];
+                Header::request(class, method, attribute, modifier).write(&mut mad);
+                mad[24..OUI_AT].fill(0);
+                mad[OUI_AT..OUI_AT + 3].copy_from_slice(&ping::OUI);
+                return (1, mad);
             }
             let mut smp = Smp::request(method, attribute, modifier);
             smp.data[..32].copy_from_slice(&data);
@@ -112,10 +123,11 @@ proptest! {
             check_outputs(hca.poll(now), 1);
             check_outputs(switch.receive(place as u8 % 6, frame.clone().into(), now), 4);
             check_outputs(switch.poll(now), 4);
-            if let Ok(packet) = Packet::parse(frame)
-                && let Ok(outputs) = hca.send(packet, now)
-            {
-                check_outputs(outputs, 1);
+            if let Ok(packet) = Packet::parse(frame) {
+                check_outputs(hca.answer_ping(&packet, now), 1);
+                if let Ok(outputs) = hca.send(packet, now) {
+                    check_outputs(outputs, 1);
+                }
             }
         }
     }

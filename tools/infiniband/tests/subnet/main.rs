@@ -18,9 +18,10 @@ use vrnic_infiniband::{
         PortCountersExtended, PortState, SlToVl, SmInfo, SwitchInfo, VlArbitration, capability, id,
     },
     hca::SendError,
-    mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status},
-    packet::{Bth, Deth, Packet},
+    mad::{Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status, class},
+    packet::{Body, Bth, Deth, GRH_NEXT_HEADER, Grh, Packet},
     performance::ALL_PORTS,
+    ping,
     port::is_multicast,
     subnet::{NodeId, Subnet},
     topology::Topology,
@@ -1405,6 +1406,11 @@ fn management(addresses: (Lid, Lid), smp: &Smp) -> Packet {
 
 /// Creates a request of performance management between QPs 1.
 fn general(addresses: (Lid, Lid), pkey: u16, mad: &PerformanceMad) -> Packet {
+    to_qp_1(addresses, pkey, &mad.to_bytes())
+}
+
+/// Creates a management datagram between QPs 1.
+fn to_qp_1(addresses: (Lid, Lid), pkey: u16, mad: &[u8]) -> Packet {
     let bth = Bth {
         pkey,
         destination_qp: 1,
@@ -1414,7 +1420,91 @@ fn general(addresses: (Lid, Lid), pkey: u16, mad: &PerformanceMad) -> Packet {
         qkey: MANAGEMENT_QKEY,
         source_qp: 1,
     };
-    Packet::datagram(addresses, 0, bth, deth, &mad.to_bytes())
+    Packet::datagram(addresses, 0, bth, deth, mad)
+}
+
+/// Creates a ping as `ibping` sends it.
+fn ping_request(transaction: u64) -> [u8; MAD_LENGTH] {
+    let mut bytes = [0; MAD_LENGTH];
+    let header = Header {
+        transaction,
+        ..Header::request(class::PING, Method::GET, 0, 0)
+    };
+    header.write(&mut bytes);
+    bytes[37..40].copy_from_slice(&ping::OUI);
+    bytes
+}
+
+/// The owner of a subnet lets HCAs answer pings, by their names. Switches do not answer, and nobody answers what is not
+/// a ping or comes from another partition.
+#[test]
+fn pings_are_answered_for_an_owner() {
+    let (mut subnet, _) = managed("[single]\nhosts = 3");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let lids: Vec<_> = hcas.iter().map(|hca| lid(&subnet, *hca)).collect();
+    let switch = lid(&subnet, subnet.find("switch1").expect("a switch"));
+    // Sends a packet from the first HCA. Returns what it receives if the others answer pings.
+    let ask = |subnet: &mut Subnet, packet: Packet| {
+        subnet.send(hcas[0], packet).expect("it leaves");
+        for _ in 0..2 {
+            subnet.run_until(subnet.now() + MILLISECOND);
+            let received: Vec<_> = std::iter::from_fn(|| subnet.receive()).collect();
+            for (node, packet) in received {
+                if node != hcas[0] {
+                    subnet.answer_ping(node, &packet);
+                } else if packet
+                    .as_datagram()
+                    .is_some_and(|it| it.0.destination_qp == 1)
+                {
+                    return Some(packet);
+                }
+            }
+        }
+        None
+    };
+    for (place, name) in [(1, "switch1-h2"), (2, "switch1-h3")] {
+        let mut request = to_qp_1((0, lids[place]), 0xffff, &ping_request(7));
+        let pong = ask(&mut subnet, request.clone()).expect("a pong");
+        assert_eq!((pong.source, pong.destination), (lids[place], lids[0]));
+        let (bth, deth, mad) = pong.as_datagram().expect("a datagram");
+        assert_eq!((bth.destination_qp, deth.source_qp), (1, 1));
+        assert_eq!(deth.qkey, MANAGEMENT_QKEY);
+        let header = Header::read(mad);
+        assert_eq!((header.method, header.transaction), (Method(0x81), 7));
+        assert!(mad[40..].starts_with(format!("{name}\0").as_bytes()));
+        // A global request has a global response.
+        let Body::Transport { grh, .. } = &mut request.body else {
+            panic!("no transport")
+        };
+        let global = Grh {
+            next_header: GRH_NEXT_HEADER,
+            source: [1; 16],
+            ..Grh::default()
+        };
+        *grh = Some(global);
+        let pong = ask(&mut subnet, request).expect("a pong");
+        let Body::Transport { grh, .. } = &pong.body else {
+            panic!("no transport")
+        };
+        assert_eq!(grh.map(|grh| grh.destination), Some([1; 16]));
+    }
+    let to = |lid, mad: &[u8]| to_qp_1((0, lid), 0xffff, mad);
+    assert_eq!(ask(&mut subnet, to(switch, &ping_request(8))), None);
+    let mut other = ping_request(9);
+    other[1] = class::VENDOR_OUI_FIRST;
+    assert_eq!(ask(&mut subnet, to(lids[1], &other)), None);
+    let mut wrong_key = to(lids[1], &ping_request(10));
+    if let Body::Transport { rest, .. } = &mut wrong_key.body {
+        rest[0] ^= 1;
+    }
+    assert_eq!(ask(&mut subnet, wrong_key), None);
+    // A ping to another QP is not for the server.
+    let mut wrong_qp = to(lids[1], &ping_request(11));
+    if let Body::Transport { bth, .. } = &mut wrong_qp.body {
+        bth.destination_qp = 2;
+    }
+    assert_eq!(ask(&mut subnet, wrong_qp), None);
+    assert!(ask(&mut subnet, to(lids[1], &ping_request(12))).is_some());
 }
 
 /// An owner that handles directed routes itself gets packets as they arrived, and its own are sent unchanged.

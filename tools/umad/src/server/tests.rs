@@ -286,6 +286,37 @@ fn vendors_get_their_own() {
 }
 
 #[test]
+fn an_hca_without_programs_answers_pings() {
+    let server = two_hcas();
+    let asks = Program::new(&server, "a");
+    asks.register(3, [class::PING, 1], [0; 2], [0; 3], &[]);
+    let ping = |number| {
+        let mut request = message(class::PING, GET, number, MAD);
+        request[37..40].copy_from_slice(&vrnic_infiniband::ping::OUI);
+        request
+    };
+    asks.send(2, &ping(1), 60_000);
+    let pong = asks.receive();
+    assert_eq!((pong.status(), &pong.message()[40..42]), (0, &b"b\0"[..]));
+    // If there is a program, it answers, or nobody.
+    let program = Program::new(&server, "b");
+    asks.send(2, &ping(2), 50);
+    assert_eq!(asks.receive().status(), libc::ETIMEDOUT.cast_unsigned());
+    program.register(
+        3,
+        [class::PING, 1],
+        [0; 2],
+        vrnic_infiniband::ping::OUI,
+        &[GET],
+    );
+    asks.send(2, &ping(3), 60_000);
+    let request = program.receive();
+    program.send(1, &answer(&request, MAD), 0);
+    let pong = asks.receive();
+    assert_ne!((pong.status(), &pong.message()[40..42]), (0, &b"b\0"[..]));
+}
+
+#[test]
 fn a_program_that_does_not_read_holds_nobody_up() {
     let server = two_hcas();
     let asks = Program::administration(&server, "a", 0, &[]);

@@ -282,11 +282,13 @@ impl SubnetFabric {
         worked
     }
 
-    /// Takes the packets that HCAs received for RNICs. HCAs without an RNIC only have agents.
+    /// Takes the packets that HCAs received for RNICs. HCAs without an RNIC have agents, and answer pings.
     fn take_arrived(&mut self) {
         while let Some((node, packet)) = self.subnet.receive() {
             if let Some(&device) = self.devices.get(&node) {
                 self.arrived.push_back((device, packet));
+            } else {
+                self.contained(|subnet| subnet.answer_ping(node, &packet));
             }
         }
     }
@@ -683,7 +685,8 @@ mod tests {
     use vrnic_infiniband::agent::Answer;
     use vrnic_infiniband::attributes::{LinearForwarding, PhysicalState, SwitchInfo, id};
     use vrnic_infiniband::mad::{
-        MAD_LENGTH, Method, PERMISSIVE, PerformanceMad, Route, Smp, Status,
+        Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, PERMISSIVE, PerformanceMad, Route, Smp,
+        Status, class,
     };
     use vrnic_wire::event::EventType;
 
@@ -874,6 +877,54 @@ mod tests {
         fabric.recycle(packet);
     }
 
+    /// An HCA without a device answers pings. Those to the HCA of a device are for its guest.
+    #[test]
+    fn simulated_hcas_answer_pings() {
+        let topology = "[[switch]]\nname = \"switch\"\nports = 2\n[[hca]]\nname = \"hca0\"\n[[hca]]\nname = \"hca1\"\n\
+                        [[link]]\nends = [\"hca0\", \"switch/1\"]\n[[link]]\nends = [\"hca1\", \"switch/2\"]\n";
+        let path = std::env::temp_dir().join(format!("vrnicd-pings-{}.toml", std::process::id()));
+        std::fs::write(&path, topology).unwrap();
+        let device = "[[device]]\nname = \"hca0\"\nsocket = \"0.sock\"\nmac = \"02:00:00:00:00:00\"\n\
+                      fabric = \"infiniband\"\n";
+        let one = format!("{device}[subnet]\ntopology = {path:?}\n");
+        let mut mad = vec![0; MAD_LENGTH];
+        Header::request(class::PING, Method::GET, 0, 0).write(&mut mad);
+        mad[37..40].copy_from_slice(&vrnic_infiniband::ping::OUI);
+        let bth = Bth {
+            pkey: 0xffff,
+            destination_qp: 1,
+            ..Bth::default()
+        };
+        let deth = Deth {
+            qkey: MANAGEMENT_QKEY,
+            source_qp: 1,
+        };
+        for (config, answered) in [(Config::parse(&one).unwrap(), true), (config(""), false)] {
+            let mut fabric = SubnetFabric::new(&config).unwrap().unwrap();
+            fabric.turn(Instant::from_nanos(20_000_000));
+            manage(&mut fabric);
+            fabric.send(0, Packet::datagram((4, 8), 0, bth, deth, &mad));
+            for milliseconds in 21..24 {
+                fabric.turn(Instant::from_nanos(milliseconds * 1_000_000));
+            }
+            let is_ping = |packet: &Packet| {
+                let datagram = packet.as_datagram();
+                datagram.is_some_and(|(.., mad)| mad[1] == class::PING)
+            };
+            let pings: Vec<_> = std::iter::from_fn(|| fabric.next_packet())
+                .filter(|(_, packet)| is_ping(packet))
+                .collect();
+            let [(device, packet)] = &pings[..] else {
+                panic!("{pings:?}")
+            };
+            let (.., mad) = packet.as_datagram().unwrap();
+            let method = if answered { 0x81 } else { 1 };
+            assert_eq!((*device, mad[3]), (usize::from(!answered), method));
+            assert_eq!(mad[40..].starts_with(b"hca1\0"), answered);
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
     #[test]
     fn after_a_panic_in_the_subnet_its_ports_come_up_again() {
         let mut fabric = SubnetFabric::new(&config("")).unwrap().unwrap();
@@ -977,15 +1028,13 @@ mod tests {
                 smp.to_bytes().to_vec()
             });
         let anything = vec(any::<u8>(), MAD_LENGTH);
-        let mads = (
-            any::<(u16, u8)>(),
-            prop_oneof![4 => near, 1 => anything],
-        )
-            .prop_map(|((slid, service_level), mad)| PortRequest::Mad {
+        let mads = (any::<(u16, u8)>(), prop_oneof![4 => near, 1 => anything]).prop_map(
+            |((slid, service_level), mad)| PortRequest::Mad {
                 slid,
                 service_level: service_level & 0xf,
                 mad,
-            });
+            },
+        );
         let modify = any::<(u32, u32, bool)>().prop_map(|(set, clear, reset_bad_qkeys)| {
             // The engine checks this.
             let set = set & capability::ALL;
