@@ -140,7 +140,10 @@ errors() { on a perfquery "$(lid leaf1)" "$port" | sed -n 's/^SymbolErrorCounter
 # errors_at RATE: prints the number of errors in a run.
 errors_at() {
 	vrnicctl subnet link leaf1-h1 --bit-error-rate "$1"
+	# The counters of 64 bits, which ibqueryerrors shows, are reset apart from the others.
 	on a perfquery -R "$(lid leaf1)" "$port"
+	on a perfquery -x -R "$(lid leaf1)" "$port" 0xfff0000
+	on a perfquery -E -R "$(lid leaf1)" "$port"
 	lab_port=$((${lab_port:-18700} + 1))
 	local command="ib_write_bw -d vrnic0 -p $lab_port -s 65536 -n 50 -F -u 17"
 	on -t 120 b $command >/dev/null &
@@ -161,8 +164,16 @@ errors_at 3e-6
 	fail "$some errors at a bit error rate of 1e-7, but $counted at 3e-6"
 # The program fails if it finds any errors.
 on b ibqueryerrors >"$LAB_DIR/errors" || :
-found "SymbolErrorCounter == $counted" <"$LAB_DIR/errors" ||
+found "SymbolErrorCounter == $counted " <"$LAB_DIR/errors" ||
 	fail "ibqueryerrors shows unexpected errors: $(cat "$LAB_DIR/errors")"
+# Most damaged packets have a wrong CRC, and some a wrong length.
+on b perfquery -E "$(lid leaf1)" "$port" >"$LAB_DIR/details"
+sed -n 's/^Port\(LocalPhysical\|MalformedPkt\)Errors:\.*//p' "$LAB_DIR/details" |
+	awk '{ sum += $1 } END { print sum }' | found -x "$counted" || fail "the errors are of another kind: $(cat "$LAB_DIR/details")"
+# What perfquery shows of a port, with each option that the agents support.
+for option in -x -X -S -D -E -c; do
+	on b perfquery $option "$(lid leaf1)" "$port" | found '^# Port' || fail "perfquery $option shows nothing"
+done
 
 # One tenant has the first RNICs of both VMs, and another one has the second RNICs. In the default partition, only the
 # HCA of OpenSM is a full member, so that limited members can talk to it but not to each other.

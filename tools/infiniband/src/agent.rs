@@ -17,7 +17,7 @@ use crate::{
     mad::{self, Method, PerformanceMad, Smp, Status},
     node::Output,
     packet::{Frame, Lrh},
-    performance::{self, Statistics, count},
+    performance::{self, Statistics, count, count_both},
     port::{MULTICAST_LID, PARTITIONS, Port, PortConfig, Received, Speed, Width, life_of},
     queue::{Queues, Room},
     trap::{self, Trap},
@@ -487,8 +487,8 @@ impl Agent {
     }
 
     /// Receives a frame from the link of a port. Returns its header, or `None` if the port drops it.
-    pub(crate) fn receive(&mut self, port: u8, frame: &Frame) -> Option<Lrh> {
-        match self.port_mut(port)?.receive(frame) {
+    pub(crate) fn receive(&mut self, port: u8, frame: &Frame, now: Duration) -> Option<Lrh> {
+        match self.port_mut(port)?.receive(frame, now) {
             Received::Good(lrh) => Some(lrh),
             Received::Dropped => None,
             Received::TooManyErrors => {
@@ -507,7 +507,7 @@ impl Agent {
         let busy = self.busy.max(now) + EFFORT;
         if busy.saturating_sub(now) > MAX_EFFORT {
             if let Some(port) = self.port_mut(port) {
-                count!(port.statistics.counters.vl15_dropped);
+                count_both!(port.statistics, vl15_dropped);
             }
             return false;
         }
@@ -516,10 +516,18 @@ impl Agent {
     }
 
     /// Answers a packet of performance management. Returns `None` if the standard defines no answer.
-    pub fn answer_performance(&mut self, request: &PerformanceMad) -> Option<PerformanceMad> {
+    pub fn answer_performance(
+        &mut self,
+        request: &PerformanceMad,
+        now: Duration,
+    ) -> Option<PerformanceMad> {
         let first = u8::from(self.tables.is_none());
-        let ports = self.ports.iter_mut().map(|port| &mut port.statistics);
-        performance::answer(request, first, ports)
+        let ports = self.ports.iter_mut().map(|port| {
+            port.count_wait(now);
+            let tick = port.tick();
+            (&mut port.statistics, tick)
+        });
+        performance::answer(request, first, ports, now)
     }
 
     /// Returns a mutable reference to the counters of a port.

@@ -49,10 +49,22 @@ pub mod id {
     pub const MULTICAST_FORWARDING: u16 = 0x1b;
     /// [`SmInfo`](super::SmInfo).
     pub const SM_INFO: u16 = 0x20;
+    /// [`PortSamplesControl`](super::PortSamplesControl), of performance management.
+    pub const PORT_SAMPLES_CONTROL: u16 = 0x10;
+    /// [`PortSamplesResult`](super::PortSamplesResult), of performance management.
+    pub const PORT_SAMPLES_RESULT: u16 = 0x11;
     /// [`PortCounters`](super::PortCounters), of performance management.
     pub const PORT_COUNTERS: u16 = 0x12;
+    /// [`PortReceiveErrorDetails`](super::PortReceiveErrorDetails), of performance management.
+    pub const PORT_RECEIVE_ERROR_DETAILS: u16 = 0x15;
+    /// [`PortTransmitDiscardDetails`](super::PortTransmitDiscardDetails), of performance management.
+    pub const PORT_TRANSMIT_DISCARD_DETAILS: u16 = 0x16;
     /// [`PortCountersExtended`](super::PortCountersExtended), of performance management.
     pub const PORT_COUNTERS_EXTENDED: u16 = 0x1d;
+    /// [`PortDataSl`](super::PortDataSl) of sent data, of performance management.
+    pub const PORT_TRANSMIT_DATA_SL: u16 = 0x36;
+    /// [`PortDataSl`](super::PortDataSl) of received data, of performance management.
+    pub const PORT_RECEIVE_DATA_SL: u16 = 0x37;
 }
 
 named! {
@@ -582,6 +594,123 @@ layout! {
     }
 }
 
+named! {
+    /// What a port does about a sample (16.1.3.2).
+    SampleStatus(u8) {
+        /// The sample is complete, or there has been none.
+        DONE = 0,
+        /// The time before the sample has not passed.
+        WAITING = 1,
+        /// The port counts.
+        RUNNING = 2,
+    }
+}
+
+/// Number of counters of a sample.
+pub const SAMPLE_COUNTERS: usize = 15;
+
+layout! {
+    /// How a port samples its counters: counts for a while, from a moment on (16.1.3.2).
+    PortSamplesControl {
+        /// Opcode of the packets that some optional counters count.
+        op_code: u8 = 0, 8;
+        /// Port number.
+        port_select: u8 = 8, 8;
+        /// Length of a tick, less 1, in the time that a lane takes for 10 bits.
+        tick: u8 = 16, 8;
+        /// Number of bits of a counter: 16 plus 4 times this.
+        counter_width: u8 = 29, 3;
+        /// What each of the first 10 counters can count: 0 for nothing, 1 for what is mandatory.
+        counter_masks_0_to_9: [u8; 10] = 34, 30;
+        /// What each of the other counters can count.
+        counter_masks_10_to_14: [u8; 5] = 65, 15;
+        /// Number of further mechanisms, which the modifier selects.
+        sample_mechanisms: u8 = 80, 8;
+        /// State of the sample.
+        sample_status: SampleStatus = 94, 2;
+        /// Optional counters that the port has.
+        option_mask: u64 = 96, 64;
+        /// Counters of the vendor that the port has.
+        vendor_mask: u64 = 160, 64;
+        /// Ticks before the sample.
+        sample_start: u32 = 224, 32;
+        /// Ticks of the sample.
+        sample_interval: u32 = 256, 32;
+        /// Number by which the requester recognizes the sample.
+        tag: u16 = 288, 16;
+        /// What each counter counts.
+        counter_select: [u16; 15] = 304, 240;
+        /// Optional counters that the port has for samples only.
+        samples_only_option_mask: u64 = 576, 64;
+    }
+}
+
+layout! {
+    /// The result of a sample (16.1.3.4).
+    PortSamplesResult {
+        /// Number by which the requester recognizes the sample.
+        tag: u16 = 0, 16;
+        /// State of the sample.
+        sample_status: SampleStatus = 30, 2;
+        /// Counters.
+        counters: [u32; 15] = 32, 480;
+    }
+}
+
+layout! {
+    /// Why packets that arrived were dropped (16.1.4.1). The first three counters are parts of
+    /// [`receive_errors`](PortCounters::receive_errors), the others of
+    /// [`receive_switch_relay_errors`](PortCounters::receive_switch_relay_errors).
+    PortReceiveErrorDetails {
+        /// Port number.
+        port_select: u8 = 8, 8;
+        /// In a request to set: the counters to set, in the order of the following fields.
+        select: u16 = 16, 16;
+        /// Packets with a wrong CRC or length.
+        local_physical_errors: u16 = 32, 16;
+        /// Packets with an invalid header or lane.
+        malformed_packet_errors: u16 = 48, 16;
+        /// Packets for which there was no buffer.
+        buffer_overrun_errors: u16 = 64, 16;
+        /// Packets to a LID without a port.
+        dlid_mapping_errors: u16 = 80, 16;
+        /// Packets whose service level has no lane at the port that they would leave by.
+        vl_mapping_errors: u16 = 96, 16;
+        /// Packets that would leave by the port by which they arrived.
+        looping_errors: u16 = 112, 16;
+    }
+}
+
+layout! {
+    /// Why packets were not sent (16.1.4.2), as parts of [`transmit_discards`](PortCounters::transmit_discards).
+    PortTransmitDiscardDetails {
+        /// Port number.
+        port_select: u8 = 8, 8;
+        /// In a request to set: the counters to set, in the order of the following fields.
+        select: u16 = 16, 16;
+        /// The port was not active.
+        inactive: u16 = 32, 16;
+        /// The packet was longer than the MTU.
+        neighbor_mtu: u16 = 48, 16;
+        /// The packet was too long in the switch.
+        switch_lifetime: u16 = 64, 16;
+        /// The packet was the first of its lane for too long.
+        head_of_queue_lifetime: u16 = 80, 16;
+    }
+}
+
+layout! {
+    /// Data that a port sent or received, by service level (16.1.4).
+    PortDataSl {
+        /// Port number.
+        port_select: u8 = 8, 8;
+        /// In a request to set: the counters to set.
+        select: u16 = 16, 16;
+        /// Words of 4 bytes.
+        data: [u32; 16] = 32, 512;
+    }
+}
+
 layout! {
     /// 64-bit counters of a port (16.1.4.11).
     PortCountersExtended {
@@ -589,6 +718,8 @@ layout! {
         port_select: u8 = 8, 8;
         /// In a request to set: the counters to set, in the order of the following fields.
         select: u16 = 16, 16;
+        /// In a request to set: the further counters to set.
+        select_2: u32 = 32, 32;
         /// Words of 4 bytes sent.
         transmit_data: u64 = 64, 64;
         /// Words of 4 bytes received.
@@ -605,6 +736,35 @@ layout! {
         multicast_transmit_packets: u64 = 448, 64;
         /// Multicast packets received.
         multicast_receive_packets: u64 = 512, 64;
+        /// Number of symbol errors. This and the following counters are those of [`PortCounters`], in the order of
+        /// `select_2`.
+        symbol_errors: u64 = 576, 64;
+        /// Number of times that the link recovered from errors.
+        link_error_recovery: u64 = 640, 64;
+        /// Number of times that the link failed to recover or was taken down.
+        link_downed: u64 = 704, 64;
+        /// Number of packets received with errors.
+        receive_errors: u64 = 768, 64;
+        /// Number of packets received that an earlier node had marked as bad.
+        receive_remote_physical_errors: u64 = 832, 64;
+        /// Number of packets that a switch could not forward.
+        receive_switch_relay_errors: u64 = 896, 64;
+        /// Number of packets that could not be sent.
+        transmit_discards: u64 = 960, 64;
+        /// Number of packets that the port may not send.
+        transmit_constraint_errors: u64 = 1024, 64;
+        /// Number of packets that the port may not receive.
+        receive_constraint_errors: u64 = 1088, 64;
+        /// Number of times that there were too many errors of the physical layer.
+        local_link_integrity_errors: u64 = 1152, 64;
+        /// Number of times that there were too many overruns.
+        excessive_buffer_overruns: u64 = 1216, 64;
+        /// Number of management packets dropped for lack of room.
+        vl15_dropped: u64 = 1280, 64;
+        /// Ticks in which nothing could be sent.
+        transmit_wait: u64 = 1344, 64;
+        /// Number of packets to QP 1 that were dropped.
+        qp1_dropped: u64 = 1408, 64;
     }
 }
 
@@ -661,7 +821,8 @@ mod tests {
         check!(
             NodeInfo: 40, NodeDescription: 64, SwitchInfo: 20, GuidInfo: 64, PortInfo: 64, PKeyTable: 64, SlToVl: 8,
             VlArbitration: 64, LinearForwarding: 64, MulticastForwarding: 64, SmInfo: 24, Notice: 64, ClassPortInfo: 72,
-            PortCounters: 44, PortCountersExtended: 72
+            PortCounters: 44, PortCountersExtended: 184, PortSamplesControl: 80, PortSamplesResult: 64,
+            PortReceiveErrorDetails: 16, PortTransmitDiscardDetails: 12, PortDataSl: 68
         );
     }
 

@@ -12,7 +12,7 @@ use crate::{
     mad::{PERMISSIVE, PerformanceMad, Smp},
     node::{Reply, answer_general, answer_smp, check_pkey, respond, smp_packet},
     packet::{Body, Frame, MANAGEMENT_LANE, Packet},
-    performance::count,
+    performance::Discard,
     ping,
     port::{FULL_MEMBER, MAX_FRAME, MAX_WAIT, MULTICAST_QP, PortConfig, is_multicast},
     queue::Queues,
@@ -103,7 +103,7 @@ impl Hca {
         let (bth, _, mad) = packet.as_datagram()?;
         if bth.destination_qp != 0 {
             let request = PerformanceMad::parse(mad).ok()?;
-            let response = self.agent.answer_performance(&request)?;
+            let response = self.agent.answer_performance(&request, now)?;
             return Some(Some(response.to_bytes().to_vec()));
         }
         let smp = Smp::parse(mad).ok()?;
@@ -154,14 +154,15 @@ impl Hca {
     /// Receives a frame from the link.
     pub fn receive(&mut self, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if self.agent.receive(PORT, &frame).is_none() {
+        if self.agent.receive(PORT, &frame, now).is_none() {
             return outputs;
         }
-        if let Ok(packet) = frame.into_packet() {
-            self.accept(packet, now, &mut outputs);
-        } else {
-            let counters = &mut self.agent.end_port_mut().statistics.counters;
-            count!(counters.receive_errors);
+        match frame.into_packet() {
+            Ok(packet) => self.accept(packet, now, &mut outputs),
+            Err(error) => {
+                let statistics = &mut self.agent.end_port_mut().statistics;
+                statistics.receive_error(error.into());
+            }
         }
         outputs
     }
@@ -333,7 +334,7 @@ impl Hca {
             outputs.push(Output::Deliver(packet));
             return;
         }
-        match answer_general(&mut self.agent, &packet) {
+        match answer_general(&mut self.agent, &packet, now) {
             Some(Reply::Send(response, step)) => self.respond(response, step, now, outputs),
             Some(Reply::Deliver) => outputs.push(Output::Deliver(packet)),
             None => {}
@@ -352,8 +353,8 @@ impl Hca {
             response.lane = lane;
             self.leave(response, step, now, outputs);
         } else {
-            let counters = &mut self.agent.end_port_mut().statistics.counters;
-            count!(counters.transmit_discards);
+            let statistics = &mut self.agent.end_port_mut().statistics;
+            statistics.discard(Discard::Other, 1);
         }
     }
 

@@ -94,7 +94,7 @@ pub(crate) fn answer_smp(
 }
 
 /// Answers a datagram to QP 1 that ended here, and whose partition the node is in.
-pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply> {
+pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet, now: Duration) -> Option<Reply> {
     let (_, deth, payload) = packet.as_datagram()?;
     if deth.qkey != MANAGEMENT_QKEY {
         let violations = &mut agent.end_port_mut().info.q_key_violations;
@@ -105,7 +105,7 @@ pub(crate) fn answer_general(agent: &mut Agent, packet: &Packet) -> Option<Reply
     let Ok(request) = PerformanceMad::parse(payload) else {
         return Some(Reply::Deliver);
     };
-    let Some(response) = agent.answer_performance(&request) else {
+    let Some(response) = agent.answer_performance(&request, now) else {
         return Some(Reply::Deliver);
     };
     respond(agent, packet, &response.to_bytes())

@@ -9,7 +9,7 @@ use crate::{
     },
     mad::PERMISSIVE,
     packet::{Frame, GRH_NEXT_HEADER, Grh, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
-    performance::{Statistics, count},
+    performance::{Discard, ReceiveError, Statistics, Tick, count_both},
     queue::{self, Queues, Room},
 };
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,18 @@ impl Speed {
             Self::Fdr => 13_636_363_636,
             Self::Edr => 25_000_000_000,
             Self::Hdr => 50_000_000_000,
+        }
+    }
+
+    /// Returns the bits per second and lane, with those that encode the data.
+    pub const fn signal_rate(self) -> u64 {
+        match self {
+            Self::Sdr => 2_500_000_000,
+            Self::Ddr => 5_000_000_000,
+            Self::Qdr => 10_000_000_000,
+            Self::Fdr => 14_062_500_000,
+            Self::Edr => 25_781_250_000,
+            Self::Hdr => 53_125_000_000,
         }
     }
 
@@ -339,9 +351,29 @@ impl Port {
         let width = Width::ALL
             .into_iter()
             .find(|it| it.bit() == info.width_active);
-        let active = (info.speed_active, info.extended_speed_active);
+        width.map_or(1, Width::lanes) * self.speed().lane_rate()
+    }
+
+    /// Returns the active speed.
+    fn speed(&self) -> Speed {
+        let active = (self.info.speed_active, self.info.extended_speed_active);
         let speed = Speed::ALL.into_iter().rev().find(|it| it.bits() == active);
-        width.map_or(1, Width::lanes) * speed.unwrap_or(Speed::Sdr).lane_rate()
+        speed.unwrap_or(Speed::Sdr)
+    }
+
+    /// Returns the length of the ticks of counters and samples.
+    pub(crate) fn tick(&self) -> Tick {
+        Tick {
+            signal_rate: self.speed().signal_rate(),
+        }
+    }
+
+    /// Counts the time that packets have waited for credits until now.
+    pub(crate) fn count_wait(&mut self, now: Duration) {
+        let tick = self.tick();
+        if let Some(since) = self.queues.as_mut().and_then(Queues::stalled_mut) {
+            *since = self.statistics.waited(*since, now, tick);
+        }
     }
 
     /// Returns the best width and speed that both ports support and have enabled, or `None` if there is none.
@@ -378,7 +410,7 @@ impl Port {
         self.discard_waiting();
         let was = std::mem::replace(&mut self.info.state, PortState::DOWN) != PortState::DOWN;
         if was {
-            count!(self.statistics.counters.link_downed);
+            count_both!(self.statistics, link_downed);
         }
         was
     }
@@ -386,29 +418,30 @@ impl Port {
     /// Discards the waiting packets because the link went up or down.
     fn discard_waiting(&mut self) {
         let gone = self.queues.as_mut().map_or(0, Queues::reset);
-        count!(self.statistics.counters.transmit_discards, gone as u16);
+        self.statistics.discard(Discard::Inactive, gone);
     }
 
     /// Receives a frame from the link.
-    pub(crate) fn receive(&mut self, frame: &Frame) -> Received {
+    pub(crate) fn receive(&mut self, frame: &Frame, now: Duration) -> Received {
         if !self.has_link() {
             return Received::Dropped;
         }
-        let counters = &mut self.statistics.counters;
-        let Ok(lrh) = frame.check() else {
-            count!(counters.symbol_errors);
-            count!(counters.receive_errors);
-            self.errors += 1;
-            if self.errors <= self.info.local_physical_errors {
-                return Received::Dropped;
+        let lrh = match frame.check() {
+            Ok(lrh) => lrh,
+            Err(error) => {
+                count_both!(self.statistics, symbol_errors);
+                self.statistics.receive_error(error.into());
+                self.errors += 1;
+                if self.errors <= self.info.local_physical_errors {
+                    return Received::Dropped;
+                }
+                self.errors = 0;
+                self.statistics.link_integrity_error();
+                return Received::TooManyErrors;
             }
-            self.errors = 0;
-            self.statistics.link_integrity_error();
-            return Received::TooManyErrors;
         };
         self.errors = self.errors.saturating_sub(1);
-        self.statistics
-            .received(lrh.length, is_multicast(lrh.destination));
+        self.statistics.received(&lrh, now);
         if lrh.is_management() {
             return Received::Good(lrh);
         }
@@ -418,7 +451,7 @@ impl Port {
             return Received::Dropped;
         }
         if lrh.lane >= lanes || frame.length() > mtu + MAX_OVERHEAD {
-            count!(self.statistics.counters.receive_errors);
+            self.statistics.receive_error(ReceiveError::Malformed);
             return Received::Dropped;
         }
         self.info.state = PortState::ACTIVE;
@@ -440,9 +473,15 @@ impl Port {
         // occupy no buffer.
         let full = room.is_none()
             && (self.queues.as_ref()).is_some_and(|queues| queues.len() >= MAX_WITHOUT_ROOM);
-        let late = self.queues.is_none() && waits > life.min(head);
-        if !self.lets_out(&frame) || late || full {
-            count!(self.statistics.counters.transmit_discards);
+        let discard = match self.lets_out(&frame) {
+            Err(discard) => Some(discard),
+            Ok(()) if full => Some(Discard::Other),
+            Ok(()) if self.queues.is_some() => None,
+            Ok(()) if waits > life => Some(Discard::Lifetime),
+            Ok(()) => (waits > head).then_some(Discard::HeadOfQueue),
+        };
+        if let Some(discard) = discard {
+            self.statistics.discard(discard, 1);
             if let (Some(queues), Some(room)) = (&mut self.queues, room) {
                 queues.free(room);
             }
@@ -455,20 +494,26 @@ impl Port {
         Ok(Some(self.leave(frame, self.busy.max(now))))
     }
 
-    /// Returns whether the state, the lanes and the MTU of the port allow a frame to leave.
-    fn lets_out(&self, frame: &Frame) -> bool {
+    /// Checks whether the state, the lanes and the MTU of the port allow a frame to leave.
+    fn lets_out(&self, frame: &Frame) -> Result<(), Discard> {
         let info = &self.info;
-        let mtu = mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU);
-        self.has_link()
-            && frame.lrh().is_some_and(|lrh| {
-                if lrh.is_management() {
-                    return info.state >= PortState::INIT;
-                }
-                let lanes = lanes_of(info.operational_vls).unwrap_or(1);
-                info.state == PortState::ACTIVE
-                    && lrh.lane < lanes
-                    && frame.length() <= mtu + MAX_OVERHEAD
-            })
+        let lrh = frame.lrh().ok_or(Discard::Other)?;
+        let least = if lrh.is_management() {
+            PortState::INIT
+        } else {
+            PortState::ACTIVE
+        };
+        if !self.has_link() || info.state < least {
+            return Err(Discard::Inactive);
+        }
+        if lrh.is_management() {
+            return Ok(());
+        }
+        if frame.length() > mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU) + MAX_OVERHEAD {
+            return Err(Discard::Mtu);
+        }
+        let lanes = lanes_of(info.operational_vls).unwrap_or(1);
+        (lrh.lane < lanes).then_some(()).ok_or(Discard::Other)
     }
 
     /// Lets a frame leave from `start` on.
@@ -476,17 +521,18 @@ impl Port {
         let bits = frame.length() as u64 * 8;
         self.busy = start + Duration::from_nanos((bits * 1_000_000_000).div_ceil(self.rate()));
         if let Some(lrh) = frame.lrh() {
-            let multicast = is_multicast(lrh.destination);
-            self.statistics.transmitted(lrh.length, multicast);
+            self.statistics.transmitted(&lrh, start);
         }
         (frame, self.busy)
     }
 
     /// Lets the next packet that has credits leave now, if the link is idle.
     pub(crate) fn start(&mut self, now: Duration) -> Option<Departure> {
+        self.count_wait(now);
         let head = life_of(self.info.head_of_queue_life);
-        let late = self.queues.as_mut()?.expire(head, now);
-        count!(self.statistics.counters.transmit_discards, late as u16);
+        let [old, first] = self.queues.as_mut()?.expire(head, now);
+        self.statistics.discard(Discard::Lifetime, old);
+        self.statistics.discard(Discard::HeadOfQueue, first);
         if self.busy > now {
             return None;
         }
@@ -495,9 +541,7 @@ impl Port {
             [blocks[0].entries, blocks[1].entries].concat()
         });
         let limit = self.info.vl_high_limit;
-        let (frame, stalled) = self.queues.as_mut()?.take([&low, &high], limit, now)?;
-        let waited = u32::try_from(stalled.as_nanos()).unwrap_or(u32::MAX);
-        count!(self.statistics.counters.transmit_wait, waited);
+        let frame = self.queues.as_mut()?.take([&low, &high], limit, now)?;
         Some(self.leave(frame, now))
     }
 
@@ -602,7 +646,8 @@ mod tests {
             {
                 let frame = frame(lane, 256);
                 let mut receiver = port();
-                let received = matches!(receiver.receive(&frame), Received::Good(_));
+                let received =
+                    matches!(receiver.receive(&frame, Duration::ZERO), Received::Good(_));
                 assert_eq!(received, receives, "{state:?} {lane}");
                 let activated = receiver.info.state == PortState::ACTIVE;
                 assert_eq!(activated, data_out || receives && lane == 0);
@@ -638,11 +683,13 @@ mod tests {
         let life = Duration::from_nanos(900);
         let late = leave(&mut port, &frame, life, Duration::ZERO);
         assert_eq!(late, Err(Discarded), "too late");
+        assert_eq!(port.statistics.discards.switch_lifetime, 1);
         assert!(leave(&mut port, &frame, life, Duration::from_micros(1)).is_ok());
         port.info.neighbor_mtu = 4;
         let now = Duration::from_secs(1);
         let long = leave(&mut port, &frame, MAX_WAIT, now);
         assert_eq!(long, Err(Discarded), "too long");
+        assert_eq!(port.statistics.discards.neighbor_mtu, 1);
         port.info.neighbor_mtu = 5;
         port.info.operational_vls = 1;
         assert!(leave(&mut port, &self::frame(1, 4), MAX_WAIT, now).is_err());
@@ -670,6 +717,22 @@ mod tests {
         };
         assert_eq!(send(Some(room)), Ok(None));
         assert_eq!(port.statistics.counters.transmit_discards, 1);
+        // The wait is counted while it lasts.
+        port.count_wait(Duration::from_micros(4));
+        assert_eq!(port.statistics.counters.transmit_wait, 1031);
+        port.count_wait(Duration::from_micros(8));
+        assert_eq!(port.statistics.extended.transmit_wait, 2062);
+        // All are too old, or the link goes down.
+        port.start(MAX_WAIT);
+        let discards = &port.statistics.discards;
+        assert_eq!(discards.switch_lifetime, MAX_WITHOUT_ROOM as u16 + 1);
+        assert_eq!(discards.head_of_queue_lifetime, 0);
+        assert_eq!(
+            port.transmit(frame(0, 4), MAX_WAIT, None, MAX_WAIT),
+            Ok(None)
+        );
+        port.link_down(PhysicalState::POLLING);
+        assert_eq!(port.statistics.discards.inactive, 1);
     }
 
     #[test]
@@ -680,10 +743,13 @@ mod tests {
         bad[20] ^= 1;
         let bad = Frame::from(bad);
         for _ in 0..100 {
-            assert_eq!(port.receive(&bad), Received::Dropped);
-            assert!(matches!(port.receive(&good), Received::Good(_)));
+            assert_eq!(port.receive(&bad, Duration::ZERO), Received::Dropped);
+            assert!(matches!(
+                port.receive(&good, Duration::ZERO),
+                Received::Good(_)
+            ));
         }
-        let outcomes: Vec<_> = (0..9).map(|_| port.receive(&bad)).collect();
+        let outcomes: Vec<_> = (0..9).map(|_| port.receive(&bad, Duration::ZERO)).collect();
         assert_eq!(outcomes[8], Received::TooManyErrors);
         assert!(outcomes[..8].iter().all(|it| *it == Received::Dropped));
         let counters = &port.statistics.counters;
@@ -693,7 +759,7 @@ mod tests {
         );
         // Any bytes can be received.
         for length in 0..40 {
-            port.receive(&vec![0xa5; length].into());
+            port.receive(&vec![0xa5; length].into(), Duration::ZERO);
         }
     }
 

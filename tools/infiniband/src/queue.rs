@@ -128,18 +128,25 @@ impl Queues {
         Some(first.end.min(lane.first + head))
     }
 
-    /// Discards the packets that waited too long, and returns their number.
-    pub fn expire(&mut self, head: Duration, now: Duration) -> usize {
-        let mut late = 0;
+    /// Discards the packets that waited too long. Returns the number of those that were too old, and of those that were
+    /// the first of their lane for too long.
+    pub fn expire(&mut self, head: Duration, now: Duration) -> [usize; 2] {
+        let mut late = [0; 2];
         for lane in &mut self.lanes {
-            while Self::end(lane, head).is_some_and(|end| end <= now) {
-                let gone = lane.waiting.pop_front();
-                self.freed.extend(gone.and_then(|it| it.room));
+            while Self::end(lane, head).is_some_and(|end| end <= now)
+                && let Some(gone) = lane.waiting.pop_front()
+            {
+                self.freed.extend(gone.room);
                 lane.first = now;
-                late += 1;
+                late[usize::from(gone.end > now)] += 1;
             }
         }
         late
+    }
+
+    /// Returns since when packets have waited for credits on an idle link, if they do.
+    pub fn stalled_mut(&mut self) -> Option<&mut Duration> {
+        self.stalled.as_mut()
     }
 
     /// Returns when [`expire`](Self::expire) has something to do if no packet can leave before, or `None` if one might.
@@ -149,14 +156,8 @@ impl Queues {
         ends.filter_map(|lane| Self::end(lane, head)).min()
     }
 
-    /// Takes the packet that leaves now by the tables of low and high priority and the limit of the latter. Also
-    /// returns how long packets had waited for credits on an idle link.
-    pub fn take(
-        &mut self,
-        tables: [&[u16]; 2],
-        limit: u8,
-        now: Duration,
-    ) -> Option<(Frame, Duration)> {
+    /// Takes the packet that leaves now by the tables of low and high priority and the limit of the latter.
+    pub fn take(&mut self, tables: [&[u16]; 2], limit: u8, now: Duration) -> Option<Frame> {
         let lanes = &self.lanes;
         let management = lanes[LANES - 1].next().map(|_| MANAGEMENT_LANE);
         let ready = |lane: u8| {
@@ -166,9 +167,7 @@ impl Queues {
         };
         let chosen = management.or_else(|| self.arbiter.choose(tables, limit, ready));
         let Some(number) = chosen else {
-            if self.len() > 0 {
-                self.stalled.get_or_insert(now);
-            }
+            self.stalled = (self.len() > 0).then(|| self.stalled.unwrap_or(now));
             return None;
         };
         let lane = &mut self.lanes[usize::from(number)];
@@ -178,11 +177,8 @@ impl Queues {
             lane.sent += u64::from(blocks(&packet.frame));
         }
         self.freed.extend(packet.room);
-        let stalled = self
-            .stalled
-            .take()
-            .map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        Some((packet.frame, stalled))
+        self.stalled = None;
+        Some(packet.frame)
     }
 
     /// Returns the number of blocks that a lane has sent.
@@ -352,7 +348,7 @@ mod tests {
     /// Returns the lanes in the order in which they send.
     fn order(queues: &mut Queues, low: &[u16], high: &[u16], limit: u8) -> Vec<u8> {
         std::iter::from_fn(|| queues.take([low, high], limit, NOW))
-            .map(|(frame, _)| frame.lane())
+            .map(|frame| frame.lane())
             .collect()
     }
 
@@ -412,15 +408,17 @@ mod tests {
         for lane in [0, 0, 1] {
             waiting.push(frame(lane, 2), None, LONG, NOW);
         }
-        let mut sent = [0; 2].map(|_| waiting.take(tables, 0, NOW).map(|(frame, _)| frame.lane()));
+        let mut sent = [0; 2].map(|_| waiting.take(tables, 0, NOW).map(|frame| frame.lane()));
         sent.sort();
         assert_eq!(sent, [Some(0), Some(1)]);
         let later = Duration::from_micros(3);
         assert_eq!(waiting.take(tables, 0, NOW), None);
         assert_eq!(waiting.stalled_until(LONG), Some(LONG));
         waiting.set_limit(0, 4);
-        let (_, stalled) = waiting.take(tables, 0, later).expect("room");
-        assert_eq!((stalled, waiting.sent(0), waiting.sent(1)), (later, 4, 2));
+        assert_eq!(waiting.stalled_mut(), Some(&mut { NOW }));
+        assert!(waiting.take(tables, 0, later).is_some());
+        assert_eq!((waiting.sent(0), waiting.sent(1)), (4, 2));
+        assert_eq!(waiting.stalled_mut(), None);
         // Incoming packets.
         let room = Room {
             port: 1,
@@ -448,12 +446,16 @@ mod tests {
         };
         waiting.push(frame(0, 1), Some(room), LONG, NOW);
         waiting.push(frame(0, 1), None, 2 * LONG, NOW);
-        assert_eq!(waiting.expire(5 * LONG, LONG / 2), 0);
-        assert_eq!(waiting.expire(5 * LONG, LONG), 1);
+        assert_eq!(waiting.expire(5 * LONG, LONG / 2), [0, 0]);
+        assert_eq!(waiting.expire(5 * LONG, LONG), [1, 0]);
         assert_eq!(waiting.take_freed(), [room]);
         // The time at the head of a queue is limited too.
-        assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 8), 0);
-        assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 4), 1);
+        assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 8), [0, 0]);
+        assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 4), [0, 1]);
+        // Nobody waits for credits any more.
+        let low = table(&[(0, 1)]);
+        assert_eq!(waiting.take([&low, &low], 0, 2 * LONG), None);
+        assert_eq!(waiting.stalled_mut(), None);
         waiting.push(frame(0, 1), Some(room), LONG, NOW);
         assert_eq!((waiting.reset(), waiting.len()), (1, 0));
         assert_eq!(waiting.take_freed(), [room]);

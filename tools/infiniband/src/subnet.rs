@@ -11,7 +11,7 @@ use crate::{
     mad::Smp,
     node::{Output, smp_packet},
     packet::{Frame, Packet},
-    performance::count,
+    performance::Discard,
     port::PortConfig,
     switch::Switch,
     topology::{End, Kind, Link, Topology},
@@ -520,7 +520,7 @@ impl Subnet {
         if full && !controlled {
             let statistics = self.agent_mut(from.node).statistics_mut(from.port);
             if let Some(statistics) = statistics {
-                count!(statistics.counters.transmit_discards);
+                statistics.discard(Discard::Other, 1);
             }
             return;
         }

@@ -10,7 +10,7 @@ use crate::{
     mad::{PERMISSIVE, Smp},
     node::{Reply, answer_general, answer_smp, check_pkey, key_violation, smp_packet},
     packet::{Body, Frame, Lrh, MANAGEMENT_LANE, NextHeader, Packet},
-    performance::count,
+    performance::{Discard, RelayError, count_both},
     port::{PortConfig, is_multicast},
     queue::{self, Room},
     trap::{SwitchKeyViolation, Trap},
@@ -65,7 +65,7 @@ impl Switch {
     /// this switch.
     pub fn receive(&mut self, input: u8, frame: Frame, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if let Some(lrh) = self.agent.receive(input, &frame) {
+        if let Some(lrh) = self.agent.receive(input, &frame, now) {
             if !lrh.is_management() && !self.lets_in(input, &frame, &lrh) {
                 return outputs;
             }
@@ -73,7 +73,7 @@ impl Switch {
                 if lrh.is_management() {
                     self.accept(frame, input, now, &mut outputs);
                 } else {
-                    self.relay_error(input);
+                    self.relay_error(input, RelayError::Lid);
                 }
             } else {
                 self.take_room(input, &frame, &lrh);
@@ -118,12 +118,12 @@ impl Switch {
             return self.accept(frame, input, now, outputs);
         }
         if frame.hops() >= MAX_SWITCHES {
-            return self.relay_error(input);
+            return self.relay_error(input, RelayError::Loop);
         }
         if is_multicast(to) {
             let ports = self.agent.multicast_ports(to, input);
             let Some((last, others)) = ports.split_last() else {
-                return self.relay_error(input);
+                return self.relay_error(input, RelayError::Lid);
             };
             // The last copy takes the buffer.
             let room = self.room.take();
@@ -138,15 +138,16 @@ impl Switch {
             Some(port) if port != input || input == 0 => {
                 self.forward(frame, &lrh, (input, port), now, outputs);
             }
-            _ => self.relay_error(input),
+            Some(_) => self.relay_error(input, RelayError::Loop),
+            None => self.relay_error(input, RelayError::Lid),
         }
     }
 
     /// Counts a packet that arrived by `input` and cannot be forwarded. Packets from the switch itself are not counted.
-    fn relay_error(&mut self, input: u8) {
+    fn relay_error(&mut self, input: u8, why: RelayError) {
         let external = self.agent.statistics_mut(input).filter(|_| input != 0);
         if let Some(statistics) = external {
-            count!(statistics.counters.receive_switch_relay_errors);
+            statistics.relay_error(why);
         }
     }
 
@@ -174,8 +175,10 @@ impl Switch {
             let level = usize::from(lrh.service_level & 0xf);
             let lane = map.map_or(MANAGEMENT_LANE, |map| map.lanes[level]);
             if lane == MANAGEMENT_LANE {
-                count!(port.statistics.counters.transmit_discards);
-                return;
+                if input == 0 {
+                    port.statistics.discard(Discard::Other, 1);
+                }
+                return self.relay_error(input, RelayError::Lane);
             }
             frame.set_lane(lane);
         }
@@ -197,7 +200,7 @@ impl Switch {
         let raw = info.filter_raw_inbound && is_raw(lrh);
         let foreign = info.enforce_inbound && !port.is_of_member(frame, lrh);
         if raw || foreign {
-            count!(port.statistics.counters.receive_constraint_errors);
+            count_both!(port.statistics, receive_constraint_errors);
             if foreign {
                 self.tell_of(number, frame);
             }
@@ -214,7 +217,7 @@ impl Switch {
         let raw = info.filter_raw_outbound && is_raw(lrh);
         let foreign = info.enforce_outbound && !port.admits(frame, lrh);
         if raw || foreign {
-            count!(port.statistics.counters.transmit_constraint_errors);
+            count_both!(port.statistics, transmit_constraint_errors);
             if foreign {
                 self.tell_of(number, frame);
             }
@@ -246,11 +249,14 @@ impl Switch {
     /// Processes a frame that arrived by `input` and is for the switch itself or has a directed route.
     fn accept(&mut self, frame: Frame, input: u8, now: Duration, outputs: &mut Vec<Output>) {
         self.release_room();
-        let Ok(packet) = frame.into_packet() else {
-            if let Some(statistics) = self.agent.statistics_mut(input) {
-                count!(statistics.counters.receive_errors);
+        let packet = match frame.into_packet() {
+            Ok(packet) => packet,
+            Err(error) => {
+                if let Some(statistics) = self.agent.statistics_mut(input) {
+                    statistics.receive_error(error.into());
+                }
+                return;
             }
-            return;
         };
         let Body::Transport { bth, .. } = &packet.body else {
             return;
@@ -267,7 +273,7 @@ impl Switch {
         if !here || !check_pkey(&mut self.agent, &packet) {
             return;
         }
-        if let Some(Reply::Send(response, _)) = answer_general(&mut self.agent, &packet) {
+        if let Some(Reply::Send(response, _)) = answer_general(&mut self.agent, &packet, now) {
             self.route(response.into(), 0, now, outputs);
         }
     }

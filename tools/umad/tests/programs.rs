@@ -352,6 +352,12 @@ fn diagnostics_show_the_subnet() {
         ("perfquery", &[peer, "1"], "PortXmitPkts:"),
         ("perfquery", &["-x", peer, "1"], "PortUnicastXmitPkts:"),
         ("perfquery", &["-a", leaf], "port 255"),
+        ("perfquery", &["-x", peer, "1"], "VL15Dropped:"),
+        ("perfquery", &["-X", peer, "1"], "XmtDataSL15:"),
+        ("perfquery", &["-S", peer, "1"], "RcvDataSL0:"),
+        ("perfquery", &["-D", leaf, "1"], "PortNeighborMTUDiscards:"),
+        ("perfquery", &["-E", leaf, "1"], "PortDLIDMappingErrors:"),
+        ("perfquery", &["-c", leaf, "1"], "CounterSelect14:"),
         ("ibstat", &[], "State: Active"),
         ("ibstat", &[], &ours),
         ("ibaddr", &[peer], "GID fe80::"),
@@ -429,7 +435,32 @@ fn diagnostics_show_the_subnet() {
         said.contains("\"leaf2\"") && said.contains("SymbolErrorCounter == 1"),
         "{said}"
     );
+    // A switch cannot forward to a LID that nobody has.
+    scene.server.change(|subnet| {
+        let host = subnet.find("leaf2-h1").expect("an HCA");
+        subnet.send(host, datagram(0x1234, 77)).expect("it leaves");
+        subnet.run_until(subnet.now() + Duration::from_millis(1));
+    });
+    let said = scene
+        .tried("ibqueryerrors", &["-t", TIMEOUT, "--details"])
+        .1;
+    assert!(said.contains("PortRcvSwitchRelayErrors == 1"), "{said}");
+    let details = |leaf: &str| {
+        let ports = 1..=4;
+        let said = ports.map(|port: u8| scene.said("perfquery", &["-E", leaf, &port.to_string()]));
+        said.collect::<String>()
+    };
+    let count = |said: &str, name: &str| {
+        let lines = said.lines().filter(|line| line.starts_with(name));
+        lines.filter(|line| line.ends_with("..1")).count()
+    };
+    let said = details(leaf);
+    assert_eq!(count(&said, "PortLocalPhysicalErrors"), 1, "{said}");
+    assert_eq!(count(&said, "PortDLIDMappingErrors"), 1, "{said}");
+    // The counters of 64 bits are reset apart from the others.
     scene.said("perfquery", &["-R", "-a", leaf]);
+    assert!(errors().contains("SymbolErrorCounter == 1"), "{}", errors());
+    scene.said("perfquery", &["-x", "-R", leaf, "255", "0xfff0000"]);
     assert!(!errors().contains("SymbolErrorCounter"), "they were reset");
 
     // An HCA without programs answers by its name; a switch does not.
@@ -453,11 +484,7 @@ fn diagnostics_show_the_subnet() {
     let hostname = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     let server_pong = format!("--- {}", hostname.trim());
     for (program, arguments, wanted) in [
-        (
-            "ibping",
-            &["-c", "2", "-t", "1000", peer][..],
-            &server_pong,
-        ),
+        ("ibping", &["-c", "2", "-t", "1000", peer][..], &*server_pong),
         (
             "ibsysstat",
             &["-t", "1000", peer, "ping"],
