@@ -5,7 +5,7 @@
 fio_rdma() {
 	local job="--name=job --ioengine=rdma --port=18710 --bs=65536 --size=$(($2 * 65536))"
 	served debian1 18710 "timeout 300 fio $job --rw=read --iodepth=$4" \
-		lab1 "timeout 300 fio $job --rw=write --verb=$1 --iodepth=$3 --hostname=10.77.0.1"
+		$peer "timeout 300 fio $job --rw=write --verb=$1 --iodepth=$3 --hostname=$server"
 }
 fio_write() { fio_rdma write 256 8 8; }
 fio_read() { fio_rdma read 256 8 8; }

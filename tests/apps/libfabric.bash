@@ -7,11 +7,12 @@ fabric_info() {
 		saying "domain: $device\$" on "$vm" fi_info -p verbs -t FI_EP_MSG
 	done
 }
-# fabric PROVIDER ENDPOINT: messages of several sizes, between the two kernels, both ways.
+# fabric PROVIDER ENDPOINT: messages of several sizes, both ways.
 fabric() {
 	local size
 	for size in 64 4096 1048576; do
-		served debian1 47592 "fi_pingpong -p '$1' -e $2 -I 50 -c -S $size" lab1 "fi_pingpong -p '$1' -e $2 -I 50 -c -S $size 10.77.0.1"
+		served debian1 47592 "fi_pingpong -p '$1' -e $2 -I 50 -c -S $size" \
+			$peer "fi_pingpong -p '$1' -e $2 -I 50 -c -S $size $server"
 	done
 }
 fabric_verbs() { fabric verbs msg; }

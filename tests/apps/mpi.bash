@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Open MPI, one process in each VM.
+# Open MPI, four processes.
 
-# mpi COMMAND...: starts it in the four VMs. mpirun counts its own VM only by its name.
+# mpi COMMAND...: starts it in the four VMs, or on other hosts if $hosts names them. mpirun counts its own VM only by
+# its name.
 mpi() {
-	on debian1 mpirun --allow-run-as-root -np 4 --host debian1,10.77.0.2,10.77.0.3,10.77.0.4 \
+	on debian1 mpirun --allow-run-as-root --bind-to none -np 4 --host "${hosts:-debian1,10.77.0.2,10.77.0.3,10.77.0.4}" \
 		--mca plm_ssh_args '-o StrictHostKeyChecking=no -o LogLevel=ERROR' "$@"
 }
 # over_ucx TRANSPORT PROGRAM SETTING...: UCX says which transport it chose; it must be this one, on the RNIC.
@@ -23,7 +24,10 @@ mpi_ud() { over_ucx ud collectives.py "${UD[@]}"; }
 # Without UCX_FENCE_MODE=weak, UCX asks for a flush that it has for mlx5 only, reports that this fails, and goes on.
 mpi_one_sided() { over_ucx rc one_sided.py "${UD[@]}" UCX_FENCE_MODE=weak; }
 mpi_gid_check() { over_ucx rc collectives.py; }
+# ofi_rxm connects through rdma_cm. On InfiniBand, only the VMs with Debian's kernel have addresses for that.
 mpi_libfabric() {
+	local hosts=
+	[ $path != infiniband ] || hosts=debian1:2,10.77.0.2:2
 	saying '4 ranks, each element right' mpi --mca pml cm --mca mtl ofi -x FI_PROVIDER='verbs;ofi_rxm' \
 		python3 /vrnic/tests/apps/collectives.py
 }

@@ -14,15 +14,15 @@ if not results:
     sys.exit("no program has this name")
 
 paths = list(dict.fromkeys(result["path"] for result in results))
-columns = {"local": "vrnic, local", "roce": "vrnic, roce", "rxe": "rxe"}
+columns = {"local": "vrnic, local", "roce": "vrnic, roce", "infiniband": "vrnic, infiniband", "rxe": "rxe"}
 words = {"ok": "ok", "known": "fails", "failed": "FAILED"}
 programs = list(dict.fromkeys(result["program"] for result in results))
 width = max(map(len, programs))
 print()
-print("program".ljust(width), *(columns[path].ljust(12) for path in paths))
+print("program".ljust(width), *(columns[path].ljust(17) for path in paths))
 for program in programs:
     of_path = {result["path"]: words[result["result"]] for result in results if result["program"] == program}
-    print(program.ljust(width), *(of_path.get(path, "").ljust(12) for path in paths))
+    print(program.ljust(width), *(of_path.get(path, "").ljust(17) for path in paths))
 print()
 for result in results:
     if result["result"] != "ok":

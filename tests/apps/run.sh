@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # `make test-apps`: programs of Debian 13 in labs of four VMs, with vrnic on each fabric and with Soft-RoCE. In each lab two
 # VMs have Debian's kernel, and two the lab's, which has SMC. Writes build/apps/report.json, and the log of each program.
-# usage: run.sh [PART,...]   only programs whose name contains one of these; PATHS='local roce rxe': only those labs
+# usage: run.sh [PART,...]   only programs whose name contains one of these
+#        PATHS='local roce infiniband rxe': only those labs
 #
 # The files *.bash beside this say what runs:
 #   program BYTES NAME FUNCTION   FUNCTION runs it, and fails if it is not right. So many bytes must have left the RDMA
 #                                 devices of the four VMs.
 #   fails 'PATH...' PATTERN WHY   The program before is known to fail there, for a reason that is not ours; its output then
 #                                 has a line that matches. If it does not fail, or otherwise, this test fails.
+#   not_on 'PATH...' WHY          The program before cannot use such a device, and does not run there.
 #   keeps                         The program before leaves a kernel module in use, so it is the last one in its lab.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=build/apps
 export LAB_BIN=$PWD/tools/target/release/vrnic-lab
 VMS=(debian1 debian2 lab1 lab2)
-PATHS=${PATHS:-local roce rxe}
+PATHS=${PATHS:-local roce infiniband rxe}
 
 names=() functions=() bytes=()
-declare -A pattern why kept
+declare -A pattern why kept without
 program() {
 	bytes+=("$1") names+=("$2") functions+=("$3")
 }
@@ -29,6 +31,11 @@ fails() {
 		pattern["${names[-1]}/$path"]=$2
 		why["${names[-1]}/$path"]=$3
 	done
+}
+
+not_on() {
+	local path
+	for path in $1; do without["${names[-1]}/$path"]=$2; done
 }
 
 # on VM COMMAND...: runs a command in a VM. The time limit ends what hangs, on slow machines too.
@@ -104,10 +111,38 @@ complaints() {
 	return 1
 }
 
+# active: checks whether a subnet manager has brought up the ports of all VMs.
+active() { [ "$(all cat /sys/class/infiniband/$device/ports/1/state | grep -c ACTIVE)" = ${#VMS[@]} ]; }
+
+# What programs of two VMs use: `peer` is the VM of the client, and `server` the address by which rdma_cm finds debian1.
+# On InfiniBand, that is one of IPoIB, which the lab's kernel does not have.
 up() {
-	local nic
+	local nic vm number topology=
+	peer=lab1 server=10.77.0.1
 	case $path in
 	local | roce) nic='[[vm.rnic]]' device=vrnic0 ;;
+	infiniband)
+		nic='[[vm.rnic]]' device=vrnic0 peer=debian2 server=10.99.0.1
+		# Two switches. Packets of debian1 to debian2 and to lab1 pass both.
+		topology='
+			[[network.topology.switch]]
+			name = "switch1"
+			ports = 3
+			[[network.topology.switch]]
+			name = "switch2"
+			ports = 3
+			[[network.topology.link]]
+			ends = ["switch1/3", "switch2/3"]'
+		number=0
+		for vm in debian1 debian2 lab2 lab1; do
+			topology+="
+				[[network.topology.hca]]
+				name = \"$vm\"
+				[[network.topology.link]]
+				ends = [\"$vm\", \"switch$((number % 2 + 1))/$((number / 2 + 1))\"]"
+			number=$((number + 1))
+		done
+		;;
 	rxe) nic='[[vm.netdev]]' device=rxe0 ;;
 	esac
 	lab=apps-$path
@@ -118,6 +153,7 @@ up() {
 		[[network]]
 		name = "net"
 		fabric = "${path/rxe/roce}"
+		$topology
 	end
 	for kernel in stock lab; do
 		cat >>"$out/$path/$lab.toml" <<-end
@@ -136,6 +172,13 @@ up() {
 	on debian1 sh -c 'ssh-keygen -q -t ed25519 -N "" -f ~/.ssh/id_ed25519'
 	all sh -c "echo '$(on debian1 sh -c 'cat ~/.ssh/id_ed25519.pub')' >~/.ssh/authorized_keys
 		/usr/sbin/sshd -h /run/sshd/key -o UsePAM=no -o StrictModes=no"
+	[ $path = infiniband ] || return 0
+	# OpenSM runs in debian1.
+	within 120 active || fail "OpenSM does not bring up all ports"
+	for number in 1 2; do
+		on debian$number sh -ec "modprobe ib_ipoib; ip link set ib0 up; ip addr add 10.99.0.$number/24 dev ib0"
+	done
+	within 120 on debian2 ping -c 1 -W 2 $server >/dev/null || fail "IPoIB carries nothing"
 }
 down() {
 	[ -z "${lab:-}" ] || "$LAB_BIN" down "$lab" >/dev/null || :
@@ -174,7 +217,7 @@ run() {
 	elif [ -n "${pattern[$key]:-}" ]; then
 		result=failed reason="it is known to fail here, and does not: ${why[$key]}"
 	fi
-	printf '%-6s %-56s %s (%d s)%s\n' "$path" "$name" "${result/known/fails, as known}" $((SECONDS - start)) "${reason:+: $reason}"
+	printf '%-10s %-56s %s (%d s)%s\n' "$path" "$name" "${result/known/fails, as known}" $((SECONDS - start)) "${reason:+: $reason}"
 	printf '%s\t%s\t%s\t%s\n' "$name" "$path" "$result" "$reason" >>"$out/results.tsv"
 	# Nothing of it goes on.
 	[ $result = ok ] || all sh -c 'pkill -9 -x "mpirun|prterun|prted|python3|ucx_perftest|fi_pingpong|fio" || :'
@@ -187,7 +230,13 @@ for path in $PATHS; do
 	up
 	before_all=$(objects)
 	for number in "${!names[@]}"; do
-		wanted "${names[$number]}" && run "$number"
+		wanted "${names[$number]}" || continue
+		reason=${without[${names[$number]}/$path]:-}
+		[ -z "$reason" ] || {
+			printf '%-10s %-56s does not run: %s\n' "$path" "${names[$number]}" "$reason"
+			continue
+		}
+		run "$number"
 	done
 	if complaints >"$out/complaints"; then
 		printf 'kernel\t%s\tfailed\t%s\n' "$path" "a VM's kernel complains: $(head -n 1 "$out/complaints")" >>"$out/results.tsv"
