@@ -91,6 +91,9 @@ pub const F_INFINIBAND: u32 = 18;
 /// Feature bit: connections can have an alternate path, and go over to it.
 pub const F_PATH_MIGRATION: u32 = 19;
 
+/// Feature bit: queue pairs can have a rate limit.
+pub const F_RATE_LIMITS: u32 = 20;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -135,6 +135,10 @@ pub mod attribute {
     pub const CAPACITIES: u32 = 1 << 19;
     /// [`dest_qpn`](super::QpAttributes::dest_qpn).
     pub const DEST_QPN: u32 = 1 << 20;
+    /// [`rate_limit`](super::QpAttributes::rate_limit),
+    /// [`max_burst`](super::QpAttributes::max_burst) and
+    /// [`typical_packet`](super::QpAttributes::typical_packet).
+    pub const RATE_LIMIT: u32 = 1 << 25;
 }
 
 /// Attributes of a queue pair, either to set or as queried.
@@ -183,14 +187,23 @@ pub struct QpAttributes {
     /// A [`Migration`]: the state of path migration to go to, which is not `Armed`.
     pub path_migration_state: u8,
     /// Reserved; 0.
-    pub reserved: [u8; 25],
+    pub reserved_39: u8,
+    /// Rate limit in kbit/s; 0 means no limit.
+    pub rate_limit: U32,
+    /// Bytes that may be sent without a pause; 0 means that the device chooses.
+    pub max_burst: U32,
+    /// Bytes of a typical packet; 0 means the MTU of the port.
+    pub typical_packet: U16,
+    /// Reserved; 0.
+    pub reserved: [u8; 14],
     /// Path to the peer.
     pub address: AddressVector,
 }
 assert_layout!(QpAttributes, 96, mask @ 0, state @ 4, path_mtu @ 6, qkey @ 8, rq_psn @ 12,
     sq_psn @ 16, dest_qpn @ 20, access @ 24, pkey_index @ 28, port @ 30, max_rd_atomic @ 31,
     max_dest_rd_atomic @ 32, min_rnr_timer @ 33, timeout @ 34, retry_count @ 35, rnr_retry @ 36,
-    sq_draining @ 37, path_migration_state @ 38, address @ 64);
+    sq_draining @ 37, path_migration_state @ 38, rate_limit @ 40, max_burst @ 44,
+    typical_packet @ 48, address @ 64);
 
 /// Another path to the peer of a connection, to go over to when the one in use fails.
 #[derive(

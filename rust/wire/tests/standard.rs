@@ -202,7 +202,8 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
-            max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd, reserved,
+            max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd,
+            max_rate_limit,
         }
         command::Clock { time }
         command::QueryPort { port, reserved }
@@ -293,7 +294,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         qp::QpAttributes {
             mask, state, current_state, path_mtu, sqd_async_notify, qkey, rq_psn, sq_psn,
             dest_qpn, access, pkey_index, port, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
-            timeout, retry_count, rnr_retry, sq_draining, path_migration_state, reserved, address,
+            timeout, retry_count, rnr_retry, sq_draining, path_migration_state, reserved_39,
+            rate_limit, max_burst, typical_packet, reserved, address,
         }
         qp::AlternatePath { address, pkey_index, port, timeout, reserved }
         ring::RingLayout { header_offset, entries_offset, entries, stride }
@@ -461,7 +463,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
-            F_PATH_MIGRATION,
+            F_PATH_MIGRATION, F_RATE_LIMITS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -513,7 +515,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             STATE, CURRENT_STATE, EN_SQD_ASYNC_NOTIFY, ACCESS_FLAGS, PKEY_INDEX, PORT, QKEY,
             ADDRESS_VECTOR, PATH_MTU, TIMEOUT, RETRY_COUNT, RNR_RETRY, RQ_PSN, MAX_RD_ATOMIC,
             ALTERNATE_PATH, MIN_RNR_TIMER, SQ_PSN, MAX_DEST_RD_ATOMIC, PATH_MIGRATION_STATE,
-            CAPACITIES, DEST_QPN,
+            CAPACITIES, DEST_QPN, RATE_LIMIT,
         }
     }
 

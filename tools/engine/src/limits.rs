@@ -2,6 +2,7 @@
 
 //! Limits of a device.
 
+use crate::rate::MAX_QP_RATE;
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 
@@ -123,6 +124,8 @@ pub struct Features {
     pub nested_paging: bool,
     /// [`config::F_PATH_MIGRATION`].
     pub path_migration: bool,
+    /// [`config::F_RATE_LIMITS`].
+    pub rate_limits: bool,
 }
 
 impl Features {
@@ -146,6 +149,7 @@ impl Features {
         context_names: true,
         nested_paging: true,
         path_migration: true,
+        rate_limits: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -169,6 +173,7 @@ impl Features {
             context_names: bits & 1 << config::F_CONTEXT_NAMES != 0,
             nested_paging: bits & 1 << config::F_NESTED_PAGING != 0,
             path_migration: bits & 1 << config::F_PATH_MIGRATION != 0,
+            rate_limits: bits & 1 << config::F_RATE_LIMITS != 0,
         }
     }
 
@@ -192,6 +197,7 @@ impl Features {
             | (self.context_names as u64) << config::F_CONTEXT_NAMES
             | (self.nested_paging as u64) << config::F_NESTED_PAGING
             | (self.path_migration as u64) << config::F_PATH_MIGRATION
+            | (self.rate_limits as u64) << config::F_RATE_LIMITS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.
@@ -295,7 +301,7 @@ impl Limits {
                 0.into()
             },
             max_xrcd: if features.has_xrc() { MAX_XRCDS } else { 0 }.into(),
-            reserved: 0.into(),
+            max_rate_limit: if features.rate_limits { MAX_QP_RATE } else { 0 }.into(),
         }
     }
 }

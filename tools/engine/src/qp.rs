@@ -24,6 +24,7 @@ use crate::{
     memory::{HostRange, Memory},
     pages::Half,
     psn::Psn,
+    rate::QpPacer,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
     segment::{Body, Path, Payload, Segment, Service, Touched},
@@ -119,6 +120,7 @@ pub(crate) struct Qp {
     /// The last access by this queue pair or its peer that was refused, and the reason.
     refused: Option<(Cause, Access)>,
     congestion: Congestion,
+    pacer: QpPacer,
     /// Whether and how each [`Half`] waits for pages.
     awaits: [Await; Half::ALL.len()],
     /// Whether the queue pair waits for its turn.
@@ -148,6 +150,7 @@ impl Qp {
             receive: Receive::default(),
             refused: None,
             congestion: Congestion::default(),
+            pacer: QpPacer::default(),
             awaits: Default::default(),
             scheduled: false,
             held_back: false,
@@ -354,13 +357,18 @@ impl Qp {
             self.reminder = None;
         }
         self.congestion.forget_deadline(io.now);
+        self.pacer.forget_deadline(io.now);
         self.requester_timer(resources, io);
         self.arm_timer(resources);
     }
 
     /// Requests a reminder for the timer, if it runs.
     fn arm_timer(&mut self, resources: &mut Resources) {
-        let deadlines = [self.requester.deadline(), self.congestion.deadline()];
+        let deadlines = [
+            self.requester.deadline(),
+            self.congestion.deadline(),
+            self.pacer.deadline(),
+        ];
         if let Some(mut deadline) = deadlines.into_iter().flatten().min() {
             if let Some(strike) = resources.strike(|| Occasion::of_qp(Seam::Timer, self.subject()))
             {

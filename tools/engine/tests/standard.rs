@@ -329,6 +329,18 @@ fn the_table_is_read() {
     assert!(table.rule(Gsi, SendQueueDrain, Error).is_some());
 }
 
+/// Returns whether RATE_LIMIT goes with transitions to `to`, which the standard says of all of them together.
+fn may_be_limited(qp_type: QpType, to: QpState) -> bool {
+    let sends = matches!(
+        qp_type,
+        ReliableConnection
+            | UnreliableDatagram
+            | QpType::UnreliableConnection
+            | QpType::XrcInitiator
+    );
+    sends && !matches!(to, Reset | Error)
+}
+
 #[test]
 fn every_transition_is_as_the_standard_says() {
     let mut bench = Bench::new();
@@ -352,7 +364,9 @@ fn every_transition_is_as_the_standard_says() {
                         continue;
                     } else if rule.required & bit != 0 {
                         (rule.required & !bit, Err(Status::InvalidArgument))
-                    } else if rule.optional & bit != 0 && bit != attribute::ALTERNATE_PATH {
+                    } else if rule.optional & bit != 0 && bit != attribute::ALTERNATE_PATH
+                        || bit == attribute::RATE_LIMIT && may_be_limited(qp_type, to)
+                    {
                         (rule.required | bit, Ok(()))
                     } else {
                         (rule.required | bit, Err(Status::InvalidArgument))

@@ -717,11 +717,19 @@ impl Scene {
                     1 => attribute::STATE | u32::from(input.take::<u16>()) << 1,
                     _ => MASKS[input.below(MASKS.len())],
                 };
-                let attributes = QpAttributes {
+                let mut attributes = QpAttributes {
                     state: input.below(8) as u8,
                     mask: mask.into(),
                     ..attributes(dest, input)
                 };
+                if input.below(4) == 0 {
+                    // Alone or with other attributes, and from one byte in a minute to no limit at all.
+                    let others = if input.below(2) == 0 { mask } else { 0 };
+                    attributes.mask = (others | attribute::RATE_LIMIT).into();
+                    attributes.rate_limit = (input.take::<u32>() >> input.below(32)).into();
+                    attributes.max_burst = (input.take::<u32>() >> input.below(32)).into();
+                    attributes.typical_packet = input.take::<u16>().into();
+                }
                 if code == CommandCode::ModifyQp {
                     bytes_of(ModifyQp {
                         qpn: qpn.into(),
@@ -740,7 +748,7 @@ impl Scene {
                         qpn: qpn.into(),
                         reserved,
                         attributes: QpAttributes {
-                            mask: mask.into(),
+                            mask: (mask | attributes.mask.get() & attribute::RATE_LIMIT).into(),
                             path_migration_state: input.below(4) as u8,
                             ..attributes
                         },

@@ -9,9 +9,11 @@ use crate::{
     memory::Memory,
     psn::Psn,
     qp::receive::Receive,
+    rate::{QpLimit, QpPacer, static_rate},
     resources::{Io, Resources},
     segment::{ECN_CAPABLE, ECN_MASK, Path},
     state::wire,
+    time::Instant,
     turn::Turn,
 };
 use serde::{Deserialize, Serialize};
@@ -19,7 +21,7 @@ use vrnic_wire::{
     memory::access,
     port::{GidType, Mtu},
     qp::{AlternatePath, MAX_PSN, MAX_QPN, QpAttributes, QpState, attribute},
-    work::AddressVector,
+    work::{AddressVector, LidAddress},
 };
 
 /// The attributes that have been set, all of which are valid.
@@ -41,6 +43,7 @@ pub(super) struct Attributes {
     pub(super) timeout: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
+    pub(super) rate_limit: QpLimit,
     #[serde(with = "wire")]
     pub(super) address: AddressVector,
 }
@@ -64,6 +67,9 @@ impl Attributes {
             timeout: self.timeout,
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
+            rate_limit: self.rate_limit.rate.into(),
+            max_burst: self.rate_limit.max_burst.into(),
+            typical_packet: self.rate_limit.typical_packet.into(),
             address: self.address,
             ..QpAttributes::default()
         }
@@ -145,6 +151,14 @@ impl Attributes {
             self.dest_qpn = wanted.dest_qpn.get();
             valid(self.dest_qpn <= MAX_QPN)?;
         }
+        if mask & attribute::RATE_LIMIT != 0 {
+            self.rate_limit = QpLimit {
+                rate: wanted.rate_limit.get(),
+                max_burst: wanted.max_burst.get(),
+                typical_packet: wanted.typical_packet.get(),
+            };
+            self.rate_limit.check(resources.mtu.bytes())?;
+        }
         Ok(self)
     }
 }
@@ -218,6 +232,16 @@ impl Qp {
         Some(path)
     }
 
+    /// Limits the rate as the attributes say.
+    pub(super) fn renew_pacer(&mut self, now: Instant) {
+        // Ethernet has no static rates.
+        let path = self.path.lids.and_then(|_| {
+            let address = LidAddress::from_bytes(self.attributes.address.dmac);
+            static_rate(address.static_rate)
+        });
+        self.pacer.set(self.attributes.rate_limit, path, now);
+    }
+
     /// Modifies attributes, including the state. Nothing changes if that fails. `alternate` is the alternate path, for
     /// commands that have one.
     pub(crate) fn modify<M: Memory>(
@@ -228,9 +252,14 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) -> Result<(), Cause> {
         let mask = wanted.mask.get();
-        // Without the feature, the path migration state is reserved as well.
-        let unknown = !resources.migrates_paths && wanted.path_migration_state != 0;
-        if unknown || wanted.reserved != [0; 25] {
+        let features = self.created.capacities.features;
+        // Without the features, their fields are reserved as well.
+        let migrates = wanted.path_migration_state != 0;
+        let limits = wanted.rate_limit.get() != 0
+            || wanted.max_burst.get() != 0
+            || wanted.typical_packet.get() != 0;
+        let unknown = migrates && !resources.migrates_paths || limits && !features.rate_limits;
+        if unknown || wanted.reserved_39 != 0 || wanted.reserved != [0; 14] {
             return Err(Cause::ReservedField);
         }
         let state_of = |raw| QpState::try_from(raw).map_err(|_| Cause::AttributeValue);
@@ -244,7 +273,9 @@ impl Qp {
             from
         };
         transition::check(self.created.qp_type, from, to, mask)?;
-        let features = self.created.capacities.features;
+        if mask & attribute::RATE_LIMIT != 0 && !features.rate_limits {
+            return Err(Cause::AttributeForbidden);
+        }
         if mask & transition::MIGRATION != 0 {
             if !resources.migrates_paths {
                 return Err(Cause::AttributeForbidden);
@@ -257,6 +288,9 @@ impl Qp {
             && let Some(path) = self.connected_path(&self.attributes.address, resources)
         {
             self.path = path;
+        }
+        if mask & (attribute::RATE_LIMIT | attribute::ADDRESS_VECTOR) != 0 {
+            self.renew_pacer(io.now);
         }
         self.mtu = match resources.fabric_mtu {
             _ if !self.is_connection() => crate::segment::DATAGRAM_MTU,
@@ -326,6 +360,7 @@ impl Qp {
         self.receiver = Receiver::of(&self.created);
         self.receive = Receive::default();
         self.congestion = Congestion::default();
+        self.pacer = QpPacer::default();
         self.stop_waiting();
         self.created.sq.restart(io.memory);
         self.created.rq.restart(io.memory);

@@ -36,7 +36,8 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        while !turn.is_over() && turn.may_send() && turn.may_begin() {
+        while !turn.is_over() && turn.may_send() && turn.may_begin() && self.pacer.may_send(io.now)
+        {
             let mut elements = self.requester.take_spare();
             // A datagram that waited for pages comes first.
             let (index, read) =
@@ -105,6 +106,7 @@ impl Qp {
                     }
                     turn.begin();
                     turn.send(u64::from(request.length) * copies(&request, resources));
+                    self.pacer.charge(request.length.into(), io.now);
                     self.note_drained(resources);
                 }
                 Err((status, cause)) => {

@@ -248,6 +248,7 @@ impl Qp {
             self.attributes.timeout = attributes.timeout;
         }
         self.congestion.change_path();
+        self.renew_pacer(io.now);
         if !self.is_unreliable()
             && matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain)
         {

@@ -166,7 +166,7 @@ pub(super) struct Requester {
     refused: Option<Psn>,
     /// Whether a response was dropped because pages for it were missing.
     starved: bool,
-    /// Whether the rate limit holds back the packets after the next one, whose acknowledgement should arrive meanwhile.
+    /// Whether a rate limit holds back the packets after the next one, whose acknowledgement should arrive meanwhile.
     pauses: bool,
     /// Whether the last request of the queue cannot be executed.
     stopped: bool,
@@ -355,10 +355,11 @@ impl Qp {
             return;
         }
         while !turn.is_over() {
-            if self.waits_for_receiver() || !turn.may_send() {
+            if self.waits_for_receiver() || !turn.may_send() || !self.pacer.may_send(io.now) {
                 return;
             }
-            self.requester.pauses = turn.ends_with(self.mtu);
+            self.requester.pauses =
+                turn.ends_with(self.mtu) || self.pacer.pauses_after(self.mtu, io.now);
             let again = self.requester.has_oldest_due();
             let mut sent = if again {
                 self.send_oldest(resources, io)
@@ -373,7 +374,10 @@ impl Qp {
                 sent = self.send_more_again(resources, io);
             }
             match sent {
-                Sent::Packet(bytes) => turn.send(bytes),
+                Sent::Packet(bytes) => {
+                    turn.send(bytes);
+                    self.pacer.charge(bytes, io.now);
+                }
                 Sent::Blocked => return,
                 Sent::Failed(status, cause) => {
                     self.requester.stopped = true;

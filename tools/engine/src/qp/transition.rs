@@ -96,8 +96,18 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
 
 /// Checks that a queue pair may change its state with the attributes in `mask`.
 pub(super) fn check(qp_type: QpType, from: QpState, to: QpState, mask: u32) -> Result<(), Cause> {
+    if mask & RATE_LIMIT != 0 {
+        let has_sends = !matches!(qp_type, XrcTarget | Smi | Gsi);
+        if !has_sends || matches!(to, Reset | Error) {
+            return Err(Cause::AttributeForbidden);
+        }
+        // It goes with each of the other transitions, and with none at all.
+        if mask == RATE_LIMIT {
+            return Ok(());
+        }
+    }
     let rule = find(qp_type, from, to).ok_or(Cause::Transition)?;
-    let mask = mask & !STATE;
+    let mask = mask & !(STATE | RATE_LIMIT);
     if mask & rule.required != rule.required {
         return Err(Cause::AttributeMissing);
     }
@@ -130,6 +140,25 @@ mod tests {
         for &to in QpState::ALL {
             let allowed = matches!(to, Reset | Error);
             assert_eq!(check(ReliableConnection, Error, to, STATE).is_ok(), allowed);
+        }
+    }
+
+    #[test]
+    fn a_rate_limit_goes_with_all_transitions_but_those_that_end_everything() {
+        for &qp_type in QpType::ALL {
+            let allowed = !matches!(qp_type, XrcTarget | Smi | Gsi);
+            for &from in QpState::ALL {
+                let alone = check(qp_type, from, from, RATE_LIMIT);
+                let alive = !matches!(from, Reset | Error);
+                assert_eq!(alone.is_ok(), allowed && alive, "{qp_type:?} {from:?}");
+                for &to in QpState::ALL {
+                    let required = find(qp_type, from, to).map(|rule| rule.required);
+                    let mask = STATE | RATE_LIMIT | required.unwrap_or(0);
+                    let possible = required.is_some() && !matches!(to, Reset | Error);
+                    let checked = check(qp_type, from, to, mask);
+                    assert_eq!(checked.is_ok(), allowed && possible, "{from:?} {to:?}");
+                }
+            }
         }
     }
 

@@ -45,6 +45,8 @@ pub enum Feature {
     NestedPaging,
     /// Alternate paths of connections.
     PathMigration,
+    /// Rate limits of queue pairs.
+    RateLimits,
 }
 
 impl Feature {
@@ -69,6 +71,7 @@ impl Feature {
             Self::ContextNames => config::F_CONTEXT_NAMES,
             Self::NestedPaging => config::F_NESTED_PAGING,
             Self::PathMigration => config::F_PATH_MIGRATION,
+            Self::RateLimits => config::F_RATE_LIMITS,
         }
     }
 }
@@ -97,7 +100,7 @@ mod tests {
         let names = "without = ['memory-extensions', 'memory-windows', 'reregistration', 'shared-receive-queues', \
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
-                     'context-names', 'nested-paging', 'path-migration']";
+                     'context-names', 'nested-paging', 'path-migration', 'rate-limits']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

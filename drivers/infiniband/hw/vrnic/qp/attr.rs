@@ -78,7 +78,11 @@ pub(crate) fn to_wire(
         rnr_retry: attributes.rnr_retry,
         sq_draining: 0,
         path_migration_state: attributes.migration.raw() as u8,
-        reserved: [0; 25],
+        reserved_39: 0,
+        rate_limit: 0.into(),
+        max_burst: 0.into(),
+        typical_packet: 0.into(),
+        reserved: [0; 14],
         address: ah::to_wire(&attributes.path),
     })
 }

@@ -51,8 +51,10 @@ impl Qp {
         }
     }
 
-    /// Restarts the local ACK timer, or stops it if no packets are in flight.
+    /// Restarts the local ACK timer, or stops it if no packets are in flight. The time in which the rate limit of the
+    /// queue pair keeps packets from being sent again does not count.
     pub(super) fn restart_ack_timer(&mut self, now: Instant) {
+        let now = self.pacer.earliest(now);
         let waiting = self.requester.unsent != self.requester.unacked;
         let timeout = timer::ack_timeout(self.attributes.timeout).filter(|_| waiting);
         self.requester.timer = timeout.map_or(Timer::Idle, |timeout| Timer::Ack(now + timeout));
