@@ -246,6 +246,8 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     type Request: Request;
     /// The driver's part of the response.
     type Response: Response;
+    /// The driver's part of a request to modify a queue pair; `()` if there is none.
+    type ModifyRequest: Request;
     /// The driver's own queue pair types; [`NoDriverType`] if there are none.
     type DriverType: DriverType<Self::Request>;
 
@@ -262,12 +264,13 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<NewQp<impl PinInit<Self>, Self::Response>>;
 
-    /// Changes the attributes in `mask`.
+    /// Changes the attributes in `mask`. A request of the kernel is all zeroes.
     fn modify(
         qp: &Qp<Self>,
         call: &Call<'_, Self::Driver>,
         mask: AttributeMask,
         attributes: &QpAttr<<Self::Driver as Operations>::Path>,
+        request: &Self::ModifyRequest,
     ) -> Result;
 
     /// Returns the current attributes.
@@ -509,13 +512,17 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the arguments are valid.
     from_result(|| unsafe {
         device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
+            let request = match &udata {
+                Some(udata) => udata.request()?,
+                None => zerocopy::FromZeros::new_zeroed(),
+            };
+            respond(udata.as_ref(), &())?;
             let mask = AttributeMask::from_raw(mask)?;
             let attributes = QpAttr::<T::Path>::from_raw(&*attr, mask)?;
 
             let this = Qp::<T::QueuePair>::from_raw(qp);
             this.place.begin_use();
-            T::QueuePair::modify(this, call, mask, &attributes)?;
+            T::QueuePair::modify(this, call, mask, &attributes, &request)?;
             if mask.contains(Attribute::Port) {
                 this.place.set_port(attributes.port.number());
             }

@@ -71,6 +71,22 @@ assert_abi!(AllocContextResponse, 40, doorbell_length @ 4, doorbell_offset @ 8,
 /// valid.
 pub const CONTEXT_NULL_KEY: u32 = 1;
 
+/// Response of QUERY_DEVICE.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryDeviceResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// Minimum rate limit of a queue pair in kbit/s.
+    pub min_rate_limit: u32,
+    /// Maximum rate limit of a queue pair in kbit/s, or 0 if there are no rate limits.
+    pub max_rate_limit: u32,
+    /// Queue pair types that can have a rate limit: bit `n` stands for type `n` of the verbs.
+    pub rate_limit_types: u32,
+}
+assert_abi!(QueryDeviceResponse, 16, min_rate_limit @ 4, max_rate_limit @ 8,
+    rate_limit_types @ 12);
+
 /// Response of the device's method that reads the clock of completion timestamps.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -198,6 +214,23 @@ pub struct CreateQpResponse {
 }
 assert_abi!(CreateQpResponse, 8, slot @ 4);
 
+/// Request of MODIFY_QP, which may be left out.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ModifyQpRequest {
+    /// 0.
+    pub comp_mask: u32,
+    /// With the attribute RATE_LIMIT:
+    /// [`QpAttributes::max_burst`](crate::qp::QpAttributes::max_burst).
+    pub max_burst: u32,
+    /// With the attribute RATE_LIMIT:
+    /// [`QpAttributes::typical_packet`](crate::qp::QpAttributes::typical_packet).
+    pub typical_packet: u16,
+    /// 0.
+    pub reserved_50: [u8; 6],
+}
+assert_abi!(ModifyQpRequest, 16, max_burst @ 4, typical_packet @ 8, reserved_50 @ 10);
+
 /// Request of CREATE_SRQ, and of MODIFY_SRQ when it resizes the queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -310,13 +343,17 @@ mod tests {
         check!("vrnic_create_qp_req", CreateQpRequest: comp_mask, reserved_20, buf_addr,
             buf_length, sq, rq);
         check!("vrnic_create_qp_resp", CreateQpResponse: comp_mask, slot);
+        check!("vrnic_modify_qp_req", ModifyQpRequest: comp_mask, max_burst, typical_packet,
+            reserved_50);
+        check!("vrnic_query_device_resp", QueryDeviceResponse: comp_mask, min_rate_limit,
+            max_rate_limit, rate_limit_types);
         check!("vrnic_create_srq_req", CreateSrqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
         check!("vrnic_create_srq_resp", CreateSrqResponse: comp_mask, srqn);
         check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
         assert_eq!(
             HEADER.matches("\nstruct ").count(),
-            12,
+            14,
             "every structure is checked"
         );
     }

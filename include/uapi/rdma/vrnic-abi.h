@@ -78,6 +78,22 @@ struct vrnic_alloc_context_resp {
 };
 
 /**
+ * struct vrnic_query_device_resp - response of QUERY_DEVICE
+ * @comp_mask: 0
+ * @min_rate_limit: smallest rate limit of a queue pair in kbit/s
+ * @max_rate_limit: largest rate limit of a queue pair in kbit/s, or 0 if there
+ *	are no rate limits
+ * @rate_limit_types: set of queue pair types that can have a rate limit: bit n
+ *	stands for the type with number n in enum ib_uverbs_qp_type
+ */
+struct vrnic_query_device_resp {
+	__u32 comp_mask;
+	__u32 min_rate_limit;
+	__u32 max_rate_limit;
+	__u32 rate_limit_types;
+};
+
+/**
  * struct vrnic_query_clock_resp - time of the device's clock
  * @comp_mask: 0
  * @reserved_20: 0
@@ -175,6 +191,22 @@ struct vrnic_create_qp_req {
 struct vrnic_create_qp_resp {
 	__u32 comp_mask;
 	__u32 slot;
+};
+
+/**
+ * struct vrnic_modify_qp_req - request of MODIFY_QP; may be left out
+ * @comp_mask: 0
+ * @max_burst: with IB_QP_RATE_LIMIT, number of bytes that may be sent without a
+ *	pause; 0 lets the device choose
+ * @typical_packet: with IB_QP_RATE_LIMIT, length of a typical packet in bytes;
+ *	0 means the MTU of the port
+ * @reserved_50: 0
+ */
+struct vrnic_modify_qp_req {
+	__u32 comp_mask;
+	__u32 max_burst;
+	__u16 typical_packet;
+	__u8 reserved_50[6];
 };
 
 /**

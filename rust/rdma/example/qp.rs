@@ -116,6 +116,7 @@ impl QueuePair for Pair {
     type Driver = Efa;
     type Request = abi::CreateQpRequest;
     type Response = abi::CreateQpResponse;
+    type ModifyRequest = ();
     type DriverType = EfaType;
 
     const TYPES: &'static [Type] = &[Type::UnreliableDatagram];
@@ -182,6 +183,7 @@ impl QueuePair for Pair {
         _call: &Call<'_>,
         mask: AttributeMask,
         attributes: &QpAttr<ah::Unspecified>,
+        _request: &(),
     ) -> Result {
         if !is_known(mask) {
             return Err(EOPNOTSUPP);

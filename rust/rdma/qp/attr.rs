@@ -114,7 +114,7 @@ impl_flags!(
         Capabilities = bit_u32(19),
         /// [`QpAttr::dest_qpn`].
         DestQpn = bit_u32(20),
-        /// Rate limit.
+        /// [`QpAttr::rate_limit`].
         RateLimit = bit_u32(25),
     }
 );
@@ -185,6 +185,8 @@ pub struct QpAttr<P> {
     pub alternate: Option<AlternatePath<P>>,
     /// Path migration state.
     pub migration: Migration,
+    /// Maximum rate of sends in kbit/s, or 0 without a limit.
+    pub rate_limit: u32,
 }
 
 impl<P: Path> Default for QpAttr<P> {
@@ -211,6 +213,7 @@ impl<P: Path> Default for QpAttr<P> {
             path: P::default(),
             alternate: None,
             migration: Migration::Migrated,
+            rate_limit: 0,
         }
     }
 }
@@ -286,6 +289,9 @@ impl<P: Path> QpAttr<P> {
         if mask.contains(Attribute::PathMigrationState) {
             this.migration = Migration::try_from(raw.path_mig_state)?;
         }
+        if mask.contains(Attribute::RateLimit) {
+            this.rate_limit = raw.rate_limit;
+        }
         Ok(this)
     }
 
@@ -311,6 +317,7 @@ impl<P: Path> QpAttr<P> {
         raw.rnr_retry = self.rnr_retry;
         raw.en_sqd_async_notify = self.drain_notify.into();
         raw.sq_draining = self.draining.into();
+        raw.rate_limit = self.rate_limit;
         self.path.write(&mut raw.ah_attr);
         if let Some(alternate) = &self.alternate {
             alternate.path.write(&mut raw.alt_ah_attr);

@@ -233,12 +233,13 @@ mod cases {
                 timeout: 15,
             }),
             migration: qp::Migration::Rearm,
+            rate_limit: 1234,
         };
         // Too large for the stack, in addition to the rest of the test.
         let mut raw = boxed::<bindings::ib_qp_attr>()?;
         attributes.write(&mut raw);
 
-        let all = mask(0x1f_ffff)?;
+        let all = mask(0x1f_ffff | Attribute::RateLimit as c_int)?;
         assert_eq!(QpAttr::<ah::Roce>::from_raw(&raw, all)?, attributes);
 
         // Attributes that are not in the mask are ignored.

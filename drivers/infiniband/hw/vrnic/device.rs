@@ -25,6 +25,7 @@ use rdma::{
         Port,
         PortAttr, //
     },
+    qp::Type,
     uapi::Addition,
     udata::ProcessesAndKernel,
     Netdev,
@@ -61,6 +62,7 @@ use crate::{
         QueryClock, //
     },
     ucontext::UserContext,
+    udata::QueryDeviceResponse,
     xrc::Xrcd, //
 };
 
@@ -155,12 +157,31 @@ fn on_demand_paging(
     }
 }
 
+/// Returns which rate limits queue pairs of a device can have.
+fn rate_limits(limits: &DeviceLimits) -> abi::QueryDeviceResponse {
+    let types = |all: &[Type]| all.iter().fold(0, |set, ty| set | 1 << ty.raw());
+    match limits.max_rate_limit.get() {
+        0 => abi::QueryDeviceResponse::default(),
+        max => abi::QueryDeviceResponse {
+            min_rate_limit: 1,
+            max_rate_limit: max,
+            rate_limit_types: types(&[
+                Type::ReliableConnection,
+                Type::UnreliableConnection,
+                Type::UnreliableDatagram,
+                Type::XrcInitiator,
+            ]),
+            ..Default::default()
+        },
+    }
+}
+
 #[vtable]
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
     type Users = ProcessesAndKernel;
     type Path = rdma::ah::Any;
-    type DeviceResponse = ();
+    type DeviceResponse = QueryDeviceResponse;
     type UserContext = UserContext;
     type ProtectionDomain = Pd;
     type CompletionQueue = Cq;
@@ -259,6 +280,10 @@ impl Operations for Vrnic {
             timestamp_mask: u64::MAX,
             clock_khz: limits.clock_khz.get().into(),
         })
+    }
+
+    fn device_response(call: &Call<'_>) -> Result<QueryDeviceResponse> {
+        Ok(QueryDeviceResponse(rate_limits(&call.data().limits)))
     }
 
     fn firmware_version(call: &Call<'_>, text: &mut dyn core::fmt::Write) {

@@ -65,6 +65,7 @@ use vrnic_wire::{
         F_ON_DEMAND_PAGING,
         F_PATH_MIGRATION,
         F_PORT_STATE,
+        F_RATE_LIMITS,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
         F_UNRELIABLE_CONNECTIONS,
@@ -173,6 +174,9 @@ const NESTED_PAGING: Feature = Feature::device(F_NESTED_PAGING);
 /// Connections can have alternate paths.
 const PATH_MIGRATION: Feature = Feature::device(F_PATH_MIGRATION);
 
+/// Queue pairs can have a rate limit.
+const RATE_LIMITS: Feature = Feature::device(F_RATE_LIMITS);
+
 /// The port is an InfiniBand port.
 const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -198,6 +202,7 @@ const FEATURES: &[Feature] = {
         CONTEXT_NAMES,
         NESTED_PAGING,
         PATH_MIGRATION,
+        RATE_LIMITS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);

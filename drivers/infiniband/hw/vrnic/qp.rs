@@ -89,7 +89,8 @@ use crate::{
     },
     udata::{
         CreateQpRequest,
-        CreateQpResponse, //
+        CreateQpResponse,
+        ModifyQpRequest, //
     },
     wqe, //
 };
@@ -257,6 +258,7 @@ impl QueuePair for Qp {
     type Driver = Vrnic;
     type Request = CreateQpRequest;
     type Response = CreateQpResponse;
+    type ModifyRequest = ModifyQpRequest;
     type DriverType = NoDriverType;
 
     const TYPES: &'static [Type] = &[
@@ -404,6 +406,7 @@ impl QueuePair for Qp {
         call: &Call<'_>,
         mask: AttributeMask,
         attributes: &QpAttr<Any>,
+        request: &ModifyQpRequest,
     ) -> Result {
         let mut condition = qp.condition.lock();
         let from = if mask.contains(Attribute::CurrentState) {
@@ -416,7 +419,9 @@ impl QueuePair for Qp {
         } else {
             from
         };
-        if !modify_is_ok(from, to, qp.ty, mask) {
+        // A rate limit alone can be set in most states, of which the device knows which.
+        let is_limit = mask.bits() == Attribute::RateLimit as u32;
+        if !is_limit && !modify_is_ok(from, to, qp.ty, mask) {
             return Err(EINVAL);
         }
 
@@ -427,8 +432,10 @@ impl QueuePair for Qp {
             attributes: attr::to_wire(
                 mask,
                 attributes,
+                request,
                 data.memory_placement,
                 data.path_migration,
+                data.limits.max_rate_limit.get() != 0,
             )?,
         };
         let alternate = match &attributes.alternate {

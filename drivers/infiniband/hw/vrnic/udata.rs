@@ -14,8 +14,9 @@ use zerocopy_derive::{
 };
 
 /// Defines requests: newtypes of the structures in `abi`, with a check of their reserved members.
+/// The number of bytes that a request must have follows unless that is all of them.
 macro_rules! requests {
-    ($($(#[$meta:meta])* $name:ident { $($reserved:ident),* };)*) => {
+    ($($(#[$meta:meta])* $name:ident { $($reserved:ident),* } $($minimum:literal)?;)*) => {
         $(
             $(#[$meta])*
             #[derive(FromBytes)]
@@ -23,6 +24,8 @@ macro_rules! requests {
             pub(crate) struct $name(pub(crate) abi::$name);
 
             impl Request for $name {
+                $(const MINIMUM: usize = $minimum;)?
+
                 fn comp_mask(&self) -> u64 {
                     self.0.comp_mask.into()
                 }
@@ -47,6 +50,8 @@ requests! {
     CreateCqRequest { reserved_20 };
     /// Request of CREATE_QP.
     CreateQpRequest { reserved_20 };
+    /// Request of MODIFY_QP, which may be left out.
+    ModifyQpRequest { reserved_50 } 0;
     /// Request of CREATE_SRQ, and of MODIFY_SRQ when it resizes the queue.
     CreateSrqRequest { reserved_20 };
 }
@@ -68,6 +73,8 @@ macro_rules! responses {
 responses! {
     /// Response of ALLOC_CONTEXT.
     AllocContextResponse;
+    /// Response of QUERY_DEVICE.
+    QueryDeviceResponse;
     /// Response of the method that reads the clock.
     QueryClockResponse;
     /// Response of the method that locates a device memory buffer.
@@ -109,6 +116,7 @@ mod tests {
         assert_eq!(AllocContextRequest::MINIMUM, 8);
         assert_eq!(CreateCqRequest::MINIMUM, 40);
         assert_eq!(CreateQpRequest::MINIMUM, 56);
+        assert_eq!(ModifyQpRequest::MINIMUM, 0);
         assert_eq!(CreateSrqRequest::MINIMUM, 40);
     }
 }

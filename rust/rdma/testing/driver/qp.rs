@@ -53,6 +53,7 @@ impl QueuePair for Object {
     type Driver = TestDriver;
     type Request = u64;
     type Response = u64;
+    type ModifyRequest = ();
     type DriverType = qp::NoDriverType;
 
     const TYPES: &'static [qp::Type] = &[
@@ -96,6 +97,7 @@ impl QueuePair for Object {
         call: &Call<'_, TestDriver>,
         mask: qp::AttributeMask,
         attributes: &QpAttr<ah::Roce>,
+        _request: &(),
     ) -> Result {
         call.data().note(Asked::Modify(mask, *attributes));
         Ok(())

@@ -31,7 +31,8 @@ use vrnic_wire::{
 
 use crate::{
     ah,
-    port::Link, //
+    port::Link,
+    udata::ModifyQpRequest, //
 };
 
 /// Attributes that need path migration.
@@ -40,20 +41,31 @@ const MIGRATION: u32 = attribute::ALTERNATE_PATH | attribute::PATH_MIGRATION_STA
 /// Attributes that every device supports.
 const KNOWN: u32 = (attribute::DEST_QPN << 1) - 1 - MIGRATION - attribute::CAPACITIES;
 
-/// Translates attributes, except the alternate path, for a device with or without memory placement
-/// and path migration. `EOPNOTSUPP` for attributes that the device does not support.
+/// Translates attributes, except the alternate path, and those of a process's request. `EOPNOTSUPP`
+/// for attributes that the device does not support, which may lack memory placement, path migration
+/// and rate limits. `EINVAL` if the request belongs to an attribute that is not in `mask`.
 pub(crate) fn to_wire(
     mask: AttributeMask,
     attributes: &QpAttr<Any>,
+    request: &ModifyQpRequest,
     memory_placement: bool,
     path_migration: bool,
+    rate_limits: bool,
 ) -> Result<QpAttributes> {
-    let known = match path_migration {
-        true => KNOWN | MIGRATION,
-        false => KNOWN,
-    };
+    let mut known = KNOWN;
+    if path_migration {
+        known |= MIGRATION;
+    }
+    if rate_limits {
+        known |= attribute::RATE_LIMIT;
+    }
     if mask.bits() & !known != 0 {
         return Err(EOPNOTSUPP);
+    }
+    let ModifyQpRequest(burst) = request;
+    let has_burst = burst.max_burst != 0 || burst.typical_packet != 0;
+    if has_burst && !mask.contains(Attribute::RateLimit) {
+        return Err(EINVAL);
     }
     Ok(QpAttributes {
         mask: mask.bits().into(),
@@ -79,9 +91,9 @@ pub(crate) fn to_wire(
         sq_draining: 0,
         path_migration_state: attributes.migration.raw() as u8,
         reserved_39: 0,
-        rate_limit: 0.into(),
-        max_burst: 0.into(),
-        typical_packet: 0.into(),
+        rate_limit: attributes.rate_limit.into(),
+        max_burst: burst.max_burst.into(),
+        typical_packet: burst.typical_packet.into(),
         reserved: [0; 14],
         address: ah::to_wire(&attributes.path),
     })
@@ -138,6 +150,7 @@ pub(crate) fn from_wire(paths: &QpPaths, link: Link) -> Result<QpAttr<Any>> {
             false => None,
         },
         migration: Migration::try_from(u32::from(wire.path_migration_state))?,
+        rate_limit: wire.rate_limit.get(),
     })
 }
 
@@ -148,6 +161,7 @@ const _: () = {
     assert!(attribute::STATE == Attribute::State as u32);
     assert!(attribute::DEST_QPN == Attribute::DestQpn as u32);
     assert!(attribute::PATH_MIGRATION_STATE == Attribute::PathMigrationState as u32);
+    assert!(attribute::RATE_LIMIT == Attribute::RateLimit as u32);
     assert!(vrnic_wire::qp::Migration::Migrated.raw() as u32 == Migration::Migrated.raw());
     assert!(vrnic_wire::qp::Migration::Rearm.raw() as u32 == Migration::Rearm.raw());
     assert!(vrnic_wire::qp::Migration::Armed.raw() as u32 == Migration::Armed.raw());
@@ -162,6 +176,15 @@ mod tests {
         access::Access,
         ah::InfiniBand, //
     };
+    use vrnic_wire::abi;
+
+    /// A request without anything.
+    const NOTHING: ModifyQpRequest = ModifyQpRequest(abi::ModifyQpRequest {
+        comp_mask: 0,
+        max_burst: 0,
+        typical_packet: 0,
+        reserved_50: [0; 6],
+    });
 
     #[test]
     fn attributes_survive_the_translation() -> Result {
@@ -187,7 +210,7 @@ mod tests {
             ..Default::default()
         };
         let mask = Attribute::State | Attribute::PathMtu;
-        let wire = to_wire(mask, &attributes, true, false)?;
+        let wire = to_wire(mask, &attributes, &NOTHING, true, false, false)?;
         assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
         let reply = QpPaths {
             attributes: wire,
@@ -195,16 +218,20 @@ mod tests {
         };
         assert_eq!(from_wire(&reply, Link::Ethernet)?, attributes);
         for migration in [Attribute::AlternatePath, Attribute::PathMigrationState] {
-            let refused = to_wire(mask | migration, &attributes, true, false);
-            assert_eq!(refused.err(), Some(EOPNOTSUPP));
-            assert!(to_wire(mask | migration, &attributes, true, true).is_ok());
+            let known = |feature| {
+                let mask = mask | migration;
+                to_wire(mask, &attributes, &NOTHING, true, feature, false)
+            };
+            assert_eq!(known(false).err(), Some(EOPNOTSUPP));
+            assert!(known(true).is_ok());
         }
         let flush = QpAttr {
             access: attributes.access | Access::FlushGlobal,
             ..attributes
         };
         let access = |memory_placement| -> Result<u32> {
-            Ok(to_wire(mask, &flush, memory_placement, true)?.access.get())
+            let wire = to_wire(mask, &flush, &NOTHING, memory_placement, true, true)?;
+            Ok(wire.access.get())
         };
         assert_eq!(access(true)?, flush.access.bits());
         assert_eq!(access(false)?, attributes.access.bits());
@@ -235,7 +262,7 @@ mod tests {
             };
             let mask = Attribute::AlternatePath | Attribute::PathMigrationState;
             let mut reply = QpPaths {
-                attributes: to_wire(mask, &attributes, true, true)?,
+                attributes: to_wire(mask, &attributes, &NOTHING, true, true, true)?,
                 alternate: alternate_to_wire(&alternate)?,
             };
             assert_eq!(from_wire(&reply, Link::InfiniBand)?, attributes);
@@ -247,6 +274,41 @@ mod tests {
             reply.attributes.path_migration_state = 3;
             assert_eq!(from_wire(&reply, Link::InfiniBand).err(), Some(EINVAL));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_rate_limit_survives_the_translation() -> Result {
+        let attributes = QpAttr {
+            path: Any::InfiniBand(Default::default()),
+            rate_limit: 80_000,
+            ..Default::default()
+        };
+        let burst = ModifyQpRequest(abi::ModifyQpRequest {
+            max_burst: 8192,
+            typical_packet: 1024,
+            ..Default::default()
+        });
+        let limit = AttributeMask::from(Attribute::RateLimit);
+        let wire = to_wire(limit, &attributes, &burst, true, true, true)?;
+        assert_eq!(wire.mask.get(), attribute::RATE_LIMIT);
+        assert_eq!(wire.rate_limit.get(), 80_000);
+        assert_eq!(
+            (wire.max_burst.get(), wire.typical_packet.get()),
+            (8192, 1024)
+        );
+        let reply = QpPaths {
+            attributes: wire,
+            ..Default::default()
+        };
+        assert_eq!(from_wire(&reply, Link::InfiniBand)?, attributes);
+
+        let refused = to_wire(limit, &attributes, &burst, true, true, false);
+        assert_eq!(refused.err(), Some(EOPNOTSUPP));
+        // Without the attribute, there is nothing that a burst could belong to.
+        let other = AttributeMask::from(Attribute::State);
+        let refused = to_wire(other, &Default::default(), &burst, true, true, true);
+        assert_eq!(refused.err(), Some(EINVAL));
         Ok(())
     }
 }
