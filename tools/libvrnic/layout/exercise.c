@@ -32,6 +32,8 @@ static struct verbs_context_ops ops;
 static struct vrnic_alloc_context_req context_req;
 static struct vrnic_create_cq_req cq_req;
 static struct vrnic_create_qp_req qp_req;
+static struct vrnic_modify_qp_req modify_req;
+static uint32_t modify_rate;
 static struct vrnic_create_srq_req srq_req;
 static uint32_t *doorbell, *notify;
 static int has_doorbells, kernel_rings, fail_next, no_clock, cq_flags;
@@ -173,9 +175,13 @@ int ibv_cmd_query_device_any(struct ibv_context *context, const struct ibv_query
 			     struct ibv_device_attr_ex *attr, size_t attr_size,
 			     struct ib_uverbs_ex_query_device_resp *resp, size_t *resp_size)
 {
-	CHECK(*resp_size >= sizeof(*resp));
+	struct vrnic_query_device_resp *out = driver_part(resp, sizeof(*resp), *resp_size, sizeof(*out));
+
 	memset(attr, 0, attr_size);
 	resp->base.fw_ver = 3ULL << 32 | 2 << 16 | 1;
+	out->min_rate_limit = 1;
+	out->max_rate_limit = 5000;
+	out->rate_limit_types = 1 << IBV_QPT_RC;
 	return 0;
 }
 
@@ -460,6 +466,15 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
 		      size_t cmd_size)
 {
+	return fail_next;
+}
+
+int ibv_cmd_modify_qp_ex(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp_ex *cmd,
+			 size_t cmd_size, struct ib_uverbs_ex_modify_qp_resp *resp, size_t resp_size)
+{
+	CHECK(resp_size == sizeof(*resp) && attr_mask & IBV_QP_RATE_LIMIT);
+	memcpy(&modify_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(modify_req)), sizeof(modify_req));
+	modify_rate = attr->rate_limit;
 	return fail_next;
 }
 
@@ -1900,6 +1915,27 @@ static void importing(struct ibv_context *context)
 	ops.free_context(imported);
 }
 
+static void rate_limits(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_rate_limit_attr limit = { .rate_limit = 4000, .max_burst_sz = 9000, .typical_pkt_sz = 1500 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .rate_limit = 3000 };
+	struct ibv_qp *qp = connected(pd, cq, cq, 17);
+
+	CHECK(!ops.modify_qp_rate_limit(qp, &limit));
+	CHECK(modify_rate == 4000 && modify_req.max_burst == 9000 && modify_req.typical_packet == 1500);
+	CHECK(!modify_req.comp_mask);
+	limit.comp_mask = 1;
+	CHECK(ops.modify_qp_rate_limit(qp, &limit) == EINVAL);
+	limit.comp_mask = 0;
+	fail_next = ERANGE;
+	CHECK(ops.modify_qp_rate_limit(qp, &limit) == ERANGE);
+	fail_next = 0;
+	/* Together with other attributes. */
+	CHECK(!ops.modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RATE_LIMIT));
+	CHECK(modify_rate == 3000 && !modify_req.max_burst && !modify_req.typical_packet);
+	CHECK(!ops.destroy_qp(qp));
+}
+
 void exercise(void)
 {
 	CHECK(provider && !strcmp(provider->name, "vrnic"));
@@ -1917,6 +1953,10 @@ void exercise(void)
 
 		CHECK(device && pd && !ops.query_device_ex(context, NULL, &attr, sizeof(attr)));
 		CHECK(!strcmp(attr.orig_attr.fw_ver, "3.2.1"));
+		CHECK(attr.packet_pacing_caps.qp_rate_limit_min == 1);
+		CHECK(attr.packet_pacing_caps.qp_rate_limit_max == 5000);
+		CHECK(attr.packet_pacing_caps.supported_qpts == 1 << IBV_QPT_RC);
+		CHECK(!attr.raw_packet_caps && !attr.max_wq_type_rq);
 		completion_queues(context, pd);
 		clocks(context, pd);
 		ignored_overrun(context, pd);
@@ -1936,6 +1976,7 @@ void exercise(void)
 		allocators(context, pd);
 		device_memory(context, pd);
 		importing(context);
+		rate_limits(pd, cq);
 		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
 		ops.free_context(context);

@@ -89,6 +89,8 @@ int ibv_cmd_open_qp(struct ibv_context *context, struct verbs_qp *qp, int vqp_sz
 		    struct ibv_open_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp, size_t resp_size);
 int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
 		      size_t cmd_size);
+int ibv_cmd_modify_qp_ex(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp_ex *cmd,
+			 size_t cmd_size, struct ib_uverbs_ex_modify_qp_resp *resp, size_t resp_size);
 int ibv_cmd_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr,
 		     struct ibv_query_qp *cmd, size_t cmd_size);
 int ibv_cmd_destroy_qp(struct ibv_qp *qp);
@@ -129,6 +131,7 @@ int op_get_srq_num(struct ibv_srq *, uint32_t *);
 struct ibv_dm *op_import_dm(struct ibv_context *, uint32_t);
 int op_modify_cq(struct ibv_cq *, struct ibv_modify_cq_attr *);
 int op_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
+int op_modify_qp_rate_limit(struct ibv_qp *, struct ibv_qp_rate_limit_attr *);
 int op_modify_srq(struct ibv_srq *, struct ibv_srq_attr *, int);
 struct ibv_qp *op_open_qp(struct ibv_context *, struct ibv_qp_open_attr *);
 struct ibv_xrcd *op_open_xrcd(struct ibv_context *, struct ibv_xrcd_init_attr *);
@@ -188,6 +191,7 @@ SAME_TYPE(free_context, op_free_context);
 SAME_TYPE(import_dm, op_import_dm);
 SAME_TYPE(modify_cq, op_modify_cq);
 SAME_TYPE(modify_qp, op_modify_qp);
+SAME_TYPE(modify_qp_rate_limit, op_modify_qp_rate_limit);
 SAME_TYPE(modify_srq, op_modify_srq);
 SAME_TYPE(poll_cq, op_poll_cq);
 SAME_TYPE(post_recv, op_post_recv);

@@ -97,7 +97,7 @@ context_ops! {
     modify_cq: use,
     modify_flow_action_esp,
     modify_qp: use,
-    modify_qp_rate_limit,
+    modify_qp_rate_limit: use,
     modify_srq: use,
     modify_wq,
     open_qp: use,

@@ -95,6 +95,10 @@ opaque! {
     ib_uverbs_open_xrcd_resp = [u32; 1],
     /// Request of `MODIFY_QP`.
     ibv_modify_qp = [u64; 15],
+    /// Request of `MODIFY_QP`, extended.
+    ibv_modify_qp_ex = [u64; 18],
+    /// Response of `MODIFY_QP`, extended.
+    ib_uverbs_ex_modify_qp_resp = [u32; 2],
     /// Request of `QUERY_QP`.
     ibv_query_qp = [u64; 3],
     /// Response of `CREATE_AH`.

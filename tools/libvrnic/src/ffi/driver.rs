@@ -222,6 +222,8 @@ pub mod op {
     pub type import_pd = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd;
     pub type modify_cq = unsafe extern "C" fn(*mut ibv_cq, *mut Opaque) -> c_int;
     pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    pub type modify_qp_rate_limit =
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr) -> c_int;
     pub type modify_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
     pub type open_qp = unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut ibv_qp;
     pub type open_xrcd = unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut ibv_xrcd;
@@ -259,10 +261,12 @@ pub mod op {
     pub type unimport_pd = unsafe extern "C" fn(*mut ibv_pd);
 }
 
-/// `struct ibv_device_attr_ex`; we use only its beginning.
+/// The beginning of `struct ibv_device_attr_ex`, and what of it we use.
 #[repr(C)]
 pub struct ibv_device_attr_ex {
     pub fw_ver: [c_char; 64],
+    _others: [u32; 67],
+    pub packet_pacing_caps: ibv_packet_pacing_caps,
 }
 
 /// Declares the table of operations of one release. A member is `name`, or `name: use` if the

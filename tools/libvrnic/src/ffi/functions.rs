@@ -289,6 +289,15 @@ unsafe extern "C" {
         cmd: *mut ibv_modify_qp,
         cmd_size: usize,
     ) -> c_int;
+    pub fn ibv_cmd_modify_qp_ex(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: c_int,
+        cmd: *mut ibv_modify_qp_ex,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_ex_modify_qp_resp,
+        resp_size: usize,
+    ) -> c_int;
     pub fn ibv_cmd_query_qp(
         qp: *mut ibv_qp,
         attr: *mut ibv_qp_attr,

@@ -475,6 +475,25 @@ c_struct!(
 );
 
 c_struct!(
+    /// Rate limit of a queue pair.
+    ibv_qp_rate_limit_attr {
+        rate_limit: u32,
+        max_burst_sz: u32,
+        typical_pkt_sz: u16,
+        comp_mask: u32,
+    }
+);
+
+c_struct!(
+    /// Rate limits that queue pairs can have.
+    ibv_packet_pacing_caps {
+        qp_rate_limit_min: u32,
+        qp_rate_limit_max: u32,
+        supported_qpts: u32,
+    }
+);
+
+c_struct!(
     /// Scatter/gather element.
     ibv_sge {
         addr: u64,
@@ -628,6 +647,7 @@ c_constants! {
     IBV_QPS_RTR: c_int = 2;
     IBV_QPS_RTS: c_int = 3;
     IBV_QP_STATE: c_int = 1 << 0;
+    IBV_QP_RATE_LIMIT: c_int = 1 << 25;
 
     IBV_WR_RDMA_WRITE: c_int = 0;
     IBV_WR_RDMA_WRITE_WITH_IMM: c_int = 1;
@@ -752,6 +772,8 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_rx_hash_conf::LAYOUT,
     ibv_qp_init_attr_ex::LAYOUT,
     ibv_qp_attr::LAYOUT,
+    ibv_qp_rate_limit_attr::LAYOUT,
+    ibv_packet_pacing_caps::LAYOUT,
     ibv_sge::LAYOUT,
     ibv_send_wr::LAYOUT,
     ibv_recv_wr::LAYOUT,
@@ -775,6 +797,11 @@ pub const NESTED: &[(&str, &str, usize)] = &[
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", mw),
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", rkey),
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", bind_info),
+    (
+        "struct ibv_device_attr_ex",
+        "packet_pacing_caps",
+        core::mem::offset_of!(super::driver::ibv_device_attr_ex, packet_pacing_caps),
+    ),
 ];
 
 #[cfg(test)]

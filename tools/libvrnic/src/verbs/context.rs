@@ -18,6 +18,7 @@ use core::mem::offset_of;
 use core::ptr;
 use vrnic_wire::abi::{
     AllocContextRequest, AllocContextResponse, CONTEXT_NULL_KEY, DRIVER_ID, QueryClockResponse,
+    QueryDeviceResponse,
 };
 use vrnic_wire::notify;
 
@@ -264,7 +265,8 @@ pub unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     attr_size: usize,
 ) -> c_int {
-    let mut resp = ib_uverbs_ex_query_device_resp::default();
+    let mut resp =
+        WithDriver::<ib_uverbs_ex_query_device_resp, _>::new(QueryDeviceResponse::default());
     let mut resp_size = size_of_val(&resp);
     // SAFETY: The verbs contract.
     let error = unsafe {
@@ -273,14 +275,31 @@ pub unsafe extern "C" fn query_device_ex(
             input,
             attr,
             attr_size,
-            &raw mut resp,
+            &raw mut resp.core,
             &raw mut resp_size,
         )
     };
     if error != 0 {
         return error;
     }
-    let version = resp.fw_ver();
+    if attr_size >= size_of::<ibv_device_attr_ex>() {
+        // The response of an older driver is still all zeros.
+        let QueryDeviceResponse {
+            min_rate_limit,
+            max_rate_limit,
+            rate_limit_types,
+            ..
+        } = resp.driver;
+        // SAFETY: There is room for this member.
+        unsafe {
+            (*attr).packet_pacing_caps = ibv_packet_pacing_caps {
+                qp_rate_limit_min: min_rate_limit,
+                qp_rate_limit_max: max_rate_limit,
+                supported_qpts: rate_limit_types,
+            };
+        }
+    }
+    let version = resp.core.fw_ver();
     // SAFETY: The attributes have just been written, and begin with the version. At most its size
     // is written, including a NUL.
     unsafe {

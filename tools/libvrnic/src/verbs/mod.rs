@@ -66,6 +66,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     import_pd: Some(pd::import_pd),
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
+    modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
     modify_srq: Some(srq::modify_srq),
     open_qp: Some(qp::open_qp),
     open_xrcd: Some(xrcd::open_xrcd),

@@ -26,7 +26,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{self, size_of};
 use core::ptr;
-use vrnic_wire::abi::{CreateQpRequest, CreateQpResponse, Ring};
+use vrnic_wire::abi::{CreateQpRequest, CreateQpResponse, ModifyQpRequest, Ring};
 use vrnic_wire::completion::Opcode;
 use vrnic_wire::notify::SlotBits;
 use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
@@ -483,14 +483,67 @@ pub unsafe extern "C" fn modify_qp(
     attr: *mut ibv_qp_attr,
     attr_mask: c_int,
 ) -> c_int {
-    let mut cmd = ibv_modify_qp::default();
-    // SAFETY: The verbs contract.
-    let error = unsafe { ibv_cmd_modify_qp(qp, attr, attr_mask, &raw mut cmd, size_of_val(&cmd)) };
+    let error = if attr_mask & IBV_QP_RATE_LIMIT != 0 {
+        // SAFETY: The verbs contract.
+        unsafe { modify_extended(qp, attr, attr_mask, ModifyQpRequest::default()) }
+    } else {
+        let mut cmd = ibv_modify_qp::default();
+        // SAFETY: The verbs contract.
+        unsafe { ibv_cmd_modify_qp(qp, attr, attr_mask, &raw mut cmd, size_of_val(&cmd)) }
+    };
     if error == 0 && attr_mask & IBV_QP_STATE != 0 {
         // SAFETY: The verbs contract.
         unsafe { Qp::of(qp).state_changed((*attr).qp_state) };
     }
     error
+}
+
+/// Changes attributes of a queue pair that may include a rate limit, which only the extended command
+/// has.
+///
+/// # Safety
+///
+/// The verbs contract.
+unsafe fn modify_extended(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    attr_mask: c_int,
+    request: ModifyQpRequest,
+) -> c_int {
+    let mut cmd = WithDriver::<ibv_modify_qp_ex, _>::new(request);
+    let mut resp = ib_uverbs_ex_modify_qp_resp::default();
+    // SAFETY: The verbs contract; the sizes are those of the structures.
+    unsafe {
+        ibv_cmd_modify_qp_ex(
+            qp,
+            attr,
+            attr_mask,
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp,
+            size_of_val(&resp),
+        )
+    }
+}
+
+/// Changes the rate limit of a queue pair.
+pub unsafe extern "C" fn modify_qp_rate_limit(
+    qp: *mut ibv_qp,
+    limit: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    // SAFETY: The verbs contract. Zero is a valid value of every attribute.
+    let (limit, mut attr) = unsafe { (*limit, mem::zeroed::<ibv_qp_attr>()) };
+    if limit.comp_mask != 0 {
+        return libc::EINVAL;
+    }
+    attr.rate_limit = limit.rate_limit;
+    let request = ModifyQpRequest {
+        max_burst: limit.max_burst_sz,
+        typical_packet: limit.typical_pkt_sz,
+        ..ModifyQpRequest::default()
+    };
+    // SAFETY: The verbs contract.
+    unsafe { modify_extended(qp, &raw mut attr, IBV_QP_RATE_LIMIT, request) }
 }
 
 /// Queries the attributes of a queue pair.
