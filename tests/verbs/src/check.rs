@@ -13,6 +13,7 @@ pub mod import;
 pub mod limits;
 pub mod multicast;
 pub mod null;
+pub mod pacing;
 pub mod paging;
 pub mod pair;
 pub mod peer;
@@ -73,6 +74,7 @@ pub fn cases() -> Vec<Case> {
         completions::CASES,
         errors::CASES,
         queues::CASES,
+        pacing::CASES,
         paging::CASES,
         dma_buf::CASES,
         device_memory::CASES,

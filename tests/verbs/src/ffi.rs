@@ -84,7 +84,10 @@ pub struct verbs_context {
     pub alloc_dm:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
-    pub _before_modify_cq: [Unused; 7],
+    pub _before_modify_qp_rate_limit: [Unused; 3],
+    pub modify_qp_rate_limit:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr) -> c_int>,
+    pub _before_modify_cq: [Unused; 3],
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub _before_query_rt_values: [Unused; 6],
     pub query_rt_values:
@@ -192,8 +195,11 @@ pub struct ibv_device_attr_ex {
     pub completion_timestamp_mask: u64,
     pub hca_core_clock: u64,
     pub device_cap_flags_ex: u64,
-    /// Receive scaling, pacing, raw packets, tag matching, moderation.
-    pub _others: [u64; 11],
+    /// Segmentation and receive scaling.
+    pub _scaling: [u32; 11],
+    pub packet_pacing_caps: ibv_packet_pacing_caps,
+    /// Raw packets, tag matching, moderation.
+    pub _others: [u32; 8],
     pub max_dm_size: u64,
 }
 
@@ -292,6 +298,25 @@ pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: c_int,
     pub refcnt: c_int,
+}
+
+/// Rate limits that queue pairs can have, in kbit/s, and a bit for each type that can have them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_packet_pacing_caps {
+    pub qp_rate_limit_min: u32,
+    pub qp_rate_limit_max: u32,
+    pub supported_qpts: u32,
+}
+
+/// Rate limit of a queue pair: kbit/s, and bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_qp_rate_limit_attr {
+    pub rate_limit: u32,
+    pub max_burst_sz: u32,
+    pub typical_pkt_sz: u16,
+    pub comp_mask: u32,
 }
 
 #[repr(C)]

@@ -43,7 +43,7 @@ fn declarations_equal_the_c_header() {
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat },
         ibv_context_ops { alloc_mw, bind_mw, dealloc_mw, poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv },
         ibv_alloc_dm_attr { length, log_align_req, comp_mask },
-        verbs_context { alloc_null_mr, reg_dm_mr, alloc_dm, free_dm, modify_cq, query_rt_values, create_cq_ex, query_device_ex, create_qp_ex, sz, context },
+        verbs_context { alloc_null_mr, reg_dm_mr, alloc_dm, free_dm, modify_qp_rate_limit, modify_cq, query_rt_values, create_cq_ex, query_device_ex, create_qp_ex, sz, context },
         ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex },
         ibv_device_attr { fw_ver, node_guid, max_mr_size, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd,
             max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, atomic_cap,
@@ -77,6 +77,8 @@ fn declarations_equal_the_c_header() {
         ibv_async_event { element, event_type },
         ibv_ece { vendor_id, options, comp_mask },
         ibv_values_ex { comp_mask, raw_clock },
+        ibv_packet_pacing_caps { qp_rate_limit_min, qp_rate_limit_max, supported_qpts },
+        ibv_qp_rate_limit_attr { rate_limit, max_burst_sz, typical_pkt_sz, comp_mask },
     );
     // The library makes those of queues, and fills of the others what it is asked for or always filled.
     offsets!(
@@ -97,6 +99,7 @@ fn declarations_equal_the_c_header() {
             completion_timestamp_mask,
             hca_core_clock,
             device_cap_flags_ex,
+            packet_pacing_caps,
             max_dm_size
         },
         ibv_qp_ex {

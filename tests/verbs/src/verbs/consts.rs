@@ -87,6 +87,7 @@ pub const QP_MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
 pub const QP_PATH_MIG_STATE: i32 = 1 << 18;
 pub const QP_CAP: i32 = 1 << 19;
 pub const QP_DEST_QPN: i32 = 1 << 20;
+pub const QP_RATE_LIMIT: i32 = 1 << 25;
 
 pub const WR_RDMA_WRITE: i32 = 0;
 pub const WR_RDMA_WRITE_WITH_IMM: i32 = 1;

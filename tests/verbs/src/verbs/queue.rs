@@ -17,9 +17,10 @@ use crate::ffi::{
     ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_data_buf, ibv_destroy_comp_channel,
     ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_ece, ibv_get_cq_event,
     ibv_modify_cq_attr, ibv_modify_qp, ibv_mw_bind, ibv_poll_cq_attr, ibv_qp, ibv_qp_attr,
-    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_ece,
-    ibv_query_qp, ibv_query_qp_data_in_order, ibv_recv_wr, ibv_resize_cq, ibv_send_wr,
-    ibv_send_wr_wr, ibv_set_ece, ibv_sge, ibv_wc, wr_atomic, wr_bind_mw, wr_rdma, wr_ud,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_qp_to_qp_ex,
+    ibv_query_ece, ibv_query_qp, ibv_query_qp_data_in_order, ibv_recv_wr, ibv_resize_cq,
+    ibv_send_wr, ibv_send_wr_wr, ibv_set_ece, ibv_sge, ibv_wc, wr_atomic, wr_bind_mw, wr_rdma,
+    wr_ud,
 };
 
 /// A completion channel.
@@ -815,6 +816,20 @@ impl Qp {
         let mut attr = *attr;
         // SAFETY: the QP lives and `attr` is complete.
         status(unsafe { ibv_modify_qp(self.raw, &raw mut attr, mask) })
+    }
+
+    /// Changes the rate limit.
+    pub fn limit(&self, limit: &ibv_qp_rate_limit_attr) -> Result<()> {
+        let mut limit = *limit;
+        let extended = self.pd.context().extended();
+        let extended = extended.ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: the QP lives, `limit` is complete, and the operation belongs to the QP's context.
+        status(unsafe {
+            let modify = (*extended)
+                .modify_qp_rate_limit
+                .ok_or(Errno(libc::EOPNOTSUPP))?;
+            modify(self.raw, &raw mut limit)
+        })
     }
 
     /// Moves to `state`, giving nothing else.
