@@ -46,6 +46,17 @@ for program in ib_write_bw ib_read_bw ib_send_bw "ib_send_bw -c UD -s 1024" ib_a
 done
 [ "$(sent)" -gt "$before" ] || fail "the port has counted nothing"
 
+# The static rate of a path limits how fast a connection sends. perftest prints Gbit/s in its fourth column.
+limited="ib_write_bw -d $DEV -p 18650 -s 65536 -n 2000 --report_gbits"
+limited="$limited --rate_limit=2.5 --rate_units=g --rate_limit_type=HW"
+on -t 90 a $limited >/dev/null &
+job=$!
+listening a 18650
+on -t 60 b $limited "$IP_a" >"$LAB_DIR/limited" || fail "the client with a static rate: $(cat "$LAB_DIR/limited")"
+wait $job || fail "the server with a static rate"
+awk '$1 == 65536 { met = $4 > 0 && $4 < 2.55 } END { exit !met }' "$LAB_DIR/limited" ||
+	fail "a static rate of 2.5 Gbit/s is exceeded: $(cat "$LAB_DIR/limited")"
+
 # IP over InfiniBand.
 for vm in a b; do
 	address=IP_$vm
