@@ -125,6 +125,10 @@ wire_enum! {
         DestroyXrcd = 0x0091,
         /// [`CreateXrcSrq`].
         CreateXrcSrq = 0x0092,
+        /// [`CreateFlow`].
+        CreateFlow = 0x00a0,
+        /// [`DestroyFlow`].
+        DestroyFlow = 0x00a1,
     }
 }
 
@@ -236,6 +240,7 @@ mod context;
 mod counter;
 mod cq;
 mod device;
+mod flow;
 mod mr;
 mod multicast;
 mod mw;
@@ -251,6 +256,7 @@ pub use context::*;
 pub use counter::*;
 pub use cq::*;
 pub use device::*;
+pub use flow::*;
 pub use mr::*;
 pub use multicast::*;
 pub use mw::*;

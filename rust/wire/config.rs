@@ -94,6 +94,10 @@ pub const F_PATH_MIGRATION: u32 = 19;
 /// Feature bit: queue pairs can have a rate limit.
 pub const F_RATE_LIMITS: u32 = 20;
 
+/// Feature bit: the device has queue pairs for whole Ethernet frames, and flows that direct frames
+/// to them.
+pub const F_RAW_PACKETS: u32 = 21;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -34,6 +34,8 @@ wire_enum! {
         UnreliableConnection = 3,
         /// Unreliable datagram.
         UnreliableDatagram = 4,
+        /// Raw packets: whole Ethernet frames.
+        RawPacket = 8,
         /// Extended reliable connection, initiator side.
         XrcInitiator = 9,
         /// Extended reliable connection, target side, for the shared receive queues of an XRC

@@ -13,7 +13,7 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::cq_flags, command::fault_flags, command::mad_flags,
+    command, command::cq_flags, command::fault_flags, command::flow_flags, command::mad_flags,
     command::modify_port_flags, command::mr_flags, command::qp_flags, command::reregister_flags,
     completion, completion::flags as cqe_flags, config, counter, event, memory, memory::access,
     memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
@@ -24,12 +24,13 @@ use vrnic_wire::{
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
 
 /// Sources of the crate that the specification covers; `abi.rs` is between driver and provider.
-const SOURCES: [&str; 25] = [
+const SOURCES: [&str; 26] = [
     include_str!("../command.rs"),
     include_str!("../command/context.rs"),
     include_str!("../command/counter.rs"),
     include_str!("../command/cq.rs"),
     include_str!("../command/device.rs"),
+    include_str!("../command/flow.rs"),
     include_str!("../command/mr.rs"),
     include_str!("../command/multicast.rs"),
     include_str!("../command/mw.rs"),
@@ -283,6 +284,16 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::XrcdCreated { xrcdn, reserved }
         command::DestroyXrcd { xrcdn, reserved }
         command::CreateXrcSrq { srq, xrcdn, cqn }
+        command::FlowFields {
+            destination_mac, source_mac, ether_type, vlan_tag, source, destination, flow_label,
+            protocol, traffic_class, hop_limit, reserved, source_port, destination_port,
+            reserved_tail,
+        }
+        command::CreateFlow {
+            qpn, flow_type, port, priority, flags, reserved, value, mask,
+        }
+        command::FlowCreated { flow, reserved }
+        command::DestroyFlow { flow, reserved }
         memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
         memory::PageListChunk { next, count, reserved, pages }
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
@@ -438,6 +449,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "QP_TYPE": qp::QpType;
         "QP_STATE": qp::QpState;
         "MIGRATION": qp::Migration;
+        "FLOW": command::FlowType;
         "EVENT": event::EventType;
     }
     for &mtu in port::Mtu::ALL {
@@ -463,11 +475,12 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
-            F_PATH_MIGRATION, F_RATE_LIMITS,
+            F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND, NESTED }
+        "VIRTIO_RDMA_FLOW_FLAG_": flow_flags { DONT_TRAP }
         "VIRTIO_RDMA_FAULT_FLAG_": fault_flags { WRITE }
         "VIRTIO_RDMA_CQ_FLAG_": cq_flags { IGNORE_OVERRUN }
         "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
@@ -696,6 +709,8 @@ fn commands_agree() {
             row::<command::CreateXrcd>(),
             row::<command::DestroyXrcd>(),
             row::<command::CreateXrcSrq>(),
+            row::<command::CreateFlow>(),
+            row::<command::DestroyFlow>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

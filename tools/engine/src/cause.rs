@@ -111,6 +111,10 @@ causes! {
     ManagementQp = 168 => "only queue pair 0 sends to queue pair 0",
     /// The P_Key index is out of range.
     PkeyIndex = 169 => "P_Key index is outside of the table",
+    /// No such flow.
+    UnknownFlow = 171 => "no such flow",
+    /// The type, the fields or the priority of a flow are not valid.
+    FlowFields = 172 => "type, fields or priority of the flow are not valid",
     /// No such counter set.
     UnknownCounterSet = 164 => "no such counter set",
     /// Unknown port state.
@@ -183,6 +187,8 @@ causes! {
     WqeAddress = 77 => "address vector names no local GID",
     /// The placement or selectivity of a flush is missing or unknown.
     FlushKind = 78 => "placement type or selectivity of the flush is missing or unknown",
+    /// The frame has no complete header.
+    FrameLength = 79 => "frame is shorter than its header",
     /// No region has the local key.
     LocalKey = 80 => "no memory region has the local key",
     /// The local key belongs to another protection domain.

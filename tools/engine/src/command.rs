@@ -5,6 +5,7 @@
 mod context;
 mod counter;
 mod cq;
+mod flow;
 pub(crate) mod memory;
 mod multicast;
 mod paging;
@@ -24,14 +25,15 @@ use crate::{
 use vrnic_wire::{
     command::{
         self, AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid,
-        Command, CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd,
-        CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
-        DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
-        DetachMulticast, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
-        NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
-        QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort,
-        RefusePages, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell,
-        SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
+        Command, CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreateFlow,
+        CreatePd, CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
+        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
+        DestroySrq, DestroyXrcd, DetachMulticast, MapPages, ModifyCq, ModifyPort, ModifyQp,
+        ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock, QueryCounterSet,
+        QueryCounters, QueryDevice, QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths,
+        QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
+        mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -214,6 +216,8 @@ fn dispatch<M: Memory>(
         CommandCode::CreateXrcd => run::<CreateXrcd, M>,
         CommandCode::DestroyXrcd => run::<DestroyXrcd, M>,
         CommandCode::CreateXrcSrq => run::<CreateXrcSrq, M>,
+        CommandCode::CreateFlow => run::<CreateFlow, M>,
+        CommandCode::DestroyFlow => run::<DestroyFlow, M>,
     };
     call(rnic, body, reply, io)
 }
@@ -253,6 +257,7 @@ fn status_of(cause: Cause) -> Status {
         | Cause::NotAttached
         | Cause::UnknownCounterSet
         | Cause::UnknownXrcd
+        | Cause::UnknownFlow
         | Cause::UnknownPort => Status::NotFound,
         Cause::InUse | Cause::GsiExists | Cause::RegionBound | Cause::Attached => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {

@@ -141,6 +141,7 @@ const PACKETS: [&str; PacketKind::NAMES.len()] = [
     "UD SEND",
     "CNP",
     "unknown request",
+    "Ethernet frame",
 ];
 
 fn packet_name<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {

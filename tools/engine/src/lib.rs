@@ -35,6 +35,7 @@ mod device;
 mod event;
 pub mod explain;
 pub mod fault;
+pub mod flow;
 mod gid;
 mod inspect;
 mod keys;

@@ -126,6 +126,8 @@ pub struct Features {
     pub path_migration: bool,
     /// [`config::F_RATE_LIMITS`].
     pub rate_limits: bool,
+    /// [`config::F_RAW_PACKETS`].
+    pub raw_packets: bool,
 }
 
 impl Features {
@@ -150,6 +152,7 @@ impl Features {
         nested_paging: true,
         path_migration: true,
         rate_limits: true,
+        raw_packets: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -174,6 +177,7 @@ impl Features {
             nested_paging: bits & 1 << config::F_NESTED_PAGING != 0,
             path_migration: bits & 1 << config::F_PATH_MIGRATION != 0,
             rate_limits: bits & 1 << config::F_RATE_LIMITS != 0,
+            raw_packets: bits & 1 << config::F_RAW_PACKETS != 0,
         }
     }
 
@@ -198,6 +202,7 @@ impl Features {
             | (self.nested_paging as u64) << config::F_NESTED_PAGING
             | (self.path_migration as u64) << config::F_PATH_MIGRATION
             | (self.rate_limits as u64) << config::F_RATE_LIMITS
+            | (self.raw_packets as u64) << config::F_RAW_PACKETS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.

@@ -10,6 +10,7 @@ mod explain;
 mod flush;
 mod migration;
 mod paging;
+mod raw;
 mod receive;
 mod requester;
 mod responder;
@@ -199,6 +200,11 @@ impl Qp {
         self.is_unreliable() || self.is_reliable()
     }
 
+    /// Returns whether the queue pair is for whole Ethernet frames.
+    fn is_raw(&self) -> bool {
+        self.created.qp_type == QpType::RawPacket
+    }
+
     /// Returns the service of packets of this queue pair. Packets of an XRC connection are for the shared receive queue
     /// `srqn`.
     fn service(&self, srqn: u32) -> Service {
@@ -257,7 +263,7 @@ impl Qp {
                 | QpType::UnreliableConnection
                 | QpType::XrcInitiator => self.request(turn, resources, io),
                 QpType::XrcTarget => {}
-                QpType::Smi | QpType::Gsi | QpType::UnreliableDatagram => {
+                QpType::Smi | QpType::Gsi | QpType::UnreliableDatagram | QpType::RawPacket => {
                     self.send_datagrams(turn, resources, io);
                 }
             }
@@ -290,7 +296,8 @@ impl Qp {
         };
         let from_peer = matches!(way, Way::Current | Way::Alternate);
         let expected = match segment.body {
-            Body::Datagram { .. } => !self.is_connection(),
+            Body::Frame => self.is_raw(),
+            Body::Datagram { .. } => !self.is_connection() && !self.is_raw(),
             // Notifications do not carry the service. There are none on InfiniBand.
             Body::CongestionNotification => from_peer && segment.path.lids.is_none(),
             ref body => from_peer && self.takes(segment.service, body),
@@ -320,7 +327,7 @@ impl Qp {
         }
         match segment.body {
             Body::CongestionNotification => self.take_notification(resources, io.now),
-            Body::Datagram { .. } => self.take_or_hold(segment, resources, io),
+            Body::Datagram { .. } | Body::Frame => self.take_or_hold(segment, resources, io),
             _ if self.is_unreliable() => self.take_or_hold(segment, resources, io),
             ref body if body.is_response() => {
                 if self.state == QpState::ReadyToReceive {
@@ -337,7 +344,7 @@ impl Qp {
     /// Returns whether the queue pair accepts the P_Key of a segment that arrived by `way`.
     fn admits(&self, segment: &Segment<'_>, way: Way, resources: &Resources) -> bool {
         match self.created.qp_type {
-            QpType::Smi => true,
+            QpType::Smi | QpType::RawPacket => true,
             QpType::Gsi => resources.admitting_pkey(None, segment.pkey).is_some(),
             _ => {
                 let own = Some(self.pkey_index_of(way));

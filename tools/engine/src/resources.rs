@@ -96,6 +96,8 @@ pub(crate) struct Resources {
     /// Largest path MTU and largest length of a datagram.
     #[serde(with = "wire")]
     pub(crate) mtu: Mtu,
+    /// Largest number of bytes after the header of an Ethernet frame.
+    pub(crate) frame_mtu: u16,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
@@ -155,6 +157,7 @@ impl Resources {
             port: Port::default(),
             subnet: None,
             mtu: Mtu::Mtu4096,
+            frame_mtu: 0,
             keys: Keys::new(&limits, features, seed),
             cqs: Table::new(1, limits.cq),
             srqs: Table::new(1, limits.srq),

@@ -8,12 +8,13 @@ use crate::{
     command::memory::Resolution,
     context::Context,
     event::names_port,
+    flow::FlowTable,
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
     qp::Qp,
     rate::{Pacer, RateLimit},
     resources::{Port, Resources},
-    segment::{Body, DATAGRAM_MTU, Gid, Group, LOCAL_MTU, Path, Segment},
+    segment::{Body, DATAGRAM_MTU, Gid, Group, LOCAL_MTU, Path, Payload, Segment},
     state::wire,
     subnet::{HcaPort, PortAnswer, PortRequest, Violation},
     table::Table,
@@ -83,6 +84,8 @@ pub struct RnicConfig {
     pub doorbell_pages: u32,
     /// Maximum path MTU, which is also the maximum length of a datagram.
     pub max_mtu: Mtu,
+    /// Largest number of bytes after the header and the tag of an Ethernet frame of the port's network.
+    pub frame_mtu: u16,
     /// How messages are divided into segments.
     pub segmentation: Segmentation,
     /// Link layer of the port.
@@ -110,6 +113,7 @@ impl Default for RnicConfig {
             recovery: Recovery::default(),
             features: Features::ALL,
             max_mtu: Mtu::Mtu4096,
+            frame_mtu: 9000,
             limits: Limits::default(),
             seed: [0; 32],
         }
@@ -229,6 +233,8 @@ pub struct Snapshot {
     pub attachments: usize,
     /// Counter sets.
     pub counter_sets: u32,
+    /// Flows.
+    pub flows: usize,
     /// Queue pairs with work.
     pub ready_qps: usize,
     /// Host ranges used by page lists.
@@ -250,6 +256,10 @@ pub struct Engine {
     pub(crate) pds: Table<Pd>,
     pub(crate) xrcds: Table<Xrcd>,
     pub(crate) qps: QueuePairs,
+    pub(crate) flows: FlowTable,
+    /// Queue pairs that get a frame. Kept only to reuse the allocation.
+    #[serde(skip)]
+    steered: Vec<u32>,
     /// Number of host ranges used by all page lists.
     pub(crate) translations: usize,
     /// Page list of a command that takes several turns.
@@ -294,12 +304,19 @@ impl Engine {
             config.seed,
         );
         resources.mtu = config.max_mtu;
+        resources.frame_mtu = config.frame_mtu;
         if infiniband {
             resources.subnet = Some(Box::default());
             // The link is down until the subnet manager brings the port up.
             resources.port.link = false;
         }
         resources.recovers_selectively = config.recovery == Recovery::Selective;
+        // No two devices have the same seed.
+        let generation = config
+            .seed
+            .first_chunk()
+            .copied()
+            .map_or(0, u64::from_le_bytes);
         config.seed = [0; 32];
         Self {
             resources,
@@ -315,6 +332,8 @@ impl Engine {
                 ready: VecDeque::new(),
                 held_back: VecDeque::new(),
             },
+            flows: FlowTable::new(generation),
+            steered: Vec::new(),
             translations: 0,
             resolution: None,
             polled: Vec::new(),
@@ -517,8 +536,8 @@ impl Engine {
         found
     }
 
-    /// Receives a segment for a GID of this device. `io.outbox` takes back its payload. The caller must call
-    /// [`poll`](Self::poll) afterwards.
+    /// Receives a segment for a GID of this device, or a frame that arrived at its port. `io.outbox` takes back its payload.
+    /// The caller must call [`poll`](Self::poll) afterwards.
     pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
         if self.resources.faults.is_busy() {
@@ -530,6 +549,10 @@ impl Engine {
     /// Processes a segment that no fault holds back.
     pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.note_arrived(&segment);
+        if matches!(segment.body, Body::Frame) {
+            self.receive_frame(&segment, io);
+            return io.outbox.recycle(segment.payload);
+        }
         if segment.path.is_multicast() {
             // The device's own packets were delivered when they were sent.
             if !self.is_own(&segment.path) {
@@ -573,6 +596,37 @@ impl Engine {
         self.resources.faults.act_for(None);
         self.resources.counters.act_for(None);
         Some(result)
+    }
+
+    /// Returns whether queue pairs can send and receive whole frames.
+    pub(crate) fn has_raw_packets(&self) -> bool {
+        self.config.features.raw_packets && self.resources.subnet.is_none()
+    }
+
+    /// Returns the flows, which determine the frames that queue pairs of this device get.
+    pub fn flows(&self) -> &FlowTable {
+        &self.flows
+    }
+
+    /// Delivers a frame to all queue pairs to which flows direct it.
+    fn receive_frame<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
+        let frame: &[u8] = match &segment.payload {
+            Payload::Bytes(bytes) => bytes,
+            Payload::Frame(bytes) => bytes,
+            Payload::Empty | Payload::Ranges(_) => &[],
+        };
+        let mut qpns = std::mem::take(&mut self.steered);
+        if self.resources.port.is_active() {
+            self.flows.steer(frame, &mut qpns);
+        }
+        if qpns.is_empty() {
+            self.resources.counters.count(Counter::Dropped);
+        }
+        for qpn in qpns.drain(..) {
+            self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
+            self.qps.schedule(qpn);
+        }
+        self.steered = qpns;
     }
 
     /// Delivers a datagram to all members of its group. It does not count as dropped if there are none.
@@ -932,6 +986,7 @@ impl Engine {
             qps: self.qps.len(),
             attachments: self.resources.groups.attachments(),
             counter_sets: self.resources.counters.sets(),
+            flows: self.flows.len(),
             ready_qps: self.qps.ready.len(),
             translations: self.translations,
             kept_bytes: self.resources.kept.bytes(),

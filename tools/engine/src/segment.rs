@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use vrnic_wire::{
     memory::access,
-    port::{is_multicast, is_multicast_lid},
+    port::{DEFAULT_PKEY, is_multicast, is_multicast_lid},
     work::{Selectivity, placement},
 };
 
@@ -377,6 +377,9 @@ pub enum Body {
     },
     /// A packet with this opcode of the reliable connection, which is reserved or whose operation does not exist.
     Unknown(u8),
+    /// A whole Ethernet frame, from the destination address on, which is the payload. It belongs to no RDMA transport: the
+    /// other parts of the segment have no meaning.
+    Frame,
     /// Congestion notification packet: packets of the connection were marked (annex A17, 9).
     CongestionNotification,
 }
@@ -616,6 +619,26 @@ pub struct Segment<'a> {
     pub payload: Payload<'a>,
     /// What a fault did to it.
     pub touched: Touched,
+}
+
+impl<'a> Segment<'a> {
+    /// Creates a segment with a whole Ethernet frame, from the destination address on.
+    pub fn of_frame(frame: Payload<'a>) -> Self {
+        Self {
+            path: Path::default(),
+            source_qpn: 0,
+            destination_qpn: 0,
+            pkey: DEFAULT_PKEY,
+            psn: Psn::default(),
+            solicited: false,
+            ack_request: false,
+            migrated: true,
+            service: Service::Reliable,
+            body: Body::Frame,
+            payload: frame,
+            touched: Touched::NOT,
+        }
+    }
 }
 
 impl Segment<'_> {

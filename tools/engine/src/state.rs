@@ -32,7 +32,7 @@ use std::{
     marker::PhantomData,
 };
 use vrnic_wire::{
-    command::{self, ContextKind, MwType},
+    command::{self, ContextKind, FlowType, MwType},
     completion::{self, Cqe},
     event::{AsyncEvent, EventType},
     memory::PageList,
@@ -171,6 +171,7 @@ written_as_number!(
     EventType,
     Migration,
     Mtu,
+    FlowType,
     MwType,
     PortState,
     QpState,

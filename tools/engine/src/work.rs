@@ -228,6 +228,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
         QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi => {
             matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
         }
+        QpType::RawPacket => opcode == SendOpcode::Send,
         QpType::XrcTarget => false,
         QpType::UnreliableConnection => matches!(
             opcode,

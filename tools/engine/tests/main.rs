@@ -26,6 +26,7 @@ mod port;
 mod programs;
 mod random;
 mod rate;
+mod raw;
 mod recording;
 mod reliable;
 mod shared;

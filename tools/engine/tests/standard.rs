@@ -39,6 +39,7 @@ const TYPES: &[QpType] = &[
     UnreliableDatagram,
     QpType::XrcInitiator,
     QpType::XrcTarget,
+    QpType::RawPacket,
 ];
 
 /// Attributes that a transition requires and those that it also allows.
@@ -119,6 +120,7 @@ fn type_names(qp_type: QpType) -> &'static [&'static str] {
         Gsi | QpType::Smi => &["GSI"],
         QpType::XrcInitiator => &["INI", "XRC"],
         QpType::XrcTarget => &["TGT", "XRC"],
+        QpType::RawPacket => &["RAW"],
     }
 }
 

@@ -16,14 +16,15 @@ use vrnic_engine::{
 use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid, Command,
-        CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
-        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
-        DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
-        DetachMulticast, MAD_LENGTH, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths,
-        ModifySrq, NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters,
-        QueryDevice, QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq,
-        QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell,
-        SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
+        CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreateFlow,
+        CreatePd, CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
+        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
+        DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH, MapPages, ModifyCq,
+        ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryGids, QueryPkeys, QueryPort, QueryQp,
+        QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
+        mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -97,7 +98,7 @@ fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
             objects,
             seen.srqs,
             keys,
-            (seen.attachments, seen.counter_sets),
+            (seen.attachments, seen.counter_sets, seen.flows),
             seen.translations,
         )
     };
@@ -296,6 +297,8 @@ impl Scene {
             CommandCode::DestroyCounterSet => {
                 objects.counter_sets.retain(|&number| number != named(0));
             }
+            CommandCode::CreateFlow => objects.flows.push(first_word(&reply)),
+            CommandCode::DestroyFlow => objects.flows.retain(|&number| number != named(0)),
             CommandCode::CreateXrcd => objects.xrcds.push(first_word(&reply)),
             CommandCode::DestroyXrcd => objects.xrcds.retain(|&number| number != named(0)),
             CommandCode::CreateSrq | CommandCode::CreateXrcSrq => {
@@ -676,7 +679,7 @@ impl Scene {
                 } else {
                     0
                 };
-                let qp_type = input.pick(&[2, 2, 4, 1, 3, 0, 9, 10]);
+                let qp_type = input.pick(&[2, 2, 4, 1, 3, 0, 8, 9, 10]);
                 let xrcdn = any(&self.objects.xrcds, input).into();
                 let send_cqn = any(&self.objects.cqs, input).into();
                 let recv_cqn = any(&self.objects.cqs, input).into();
@@ -775,6 +778,29 @@ impl Scene {
             }),
             CommandCode::DestroyQp => bytes_of(DestroyQp {
                 qpn: any(&self.objects.qps, input).into(),
+                reserved,
+            }),
+            CommandCode::CreateFlow => {
+                let mut mask = FlowFields::default();
+                let mut value = FlowFields::default();
+                for _ in 0..input.below(4) {
+                    let at = input.below(size_of::<FlowFields>());
+                    mask.as_mut_bytes()[at] = input.take();
+                    value.as_mut_bytes()[at] = mask.as_bytes()[at] & input.take::<u8>();
+                }
+                bytes_of(CreateFlow {
+                    qpn: any(&self.objects.qps, input).into(),
+                    flow_type: input.pick(&[0, 0, 0, 1, 2, 3]),
+                    port: 1,
+                    priority: (input.below(3) as u16).into(),
+                    flags: input.pick(&[0, 0, 2, 4]).into(),
+                    reserved,
+                    value,
+                    mask,
+                })
+            }
+            CommandCode::DestroyFlow => bytes_of(DestroyFlow {
+                flow: any(&self.objects.flows, input).into(),
                 reserved,
             }),
             CommandCode::CreateXrcd => bytes_of(CreateXrcd::default()),

@@ -32,6 +32,8 @@ pub struct Objects {
     pub counter_sets: Vec<u32>,
     /// XRC domains.
     pub xrcds: Vec<u32>,
+    /// Flows, which go with their queue pairs.
+    pub flows: Vec<u32>,
 }
 
 impl Objects {

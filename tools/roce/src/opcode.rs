@@ -42,6 +42,8 @@ const UNRELIABLE: u8 = 0x20;
 const DATAGRAM: u8 = 0x64;
 const DATAGRAM_IMMEDIATE: u8 = 0x65;
 const CONGESTION_NOTIFICATION: u8 = 0x81;
+/// Stands for the opcode of what has none. No transport has this one.
+const NO_OPCODE: u8 = 0xff;
 
 /// Difference between an opcode of XRC and that of RC (annex A14).
 const XRC: u8 = 0xa0;
@@ -157,6 +159,7 @@ fn reliable_opcode_of(body: &Body) -> u8 {
             Some(_) => DATAGRAM_IMMEDIATE,
         },
         Body::Unknown(opcode) => opcode,
+        Body::Frame => NO_OPCODE,
         Body::CongestionNotification => CONGESTION_NOTIFICATION,
     }
 }
@@ -201,6 +204,7 @@ fn reliable_opcode_name(body: &Body) -> &'static str {
         DATAGRAM => "UD SEND Only",
         DATAGRAM_IMMEDIATE => "UD SEND Only with Immediate",
         CONGESTION_NOTIFICATION => "Congestion Notification",
+        NO_OPCODE => "Ethernet frame",
         _ => "reserved opcode",
     }
 }
@@ -224,7 +228,7 @@ pub(crate) fn extended_length(segment: &Segment<'_>) -> usize {
         Body::Acknowledge(_) => size_of::<Aeth>(),
         Body::AtomicAcknowledge { .. } => size_of::<Aeth>() + size_of::<U64>(),
         Body::Datagram { immediate: i, .. } => size_of::<Deth>() + immediate(i),
-        Body::Unknown(_) => 0,
+        Body::Unknown(_) | Body::Frame => 0,
         Body::CongestionNotification => size_of::<CongestionReserved>(),
     };
     service + body
@@ -290,6 +294,8 @@ pub(crate) fn write_extended(
             optional(immediate, writer)
         }
         Body::Unknown(_) => Ok(()),
+        // Only the frame itself can be sent.
+        Body::Frame => Err(EncodeError::Headers),
         Body::CongestionNotification => writer.header(CongestionReserved::default()),
     }
 }

@@ -142,9 +142,14 @@ impl Device {
             } else {
                 0
             },
-            features: all_without(&settings.without),
+            features: Features {
+                // No frames reach the engine yet.
+                raw_packets: false,
+                ..all_without(&settings.without)
+            },
             limits,
             max_mtu,
+            frame_mtu: 0,
             segmentation: match settings.fabric {
                 FabricKind::Local => Segmentation::Local,
                 FabricKind::Roce | FabricKind::Infiniband => Segmentation::PathMtu,

@@ -80,6 +80,9 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if qp_type == QpType::Smi && rnic.resources.subnet.is_none() {
         return Err(Cause::QpTypeAbsent);
     }
+    if qp_type == QpType::RawPacket && !rnic.has_raw_packets() {
+        return Err(Cause::QpTypeAbsent);
+    }
     if is_xrc(qp_type) && !rnic.config.features.has_xrc() {
         return Err(Cause::QpTypeAbsent);
     }
@@ -338,6 +341,7 @@ impl Execute for DestroyQp {
         rnic.resources.timers.forget(qpn, qp.reminder);
         rnic.resources.keys.forget_queue_pair(qpn);
         rnic.resources.groups.forget(qpn);
+        rnic.flows.forget(qpn);
         rnic.resources.held.forget(qpn);
         rnic.resources.kept.forget(qpn);
         rnic.resources.faults.forget_qp(qpn);

@@ -173,6 +173,10 @@ impl Field {
     fn slot<'a>(self, segment: &'a mut Segment<'_>) -> Option<Slot<'a>> {
         let path = &mut segment.path;
         let body = &mut segment.body;
+        if *body == Body::Frame {
+            // It has no headers of the RDMA transport.
+            return None;
+        }
         Some(match self {
             Self::Opcode => match body {
                 Body::Datagram { .. } | Body::CongestionNotification => return None,

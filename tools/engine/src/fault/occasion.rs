@@ -66,11 +66,12 @@ pub enum PacketKind {
     UdSend,
     Cnp,
     Unknown,
+    Frame,
 }
 
 impl PacketKind {
     /// All kinds with their names in descriptions.
-    pub const NAMES: [(&'static str, Self); 14] = [
+    pub const NAMES: [(&'static str, Self); 15] = [
         ("send", Self::Send),
         ("write", Self::Write),
         ("read-request", Self::ReadRequest),
@@ -85,6 +86,7 @@ impl PacketKind {
         ("ud-send", Self::UdSend),
         ("cnp", Self::Cnp),
         ("unknown", Self::Unknown),
+        ("frame", Self::Frame),
     ];
 
     /// Returns the kind of a packet.
@@ -106,6 +108,7 @@ impl PacketKind {
             Body::Datagram { .. } => Self::UdSend,
             Body::CongestionNotification => Self::Cnp,
             Body::Unknown(_) => Self::Unknown,
+            Body::Frame => Self::Frame,
         }
     }
 

@@ -124,7 +124,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "type",
-        "rc, uc, ud, gsi, xrc-ini, xrc-tgt, joined by |",
+        "rc, uc, ud, gsi, raw, xrc-ini, xrc-tgt, joined by |",
         "only queue pairs of this type; faults do not affect QP1 unless gsi or its number is given",
         OF_QPS,
     ),
@@ -162,7 +162,7 @@ pub const KEYS: &[Key] = &[
     key(
         "opcode",
         "packets, joined by |, or request, response",
-        "only packets of these kinds: send, write, read-request, atomic-request, flush, atomic-write, read-response, ack, nak, rnr-nak, atomic-ack, ud-send, cnp, unknown",
+        "only packets of these kinds: send, write, read-request, atomic-request, flush, atomic-write, read-response, ack, nak, rnr-nak, atomic-ack, ud-send, cnp, unknown, frame",
         OF_PACKETS,
     ),
     key(
@@ -648,6 +648,7 @@ impl Spec {
                         ("uc", QpType::UnreliableConnection),
                         ("ud", QpType::UnreliableDatagram),
                         ("gsi", QpType::Gsi),
+                        ("raw", QpType::RawPacket),
                         ("xrc-ini", QpType::XrcInitiator),
                         ("xrc-tgt", QpType::XrcTarget),
                     ];

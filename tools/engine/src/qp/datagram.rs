@@ -76,7 +76,11 @@ impl Qp {
                         opcode: request.opcode,
                         length: request.length.into(),
                     });
-                    let sent = self.send_datagram(&request, &elements, index, resources, io);
+                    let sent = if self.is_raw() {
+                        self.send_frame(&request, &elements, index, resources, io)
+                    } else {
+                        self.send_datagram(&request, &elements, index, resources, io)
+                    };
                     let waits = matches!(sent, Err((_, Cause::PageAbsent)));
                     let denied = waits.then(|| self.demand(Half::Requester, resources));
                     if let Some(Ok(())) = denied {
@@ -200,8 +204,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies the payload of a datagram from memory.
-    fn gather_datagram<M: Memory>(
+    /// Copies the payload of a datagram or frame from memory.
+    pub(super) fn gather_datagram<M: Memory>(
         &self,
         request: &SendRequest,
         elements: &[Sge],
@@ -252,6 +256,29 @@ impl Qp {
         }
     }
 
+    /// Takes the next receive unless one that was not used is left. If there is none, counts a datagram or frame as
+    /// dropped. If it is not valid, the queue pair fails. Returns whether there is a receive.
+    pub(super) fn finds_receive<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> bool {
+        if self.receive.is_taken() {
+            return true;
+        }
+        let taken = self.take_receive(resources, io);
+        if taken == Ok(false) {
+            resources.counters.count(Counter::Dropped);
+            return false;
+        }
+        if let Err(cause) = taken.and_then(|_| self.receive.check()) {
+            let status = Status::LocalQueuePairOperation;
+            self.fail_by_receive(status, cause, resources, io);
+            return false;
+        }
+        true
+    }
+
     /// Receives a datagram. A datagram that does not fit is dropped, and the receive stays for the next one, because
     /// otherwise any sender could break the queue pair. Returns `false` if the datagram has to wait for pages and must
     /// be processed again later.
@@ -275,17 +302,8 @@ impl Qp {
             resources.counters.count(Counter::Dropped);
             return true;
         }
-        if !self.receive.is_taken() {
-            let taken = self.take_receive(resources, io);
-            if taken == Ok(false) {
-                resources.counters.count(Counter::Dropped);
-                return true;
-            }
-            if let Err(cause) = taken.and_then(|_| self.receive.check()) {
-                let status = Status::LocalQueuePairOperation;
-                self.fail_by_receive(status, cause, resources, io);
-                return true;
-            }
+        if !self.finds_receive(resources, io) {
+            return true;
         }
         let total = GRH_LENGTH as u64 + length;
         if length > resources.mtu.bytes().into() || total > self.receive.capacity() {

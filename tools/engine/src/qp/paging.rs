@@ -240,10 +240,10 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) -> bool {
-        if matches!(segment.body, Body::Datagram { .. }) {
-            self.receive_datagram(segment, resources, io)
-        } else {
-            self.take_unacknowledged(segment, resources, io)
+        match segment.body {
+            Body::Datagram { .. } => self.receive_datagram(segment, resources, io),
+            Body::Frame => self.receive_frame(segment, resources, io),
+            _ => self.take_unacknowledged(segment, resources, io),
         }
     }
 }

@@ -25,6 +25,7 @@ pub(super) const MIGRATION: u32 = ALTERNATE_PATH | PATH_MIGRATION_STATE;
 /// Returns the rule of a transition, or `None` if there is no such transition.
 fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     let datagram = matches!(qp_type, UnreliableDatagram | Gsi | Smi);
+    let raw = qp_type == RawPacket;
     // Each end of an XRC connection has one half of a reliable connection.
     let requester = matches!(qp_type, ReliableConnection | XrcInitiator);
     let responder = matches!(qp_type, ReliableConnection | XrcTarget);
@@ -36,13 +37,16 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
         (Reset, Init) => match qp_type {
             Gsi | Smi => rule(PKEY_INDEX | QKEY, PORT),
             UnreliableDatagram => rule(PKEY_INDEX | PORT | QKEY, 0),
+            RawPacket => rule(PORT, 0),
             _ => rule(PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
         },
         (Init, Init) => match qp_type {
             Gsi | Smi => rule(0, PKEY_INDEX | QKEY),
             UnreliableDatagram => rule(0, PKEY_INDEX | PORT | QKEY),
+            RawPacket => rule(0, PORT),
             _ => rule(0, PKEY_INDEX | PORT | ACCESS_FLAGS),
         },
+        (Init, ReadyToReceive) if raw => rule(0, 0),
         (Init, ReadyToReceive) => {
             let connected = ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN;
             if datagram {
@@ -53,6 +57,9 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
                     ALTERNATE_PATH | ACCESS_FLAGS | PKEY_INDEX,
                 )
             }
+        }
+        (ReadyToReceive | ReadyToSend | SendQueueDrain | SendQueueError, ReadyToSend) if raw => {
+            rule(0, CURRENT_STATE)
         }
         (ReadyToReceive, ReadyToSend) => {
             if datagram {
@@ -76,6 +83,7 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
         (SendQueueError, ReadyToSend) if datagram => rule(0, CURRENT_STATE | QKEY),
         (SendQueueError, ReadyToSend) if !reliable => rule(0, CURRENT_STATE | ACCESS_FLAGS),
         (ReadyToSend, SendQueueDrain) => rule(0, EN_SQD_ASYNC_NOTIFY),
+        (SendQueueDrain, SendQueueDrain) if raw => rule(0, 0),
         (SendQueueDrain, SendQueueDrain) => {
             let connected = ADDRESS_VECTOR | ACCESS_FLAGS | PKEY_INDEX | MIGRATION;
             if datagram {

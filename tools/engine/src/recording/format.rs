@@ -5,6 +5,7 @@
 use super::digest::Digest;
 use crate::{
     fault::{self, Faults, Kind},
+    flow::FRAME_HEADERS,
     limits::{Features, Limits},
     memory::{HostRange, RegionId},
     psn::Psn,
@@ -26,15 +27,18 @@ use vrnic_wire::port::Mtu;
 /// First bytes of a recording.
 pub const MAGIC: [u8; 8] = *b"VRNICREC";
 
-/// Version of the format. Older versions can be read too: the first had no states, and both older ones had each path in
-/// full and bytewise digests.
-pub const VERSION: u8 = 3;
+/// Version of the format. Older versions can be read too: the first had no states, the first two had each path in full
+/// and bytewise digests, and the first three had no frames.
+pub const VERSION: u8 = 4;
 
 /// Last version with each path in full and bytewise digests.
 pub(crate) const BYTEWISE: u8 = 2;
 
+/// Last version without frames.
+const WITHOUT_FRAMES: u8 = 3;
+
 /// Longest payload in bytes that is recorded. Only the length of longer ones is recorded, and they are zeros in a
-/// replay. The engine never interprets payload that is longer than 8 bytes.
+/// replay, except for the headers of frames. The engine never interprets other payload that is longer than 8 bytes.
 pub const KEPT_PAYLOAD: usize = 64;
 
 /// Largest payload in bytes that a recording may have.
@@ -323,6 +327,7 @@ impl Header {
             completion_vectors,
             doorbell_pages,
             max_mtu,
+            frame_mtu,
             segmentation,
             link_layer,
             recovery,
@@ -335,6 +340,9 @@ impl Header {
         out.number((*completion_vectors).into());
         out.number((*doorbell_pages).into());
         out.byte(max_mtu.raw());
+        if self.version > WITHOUT_FRAMES {
+            out.number((*frame_mtu).into());
+        }
         out.byte(match (link_layer, segmentation) {
             (LinkLayer::Ethernet, Segmentation::Local) => 0,
             (LinkLayer::Ethernet, Segmentation::PathMtu) => 1,
@@ -376,6 +384,10 @@ impl Header {
             completion_vectors: from.small()?,
             doorbell_pages: from.small()?,
             max_mtu: Mtu::try_from(from.byte()?).or_else(|_| from.bad("unknown MTU"))?,
+            frame_mtu: match version {
+                0..=WITHOUT_FRAMES => 0,
+                _ => from.small()?,
+            },
             segmentation: Segmentation::Local,
             link_layer: LinkLayer::Ethernet,
             recovery: Recovery::default(),
@@ -625,6 +637,8 @@ fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
                 put_range(out, range);
             }
         }
+        Payload::Bytes(bytes) if *body == Body::Frame => put_frame(out, bytes),
+        Payload::Frame(bytes) if *body == Body::Frame => put_frame(out, bytes),
         Payload::Bytes(bytes) => put_payload(out, bytes),
         Payload::Frame(bytes) => put_payload(out, bytes),
     }
@@ -653,6 +667,18 @@ fn put_payload(out: &mut impl Put, bytes: &[u8]) {
         out.byte(3);
         out.number(bytes.len() as u64);
     }
+}
+
+/// Appends a frame, whose headers decide where it goes.
+fn put_frame(out: &mut impl Put, bytes: &[u8]) {
+    let Some((headers, rest)) = bytes.split_at_checked(FRAME_HEADERS) else {
+        out.byte(4);
+        out.string(bytes);
+        return out.number(0);
+    };
+    out.byte(4);
+    out.string(headers);
+    out.number(rest.len() as u64);
 }
 
 pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
@@ -775,6 +801,17 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
             length @ 0..=MAX_PAYLOAD => Payload::Bytes(vec![0; length as usize]),
             _ => return from.bad("a payload is too long"),
         },
+        4 => {
+            let mut bytes = match from.string()? {
+                bytes if bytes.len() <= FRAME_HEADERS => bytes.to_vec(),
+                _ => return from.bad("a payload is too long"),
+            };
+            match from.number()? {
+                rest @ 0..=MAX_PAYLOAD => bytes.resize(bytes.len() + rest as usize, 0),
+                _ => return from.bad("a payload is too long"),
+            }
+            Payload::Bytes(bytes)
+        }
         _ => return from.bad("unknown kind of payload"),
     };
     let kind = match from.text()? {
@@ -1061,6 +1098,7 @@ fn put_body(out: &mut impl Put, body: &Body) {
             out.byte(*opcode);
         }
         Body::CongestionNotification => out.byte(11),
+        Body::Frame => out.byte(12),
     }
 }
 
@@ -1114,6 +1152,7 @@ fn take_body(from: &mut Take<'_>) -> Taken<Body> {
         },
         10 => Body::Unknown(from.byte()?),
         11 => Body::CongestionNotification,
+        12 => Body::Frame,
         _ => return from.bad("unknown packet"),
     })
 }

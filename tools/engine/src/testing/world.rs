@@ -459,6 +459,7 @@ impl World {
             ],
             QpType::Smi | QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
             QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
+            QpType::RawPacket => [PORT, 0, 0],
         };
         for &state in states {
             let mask = match state {
@@ -676,8 +677,24 @@ impl World {
         }
     }
 
-    /// Delivers a segment to the device that has its GID, or to all.
+    /// Delivers a segment to the device that has its GID, or to all. A frame is for the devices with flows that match it.
     pub fn deliver(&mut self, segment: Segment) {
+        if let (Body::Frame, Payload::Bytes(frame)) = (segment.body, &segment.payload) {
+            for node in &mut self.nodes {
+                let mut qpns = Vec::new();
+                node.rnic.flows().steer(frame, &mut qpns);
+                if !qpns.is_empty() {
+                    let mut io = Io {
+                        memory: &node.guest.view,
+                        now: self.now,
+                        outbox: &mut self.outbox,
+                    };
+                    node.rnic.receive(segment.clone(), &mut io);
+                }
+            }
+            self.delivered += 1;
+            return self.outbox.recycle(segment.payload);
+        }
         let destination = segment.path.destination;
         if segment.path.is_multicast() {
             for node in &mut self.nodes {

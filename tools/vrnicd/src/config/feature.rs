@@ -47,6 +47,8 @@ pub enum Feature {
     PathMigration,
     /// Rate limits of queue pairs.
     RateLimits,
+    /// Queue pairs for whole Ethernet frames, and flows.
+    RawPackets,
 }
 
 impl Feature {
@@ -72,6 +74,7 @@ impl Feature {
             Self::NestedPaging => config::F_NESTED_PAGING,
             Self::PathMigration => config::F_PATH_MIGRATION,
             Self::RateLimits => config::F_RATE_LIMITS,
+            Self::RawPackets => config::F_RAW_PACKETS,
         }
     }
 }
@@ -100,7 +103,7 @@ mod tests {
         let names = "without = ['memory-extensions', 'memory-windows', 'reregistration', 'shared-receive-queues', \
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
-                     'context-names', 'nested-paging', 'path-migration', 'rate-limits']";
+                     'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

@@ -329,6 +329,7 @@ fn qp(qp: QpSnapshot) -> Qp {
         QpType::ReliableConnection => "RC",
         QpType::UnreliableConnection => "UC",
         QpType::UnreliableDatagram => "UD",
+        QpType::RawPacket => "RAW",
         QpType::XrcInitiator => "XRC_INI",
         QpType::XrcTarget => "XRC_TGT",
     };

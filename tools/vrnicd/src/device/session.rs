@@ -283,6 +283,8 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::CreateXrcd => of::<command::CreateXrcd>(),
             CommandCode::DestroyXrcd => of::<command::DestroyXrcd>(),
             CommandCode::CreateXrcSrq => of::<command::CreateXrcSrq>(),
+            CommandCode::CreateFlow => of::<command::CreateFlow>(),
+            CommandCode::DestroyFlow => of::<command::DestroyFlow>(),
         },
         _ => 0,
     };

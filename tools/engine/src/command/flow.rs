@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Commands about flows.
+
+use super::{Execute, done, reserved};
+use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
+use vrnic_wire::{
+    command::{CreateFlow, DestroyFlow, Empty, FlowCreated},
+    qp::QpType,
+};
+
+/// Returns the error of an unknown command unless there are raw packets.
+fn check_feature(rnic: &Engine) -> Result<(), Cause> {
+    let negotiated = rnic.has_raw_packets();
+    negotiated.then_some(()).ok_or(Cause::CommandCode)
+}
+
+impl Execute for CreateFlow {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        _: &mut Io<'_, M>,
+    ) -> Result<FlowCreated, Cause> {
+        check_feature(rnic)?;
+        reserved(self.reserved)?;
+        if self.port != 1 {
+            return Err(Cause::UnknownPort);
+        }
+        let qp = rnic.qps.get(self.qpn.get()).ok_or(Cause::UnknownQp)?;
+        if qp.created().qp_type != QpType::RawPacket {
+            return Err(Cause::QpType);
+        }
+        let flow = rnic.flows.add(&self)?;
+        Ok(FlowCreated {
+            flow: flow.into(),
+            reserved: 0.into(),
+        })
+    }
+}
+
+impl Execute for DestroyFlow {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        check_feature(rnic)?;
+        reserved(self.reserved)?;
+        if rnic.flows.remove(self.flow.get()) {
+            done()
+        } else {
+            Err(Cause::UnknownFlow)
+        }
+    }
+}

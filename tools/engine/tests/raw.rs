@@ -1,0 +1,752 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Raw packets: what queue pairs send and receive, and to which of them flows direct a frame. The flows are compared with
+//! a model that knows what is in a frame because it made the frame.
+
+use proptest::{collection::vec, option, prelude::*, sample::select};
+use vrnic_engine::{
+    Cause, Features, RnicConfig,
+    flow::{MAX_FLOWS, MAX_SHARED_FLOWS},
+    recording::replay,
+    testing::{DatagramEnd, Send, World},
+};
+use vrnic_wire::{
+    command::{CreateFlow, DestroyFlow, DestroyQp, FlowFields, FlowType, Status, flow_flags},
+    completion::{Opcode, Status as Done},
+    counter::Counter,
+    qp::{QpState, QpType, attribute},
+    work::SendOpcode,
+};
+
+const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+fn end(world: &mut World, node: usize) -> DatagramEnd {
+    DatagramEnd::new(world, node, QpType::RawPacket, 0, 65536)
+}
+
+/// Returns a flow for frames to this address.
+fn to(end: &DatagramEnd, mac: [u8; 6]) -> CreateFlow {
+    CreateFlow {
+        qpn: end.qp.qpn.into(),
+        port: 1,
+        value: FlowFields {
+            destination_mac: mac,
+            ..FlowFields::default()
+        },
+        mask: FlowFields {
+            destination_mac: [0xff; 6],
+            ..FlowFields::default()
+        },
+        ..CreateFlow::default()
+    }
+}
+
+fn try_add(world: &mut World, node: usize, flow: CreateFlow) -> Result<u32, (Status, Cause)> {
+    let node = &mut world.nodes[node];
+    let created = node.guest.command(&mut node.rnic, flow)?;
+    Ok(created.flow.get())
+}
+
+fn add(world: &mut World, node: usize, flow: CreateFlow) -> u32 {
+    try_add(world, node, flow).expect("flow")
+}
+
+fn remove(world: &mut World, node: usize, flow: u32) -> Result<(), (Status, Cause)> {
+    let node = &mut world.nodes[node];
+    let request = DestroyFlow {
+        flow: flow.into(),
+        ..DestroyFlow::default()
+    };
+    node.guest.command(&mut node.rnic, request).map(|_| ())
+}
+
+fn frame(to: [u8; 6], length: usize) -> Vec<u8> {
+    let mut frame = [&to[..], &A, &[0x88, 0xb5]].concat();
+    frame.extend((14..length).map(|index| index as u8));
+    frame
+}
+
+/// Sends a frame from memory, in two parts, and returns the status.
+fn send(world: &mut World, end: &mut DatagramEnd, frame: &[u8]) -> (Done, Option<Cause>) {
+    end.mr.arena.put(0, frame);
+    let middle = frame.len() / 2;
+    let request = Send::new(1, SendOpcode::Send)
+        .element(end.mr.sge(0, middle))
+        .element(end.mr.sge(middle, frame.len() - middle));
+    end.send(world, &request);
+    world.settle();
+    let done = end.send_cq.poll().expect("completion");
+    assert_eq!((done.wr_id, done.opcode), (1, Opcode::Send));
+    (done.status, done.cause)
+}
+
+/// Returns the frames that came to receives at 32 KiB and up, whose `wr_id` is their offset.
+fn got(end: &mut DatagramEnd) -> Vec<Vec<u8>> {
+    let done = end.recv_cq.drain();
+    done.iter()
+        .map(|cqe| {
+            assert_eq!((cqe.status, cqe.opcode), (Done::Success, Opcode::Receive));
+            assert_eq!((cqe.flags, cqe.source_qpn), (0, 0));
+            end.mr.arena.get(cqe.wr_id as usize, cqe.length as usize)
+        })
+        .collect()
+}
+
+fn receive(world: &mut World, end: &mut DatagramEnd, length: usize) {
+    end.receive(world, 32768, 32768, length);
+}
+
+fn dropped(world: &World, node: usize) -> u64 {
+    world.nodes[node].rnic.counters()[Counter::Dropped as usize]
+}
+
+#[test]
+fn frames_arrive_as_they_were_sent() {
+    let mut world = World::pair(1);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    add(&mut world, 1, to(&b, B));
+    for length in [14, 60, 64, 82, 83, 1514, 9014] {
+        receive(&mut world, &mut b, 9100);
+        let frame = frame(B, length);
+        assert_eq!(send(&mut world, &mut a, &frame).0, Done::Success);
+        assert_eq!(got(&mut b), [frame]);
+    }
+    receive(&mut world, &mut b, 9100);
+    let inline = frame(B, 100);
+    a.send(&mut world, &Send::new(2, SendOpcode::Send).inline(&inline));
+    world.settle();
+    assert_eq!(a.send_cq.drain()[0].status, Done::Success);
+    assert_eq!(got(&mut b), [inline]);
+    assert_eq!(dropped(&world, 1), 0);
+}
+
+#[test]
+fn a_frame_has_a_header_and_fits_the_network() {
+    let config = RnicConfig {
+        frame_mtu: 1500,
+        ..RnicConfig::default()
+    };
+    let tagged = |length| {
+        let mut frame = frame(B, length);
+        frame[12..14].copy_from_slice(&[0x81, 0]);
+        frame
+    };
+    let cases = [
+        (frame(B, 14)[..13].to_vec(), Some(Cause::FrameLength)),
+        (Vec::new(), Some(Cause::FrameLength)),
+        (frame(B, 14), None),
+        (frame(B, 1514), None),
+        (frame(B, 1515), Some(Cause::WqeLength)),
+        (tagged(1518), None),
+        (tagged(1519), Some(Cause::WqeLength)),
+    ];
+    for (frame, cause) in cases {
+        let mut world = World::new(2, 512, &config, 2);
+        let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+        add(&mut world, 1, to(&b, B));
+        receive(&mut world, &mut b, 9100);
+        let length = frame.len();
+        let (status, why) = send(&mut world, &mut a, &frame);
+        assert_eq!(why, cause, "{length}");
+        let qpn = a.qp.qpn;
+        if cause.is_none() {
+            assert_eq!(status, Done::Success, "{length}");
+            assert_eq!(got(&mut b), [frame]);
+            assert_eq!(world.state(0, qpn), QpState::ReadyToSend);
+        } else {
+            assert_eq!(status, Done::LocalLength, "{length}");
+            assert_eq!(got(&mut b), [b""; 0]);
+            assert_eq!(world.state(0, qpn), QpState::SendQueueError);
+        }
+    }
+}
+
+#[test]
+fn nothing_but_sends_is_an_operation() {
+    for &opcode in SendOpcode::ALL {
+        let mut world = World::pair(3);
+        let mut a = end(&mut world, 0);
+        a.mr.arena.put(0, &frame(B, 60));
+        let mut request = Send::new(1, opcode);
+        if opcode.has_elements() {
+            request = request.element(a.mr.sge(0, 60));
+        }
+        a.send(&mut world, &request);
+        world.settle();
+        let expected = match opcode {
+            SendOpcode::Send => Done::Success,
+            _ => Done::LocalQueuePairOperation,
+        };
+        assert_eq!(a.send_cq.drain()[0].status, expected, "{opcode:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_received_is_dropped_and_counted() {
+    let mut world = World::pair(4);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    let flow = add(&mut world, 1, to(&b, B));
+    send(&mut world, &mut a, &frame(B, 60));
+    assert_eq!(dropped(&world, 1), 1, "no receive");
+    receive(&mut world, &mut b, 99);
+    send(&mut world, &mut a, &frame(B, 100));
+    assert_eq!(dropped(&world, 1), 2, "too long");
+    send(&mut world, &mut a, &frame(B, 99));
+    assert_eq!(got(&mut b), [frame(B, 99)], "the receive stayed");
+    send(&mut world, &mut a, &frame(A, 60));
+    assert_eq!(dropped(&world, 1), 2, "not for this device at all");
+
+    receive(&mut world, &mut b, 99);
+    let error = vrnic_wire::qp::QpAttributes {
+        mask: attribute::STATE.into(),
+        state: QpState::Error.raw(),
+        ..World::attributes(0, 0)
+    };
+    world.modify(1, b.qp.qpn, error);
+    send(&mut world, &mut a, &frame(B, 60));
+    assert_eq!(dropped(&world, 1), 3, "in the error state");
+    assert_eq!(b.recv_cq.drain()[0].status, Done::Flushed);
+    remove(&mut world, 1, flow).expect("it is there");
+    assert_eq!(
+        remove(&mut world, 1, flow),
+        Err((Status::NotFound, Cause::UnknownFlow))
+    );
+    send(&mut world, &mut a, &frame(B, 60));
+    assert_eq!(dropped(&world, 1), 3, "no flow");
+}
+
+#[test]
+fn a_datagram_does_not_reach_a_raw_queue_pair() {
+    let mut world = World::pair(5);
+    let mut b = end(&mut world, 1);
+    let mut a = DatagramEnd::new(&mut world, 0, QpType::UnreliableDatagram, 0, 8192);
+    receive(&mut world, &mut b, 9100);
+    let address = vrnic_wire::work::AddressVector {
+        dgid: vrnic_engine::testing::gid_of(1),
+        ..Default::default()
+    };
+    let request = Send::new(1, SendOpcode::Send)
+        .inline(b"text")
+        .datagram(address, b.qp.qpn, 0);
+    a.send(&mut world, &request);
+    world.settle();
+    assert_eq!(a.send_cq.drain()[0].status, Done::Success);
+    assert_eq!(dropped(&world, 1), 1);
+    assert!(b.recv_cq.drain().is_empty());
+}
+
+#[test]
+fn flows_end_with_their_queue_pair() {
+    let mut world = World::pair(6);
+    let (b, other) = (end(&mut world, 1), end(&mut world, 1));
+    for _ in 0..3 {
+        add(&mut world, 1, to(&b, B));
+    }
+    let kept = add(&mut world, 1, to(&other, B));
+    let node = &mut world.nodes[1];
+    let request = DestroyQp {
+        qpn: b.qp.qpn.into(),
+        ..DestroyQp::default()
+    };
+    node.guest
+        .command(&mut node.rnic, request)
+        .expect("destroyed");
+    assert_eq!(node.rnic.snapshot().flows, 1);
+    let mut qpns = Vec::new();
+    assert!(!node.rnic.flows().steer(&frame(B, 60), &mut qpns));
+    assert_eq!(qpns, [other.qp.qpn]);
+    remove(&mut world, 1, kept).expect("it is there");
+}
+
+#[test]
+fn each_fault_of_a_command_about_flows_has_its_status() {
+    let mut world = World::pair(7);
+    let b = end(&mut world, 1);
+    let datagram = DatagramEnd::new(&mut world, 1, QpType::UnreliableDatagram, 0, 4096);
+    let good = to(&b, B);
+    let with = |change: &dyn Fn(&mut CreateFlow)| {
+        let mut flow = good;
+        change(&mut flow);
+        flow
+    };
+    let default = CreateFlow {
+        flow_type: FlowType::AllDefault.raw(),
+        value: FlowFields::default(),
+        mask: FlowFields::default(),
+        ..good
+    };
+    use Status::{InvalidArgument, Malformed, NotFound};
+    let cases: Vec<(CreateFlow, Status)> = vec![
+        (with(&|flow| flow.qpn = 0xfff.into()), NotFound),
+        (with(&|flow| flow.port = 2), NotFound),
+        (with(&|flow| flow.port = 0), NotFound),
+        (with(&|flow| flow.reserved = 1.into()), Malformed),
+        (with(&|flow| flow.value.reserved = 1), Malformed),
+        (with(&|flow| flow.mask.reserved_tail[3] = 1), Malformed),
+        (
+            with(&|flow| flow.qpn = datagram.qp.qpn.into()),
+            InvalidArgument,
+        ),
+        (with(&|flow| flow.flow_type = 3), InvalidArgument),
+        (with(&|flow| flow.flags = 4.into()), InvalidArgument),
+        (with(&|flow| flow.value.protocol = 1), InvalidArgument),
+        (with(&|flow| flow.flow_type = 1), InvalidArgument),
+        (
+            CreateFlow {
+                priority: 1.into(),
+                ..default
+            },
+            InvalidArgument,
+        ),
+        (
+            CreateFlow {
+                flags: flow_flags::DONT_TRAP.into(),
+                ..default
+            },
+            InvalidArgument,
+        ),
+    ];
+    for (index, (flow, status)) in cases.into_iter().enumerate() {
+        let refused = try_add(&mut world, 1, flow).map_err(|(status, _)| status);
+        assert_eq!(refused, Err(status), "{index}");
+    }
+    assert!(world.nodes[1].rnic.flows().is_empty());
+    add(&mut world, 1, good);
+    add(&mut world, 1, default);
+
+    let features = Features {
+        raw_packets: false,
+        ..Features::ALL
+    };
+    let config = RnicConfig {
+        features,
+        ..RnicConfig::default()
+    };
+    let mut world = World::new(1, 512, &config, 8);
+    let refused = try_add(&mut world, 0, good);
+    assert_eq!(refused, Err((Status::Unsupported, Cause::CommandCode)));
+    let refused = remove(&mut world, 0, 1);
+    assert_eq!(refused, Err((Status::Unsupported, Cause::CommandCode)));
+    let node = &mut world.nodes[0];
+    let cqn = node.guest.cq(&mut node.rnic, 4, 0).cqn;
+    let options = vrnic_engine::testing::QpOptions {
+        qp_type: QpType::RawPacket,
+        ..Default::default()
+    };
+    let refused = node.guest.try_qp(&mut node.rnic, &options, cqn, cqn);
+    assert_eq!(
+        refused.err(),
+        Some((Status::Unsupported, Cause::QpTypeAbsent))
+    );
+}
+
+#[test]
+fn there_is_room_for_many_flows_and_few_copies() {
+    let mut world = World::pair(9);
+    let b = end(&mut world, 1);
+    let full = Err((Status::NoResources, Cause::LimitReached));
+    let distinct = |number: usize| {
+        let mut flow = to(&b, B);
+        flow.value.destination_mac[3..5].copy_from_slice(&(number as u16).to_be_bytes());
+        flow
+    };
+    for _ in 0..MAX_SHARED_FLOWS {
+        add(&mut world, 1, to(&b, A));
+    }
+    assert_eq!(try_add(&mut world, 1, to(&b, A)), full, "copies of one");
+    let copying = |number| CreateFlow {
+        flags: flow_flags::DONT_TRAP.into(),
+        ..distinct(number)
+    };
+    for number in 0..MAX_SHARED_FLOWS {
+        add(&mut world, 1, copying(number));
+    }
+    let last = try_add(&mut world, 1, copying(MAX_SHARED_FLOWS));
+    assert_eq!(last, full, "copies for others");
+    for number in 2 * MAX_SHARED_FLOWS..MAX_FLOWS {
+        add(&mut world, 1, distinct(number));
+    }
+    assert_eq!(try_add(&mut world, 1, distinct(MAX_FLOWS)), full);
+    assert_eq!(world.nodes[1].rnic.flows().len(), MAX_FLOWS);
+}
+
+#[test]
+fn frames_can_be_replayed() {
+    let mut world = World::recorded(&[RnicConfig::default(), RnicConfig::default()], 512, 10);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    // The port is behind the longest header, and what is behind the headers is not recorded.
+    let mut flow = to(&b, B);
+    (flow.value.destination_port, flow.mask.destination_port) = ([0x12, 0xb7], [0xff; 2]);
+    add(&mut world, 1, flow);
+    let mut frame = [&B[..], &A, &[0x81, 0, 0, 5, 8, 0, 0x4f, 0]].concat();
+    frame.extend([0; 7]);
+    frame.push(17);
+    frame.extend([0; 50]);
+    frame.extend([0, 1, 0x12, 0xb7]);
+    frame.extend([7; 500]);
+    receive(&mut world, &mut b, 1000);
+    send(&mut world, &mut a, &frame);
+    assert_eq!(got(&mut b), [frame]);
+    for recording in world.recordings() {
+        replay(&recording).expect("the same again");
+    }
+}
+
+/// What is in a frame.
+#[derive(Clone, Debug)]
+struct Content {
+    destination: [u8; 6],
+    source: [u8; 6],
+    vlan: Option<u16>,
+    network: Network,
+}
+
+#[derive(Clone, Debug)]
+enum Network {
+    Other(u16),
+    Cut(u16),
+    Four {
+        addresses: [[u8; 4]; 2],
+        service: u8,
+        ttl: u8,
+        options: usize,
+        fragment: bool,
+        inner: Inner,
+    },
+    Six {
+        addresses: [[u8; 16]; 2],
+        class: u8,
+        label: u32,
+        limit: u8,
+        inner: Inner,
+    },
+}
+
+/// Protocol and, if there is room for them, ports.
+#[derive(Clone, Debug)]
+struct Inner {
+    protocol: u8,
+    ports: Option<[u16; 2]>,
+}
+
+impl Content {
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = [self.destination, self.source].concat();
+        if let Some(vlan) = self.vlan {
+            out.extend([0x81, 0]);
+            out.extend(vlan.to_be_bytes());
+        }
+        let put_inner = |out: &mut Vec<u8>, inner: &Inner| match inner.ports {
+            Some([source, destination]) => {
+                out.extend(source.to_be_bytes());
+                out.extend(destination.to_be_bytes());
+                out.extend([0; 20]);
+            }
+            None => out.extend([9; 3]),
+        };
+        match &self.network {
+            Network::Other(ether_type) => out.extend(ether_type.to_be_bytes()),
+            Network::Cut(ether_type) => {
+                out.extend(ether_type.to_be_bytes());
+                out.extend([0x45; 19]);
+            }
+            Network::Four {
+                addresses: [source, destination],
+                service,
+                ttl,
+                options,
+                fragment,
+                inner,
+            } => {
+                out.extend([8, 0, 0x45 + *options as u8, *service, 0, 200, 0, 0]);
+                out.extend([
+                    if *fragment { 0x20 } else { 0 },
+                    0,
+                    *ttl,
+                    inner.protocol,
+                    0,
+                    0,
+                ]);
+                out.extend([*source, *destination].concat());
+                out.extend(vec![1; 4 * options]);
+                put_inner(&mut out, inner);
+            }
+            Network::Six {
+                addresses: [source, destination],
+                class,
+                label,
+                limit,
+                inner,
+            } => {
+                out.extend([0x86, 0xdd]);
+                out.extend((6 << 28 | u32::from(*class) << 20 | label).to_be_bytes());
+                out.extend([0, 200, inner.protocol, *limit]);
+                out.extend([*source, *destination].concat());
+                put_inner(&mut out, inner);
+            }
+        }
+        out
+    }
+
+    /// Returns the byte of the frame that a byte of the fields stands for, and its bits that exist.
+    fn field(&self, at: usize) -> (u8, u8) {
+        let whole = |byte| (byte, 0xff);
+        let none = (0, 0);
+        let (kind, addresses, label, service, limit, inner, ports) = match &self.network {
+            Network::Other(kind) | Network::Cut(kind) => (*kind, None, None, 0, 0, None, None),
+            Network::Four {
+                addresses: [a, b],
+                service,
+                ttl,
+                fragment,
+                inner,
+                ..
+            } => {
+                let wide = |short: &[u8; 4]| {
+                    let mut wide = [0; 16];
+                    wide[12..].copy_from_slice(short);
+                    wide
+                };
+                let ports = inner.ports.filter(|_| !fragment);
+                let addresses = Some([wide(a), wide(b)]);
+                (
+                    0x800,
+                    addresses,
+                    None,
+                    *service,
+                    *ttl,
+                    Some(inner.protocol),
+                    ports,
+                )
+            }
+            Network::Six {
+                addresses,
+                class,
+                label,
+                limit,
+                inner,
+            } => {
+                let (addresses, label) = (Some(*addresses), Some(*label));
+                let protocol = Some(inner.protocol);
+                (
+                    0x86dd,
+                    addresses,
+                    label,
+                    *class,
+                    *limit,
+                    protocol,
+                    inner.ports,
+                )
+            }
+        };
+        let ports = ports.filter(|_| matches!(inner, Some(6 | 17)));
+        match at {
+            0..6 => whole(self.destination[at]),
+            6..12 => whole(self.source[at - 6]),
+            12..14 => whole(kind.to_be_bytes()[at - 12]),
+            14..16 => self
+                .vlan
+                .map_or(none, |tag| whole(tag.to_be_bytes()[at - 14])),
+            16..32 => addresses.map_or(none, |both| whole(both[0][at - 16])),
+            32..48 => addresses.map_or(none, |both| whole(both[1][at - 32])),
+            48 => none,
+            49..52 => label.map_or(none, |label| {
+                let bits = if at == 49 { 0x0f } else { 0xff };
+                (label.to_be_bytes()[at - 48], bits)
+            }),
+            52 => inner.map_or(none, whole),
+            53 => inner.map_or(none, |_| whole(service)),
+            54 => inner.map_or(none, |_| whole(limit)),
+            56..58 => ports.map_or(none, |ports| whole(ports[0].to_be_bytes()[at - 56])),
+            58..60 => ports.map_or(none, |ports| whole(ports[1].to_be_bytes()[at - 58])),
+            _ => none,
+        }
+    }
+}
+
+fn content() -> impl Strategy<Value = Content> {
+    let mac = select(vec![A, B, [0xff; 6], [1, 0, 0x5e, 0, 0, 1]]);
+    let byte = || select(vec![0u8, 1, 0xff]);
+    let port = || select(vec![0u16, 80, 0x1280]);
+    let inner = (select(vec![6u8, 17, 1, 44]), option::of([port(), port()]))
+        .prop_map(|(protocol, ports)| Inner { protocol, ports });
+    let four = select(vec![[0u8; 4], [10, 0, 0, 1], [10, 0, 1, 1]]);
+    let mut addresses = vec![[0u8; 16], [0xfe; 16]];
+    addresses[1][15] = 1;
+    let six = select(addresses);
+    let network = prop_oneof![
+        select(vec![0x806u16, 0x88b5, 0x8915]).prop_map(Network::Other),
+        select(vec![0x800u16, 0x86dd]).prop_map(Network::Cut),
+        (
+            [four.clone(), four],
+            byte(),
+            byte(),
+            0usize..=10,
+            any::<bool>(),
+            inner.clone()
+        )
+            .prop_map(|(addresses, service, ttl, options, fragment, inner)| {
+                Network::Four {
+                    addresses,
+                    service,
+                    ttl,
+                    options,
+                    fragment,
+                    inner,
+                }
+            }),
+        (
+            [six.clone(), six],
+            byte(),
+            select(vec![0u32, 1, 0xf_ffff]),
+            byte(),
+            inner
+        )
+            .prop_map(|(addresses, class, label, limit, inner)| Network::Six {
+                addresses,
+                class,
+                label,
+                limit,
+                inner,
+            }),
+    ];
+    let vlan = option::of(select(vec![0u16, 5, 0xe005]));
+    (mac.clone(), mac, vlan, network).prop_map(|(destination, source, vlan, network)| Content {
+        destination,
+        source,
+        vlan,
+        network,
+    })
+}
+
+/// A flow: queue pair, type, priority, whether it takes nothing away, and the fields: from which frame the values are,
+/// and which bytes count with which bits.
+type Rule = (usize, u8, u16, bool, Content, Vec<(usize, u8)>);
+
+fn rule() -> impl Strategy<Value = Rule> {
+    (
+        0usize..3,
+        select(vec![0u8, 0, 0, 0, 1, 2]),
+        0u16..3,
+        proptest::bool::weighted(0.2),
+        content(),
+        vec((0usize..60, select(vec![0xffu8, 0x0f, 0x80])), 0..4),
+    )
+}
+
+/// Returns the request for a rule: values are those of the frame, also where it lacks the field.
+fn request(rule: &Rule, qpns: &[u32]) -> CreateFlow {
+    use zerocopy::IntoBytes;
+    let (qp, kind, priority, copies, content, fields) = rule;
+    let normal = *kind == FlowType::Normal.raw();
+    let mut flow = CreateFlow {
+        qpn: qpns[*qp].into(),
+        port: 1,
+        flow_type: *kind,
+        ..CreateFlow::default()
+    };
+    if normal {
+        flow.priority = (*priority).into();
+        flow.flags = if *copies { flow_flags::DONT_TRAP } else { 0 }.into();
+        for &(at, bits) in fields.iter().filter(|(at, _)| *at != 55) {
+            flow.mask.as_mut_bytes()[at] = bits;
+            flow.value.as_mut_bytes()[at] = content.field(at).0 & bits;
+        }
+    }
+    flow
+}
+
+/// What the standard says, word by word: the queue pairs that get a frame, and whether the network device does.
+fn expected(flows: &[CreateFlow], content: &Content) -> (Vec<u32>, bool) {
+    use zerocopy::IntoBytes;
+    let group = content.destination[0] & 1 == 1;
+    let matches = |flow: &CreateFlow| {
+        (0..64).all(|at| {
+            let (byte, exists) = content.field(at);
+            let (value, mask) = (flow.value.as_bytes()[at], flow.mask.as_bytes()[at]);
+            mask & !exists == 0 && byte & mask == value
+        })
+    };
+    let normal: Vec<&CreateFlow> = flows.iter().filter(|flow| flow.flow_type == 0).collect();
+    let mut get = Vec::new();
+    let mut taken = false;
+    for priority in 0..3 {
+        let same = |flow: &&&CreateFlow| flow.priority.get() == priority;
+        for (index, flow) in normal.iter().filter(same).enumerate() {
+            if taken || !matches(flow) {
+                continue;
+            }
+            get.push(flow.qpn.get());
+            if flow.flags.get() == 0 {
+                taken = true;
+                for other in normal.iter().filter(same).skip(index) {
+                    if other.value == flow.value && other.mask == flow.mask {
+                        get.push(other.qpn.get());
+                    }
+                }
+            }
+        }
+    }
+    for flow in flows.iter().filter(|_| !taken) {
+        if flow.flow_type == 1 || flow.flow_type == 2 && group {
+            get.push(flow.qpn.get());
+        }
+    }
+    get.sort_unstable();
+    get.dedup();
+    (get, group || !taken)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever flows there are, and whichever of them are removed again, each frame goes where the standard says.
+    #[test]
+    fn flows_direct_frames_as_the_standard_says(
+        rules in vec(rule(), 0..12),
+        gone in vec(0usize..12, 0..4),
+        frames in vec(content(), 1..8),
+    ) {
+        let mut world = World::new(1, 512, &RnicConfig::default(), 1);
+        let qpns: Vec<u32> = (0..3).map(|_| end(&mut world, 0).qp.qpn).collect();
+        let mut flows = Vec::new();
+        for rule in &rules {
+            let flow = request(rule, &qpns);
+            flows.push((add(&mut world, 0, flow), flow));
+        }
+        for index in gone {
+            if index < flows.len() {
+                let (number, _) = flows.remove(index);
+                prop_assert!(remove(&mut world, 0, number).is_ok());
+            }
+        }
+        let flows: Vec<CreateFlow> = flows.into_iter().map(|(_, flow)| flow).collect();
+        // Frames from which values of flows are taken match more often.
+        let known = rules.iter().map(|rule| &rule.4);
+        for content in frames.iter().chain(known) {
+            let mut get = Vec::new();
+            let passes = world.nodes[0].rnic.flows().steer(&content.bytes(), &mut get);
+            let count = get.len();
+            get.sort_unstable();
+            get.dedup();
+            prop_assert_eq!(count, get.len(), "one copy each");
+            prop_assert_eq!((get, passes), expected(&flows, content), "{:?}", content);
+        }
+    }
+
+    /// A frame that ends anywhere, or is anything, goes to flows or not, and nothing breaks.
+    #[test]
+    fn any_bytes_can_arrive(bytes in vec(any::<u8>(), 0..100), content in content(), cut in 0usize..120) {
+        let mut world = World::new(1, 512, &RnicConfig::default(), 1);
+        let b = end(&mut world, 0);
+        let every = CreateFlow { value: FlowFields::default(), mask: FlowFields::default(), ..to(&b, B) };
+        add(&mut world, 0, every);
+        let whole = content.bytes();
+        for bytes in [&bytes[..], &whole[..cut.min(whole.len())]] {
+            let mut get = Vec::new();
+            world.nodes[0].rnic.flows().steer(bytes, &mut get);
+            prop_assert_eq!(get.len(), usize::from(bytes.len() >= 14));
+        }
+    }
+}
