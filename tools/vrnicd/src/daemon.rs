@@ -71,7 +71,8 @@ pub fn run(config: &Config) -> Result<()> {
         .enumerate()
         .map(|(index, settings)| {
             let mtu = network.path_mtu(index);
-            let mut device = Device::new(index, settings, heaviest, mtu, waker.clone());
+            let frame_mtu = network.frame_mtu(index);
+            let mut device = Device::new(index, settings, heaviest, mtu, frame_mtu, waker.clone());
             if let Some(directory) = &crash_directory {
                 device.set_crash_directory(directory);
             }

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::fault::{Armory, Direction as Way};
-use vrnic_engine::segment::Group;
+use vrnic_engine::segment::{Body, Group, Payload};
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
     Budget, Cause, Faults, Features, Io, LinkLayer, Outbox, RateLimit, Recovery, Rnic, RnicConfig,
@@ -120,15 +120,18 @@ pub struct Device {
 
 impl Device {
     /// Creates a device that waits for its driver. `index` is its index in the worker, `heaviest` the largest weight of
-    /// all devices, and `max_mtu` the largest MTU that its frames can carry.
+    /// all devices, `max_mtu` the largest MTU that its frames can carry, and `frame_mtu` the largest number of bytes
+    /// after the header of an Ethernet frame; `None` if the device is not beside a network device on a network.
     pub fn new(
         index: usize,
         settings: &config::Device,
         heaviest: u32,
         max_mtu: Mtu,
+        frame_mtu: Option<u16>,
         waker: Arc<Waker>,
     ) -> Self {
         let limits = settings.limits.clamped();
+        let features = all_without(&settings.without);
         let config = RnicConfig {
             // An HCA has no MAC address.
             mac: match settings.fabric {
@@ -143,13 +146,12 @@ impl Device {
                 0
             },
             features: Features {
-                // No frames reach the engine yet.
-                raw_packets: false,
-                ..all_without(&settings.without)
+                raw_packets: features.raw_packets && frame_mtu.is_some(),
+                ..features
             },
             limits,
             max_mtu,
-            frame_mtu: 0,
+            frame_mtu: frame_mtu.unwrap_or_default(),
             segmentation: match settings.fabric {
                 FabricKind::Local => Segmentation::Local,
                 FabricKind::Roce | FabricKind::Infiniband => Segmentation::PathMtu,
@@ -630,11 +632,15 @@ impl Device {
             };
             let mut frame = network.buffer();
             let is_written = end.write(segment, memory, &mut frame);
+            // Nobody receives an Ethernet frame with a wrong frame check sequence, which these frames end before.
+            let is_lost = segment.body == Body::Frame && segment.touched.damage.is_some();
             if is_written {
-                vrnic_roce::damage(&mut frame, segment.touched.damage);
+                if !is_lost {
+                    vrnic_roce::damage(&mut frame, segment.touched.damage);
+                }
                 captures.frame(index, Direction::Out, segment, &frame, "");
             }
-            if is_written && !segment.touched.withheld {
+            if is_written && !is_lost && !segment.touched.withheld {
                 network.send(index, frame, now, captures);
             } else {
                 network.recycle(frame);
@@ -719,6 +725,18 @@ impl Device {
         {
             rnic.count_bad_packet(refused == Refused::Crc);
         }
+    }
+
+    /// Receives a frame that flows of this device may direct to queue pairs.
+    pub fn receive_raw(&mut self, shared: &mut Shared, frame: &[u8], now: Instant) {
+        let segment = Segment::of_frame(Payload::Frame(frame));
+        if shared.captures.is_empty() {
+            return self.receive(shared, segment, now);
+        }
+        let seen = segment.clone();
+        let note = self.receive_noted(shared, segment, now);
+        let captures = &mut shared.captures;
+        captures.frame(self.index, Direction::In, &seen, frame, &note);
     }
 
     /// Returns whether queue pairs of this device are in the multicast group.
@@ -1139,7 +1157,7 @@ mod tests {
             "[[device]]\nname = {name:?}\nsocket = \"s\"\nmac = \"02:00:00:00:00:01\"\n{more}"
         ));
         let waker = Arc::new(Waker::new().unwrap());
-        Device::new(0, &config.unwrap().devices[0], 1, Mtu::Mtu4096, waker)
+        Device::new(0, &config.unwrap().devices[0], 1, Mtu::Mtu4096, None, waker)
     }
 
     /// A driver comes, and something is done.

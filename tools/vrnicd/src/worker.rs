@@ -22,7 +22,7 @@ use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
 use crate::fabric::{Local, Route, SubnetFabric};
 use crate::guest_memory::RegionTable;
-use crate::network::Network;
+use crate::network::{Arrived, Network};
 use crate::waker::Waker;
 
 /// Time that the recordings' files have to finish when vrnicd stops.
@@ -188,11 +188,11 @@ impl Worker {
         loop {
             if let Some((from, segment)) = self.in_flight.pop_front() {
                 self.deliver_segment(from, segment, now);
-            } else if let Some((to, frame)) =
-                self.network.next_frame(now, &mut self.shared.captures)
-            {
-                self.devices[to].contained(&mut self.shared, |device, shared| {
-                    device.receive_frame(shared, &frame, now);
+            } else if let Some(arrived) = self.network.next_frame(now, &mut self.shared.captures) {
+                let Arrived { to, raw, frame } = arrived;
+                self.devices[to].contained(&mut self.shared, |device, shared| match raw {
+                    false => device.receive_frame(shared, &frame, now),
+                    true => device.receive_raw(shared, &frame, now),
                 });
                 self.network.recycle(frame);
                 self.send(to, now);
@@ -311,7 +311,7 @@ impl Worker {
         work
     }
 
-    /// Tells the network when the GIDs of a device change. For a device on an InfiniBand subnet, synchronizes the
+    /// Tells the network when the GIDs or flows of a device change. For a device on an InfiniBand subnet, synchronizes the
     /// device and its port instead.
     fn update_gids(&mut self, index: usize) {
         let device = &mut self.devices[index];
@@ -322,6 +322,8 @@ impl Worker {
             });
             return;
         }
+        self.network
+            .set_flows(index, device.rnic().map(|rnic| rnic.flows()));
         let generation = device.rnic().map(|rnic| rnic.gid_generation());
         if generation == self.gid_generations[index] {
             return;

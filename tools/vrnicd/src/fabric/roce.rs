@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use tracing::debug;
 use vrnic_engine::Segment;
 use vrnic_engine::memory::Memory;
-use vrnic_engine::segment::Gid;
+use vrnic_engine::segment::{Body, Gid, Payload};
 use vrnic_roce::{EncodeError, FrameError, FrameErrors, MAX_FRAME, encode, parse};
 use vrnic_wire::port::{GidEntry, GidType};
 
@@ -48,7 +48,7 @@ impl RoceEnd {
         }));
     }
 
-    /// Writes a segment as a frame to `frame`, which must be empty. If that is impossible, returns false and leaves
+    /// Writes a segment as a frame to `frame`, which must be empty. A raw packet already is one. If that is impossible, returns false and leaves
     /// `frame` empty; the segment is then lost, as on any network.
     pub fn write<M: Memory>(
         &mut self,
@@ -56,6 +56,16 @@ impl RoceEnd {
         memory: &M,
         frame: &mut Vec<u8>,
     ) -> bool {
+        if segment.body == Body::Frame {
+            return match &segment.payload {
+                Payload::Bytes(bytes) => {
+                    frame.extend_from_slice(bytes);
+                    true
+                }
+                // The engine never does that.
+                _ => false,
+            };
+        }
         self.draft.resize(MAX_FRAME, 0);
         match encode(segment, memory, &mut self.draft) {
             Ok(length) => {
@@ -120,7 +130,7 @@ impl RoceEnd {
 mod tests {
     use super::*;
     use vrnic_engine::psn::Psn;
-    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail, Service};
+    use vrnic_engine::segment::{Path, Position, SendTail, Service};
     use vrnic_engine::testing::{Memories, gid_of};
     use vrnic_wire::port::NO_VLAN;
 

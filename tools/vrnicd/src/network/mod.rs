@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tracing::info;
 use vrnic_engine::fault::{Armory, Direction, Kind};
+use vrnic_engine::flow::FlowTable;
 use vrnic_engine::time::Instant;
 use vrnic_switch::{Counters, Drop, Endpoint, Member, PortConfig, Switch, Vlan};
 use vrnic_wire::port::Mtu;
@@ -64,8 +65,19 @@ pub struct Network {
     /// For each port, its faults.
     faults: Vec<PortFaults>,
     hub: Arc<Hub>,
-    /// Frames for RNICs, each with the index of the device.
-    arrived: VecDeque<(usize, Vec<u8>)>,
+    /// For each device, its flows.
+    flows: Vec<FlowTable>,
+    arrived: VecDeque<Arrived>,
+}
+
+/// A frame for an RNIC.
+pub struct Arrived {
+    /// Index of the device.
+    pub to: usize,
+    /// Whether the frame is for the port's network device, and flows of the RNIC match it. If not, it is RoCE.
+    pub raw: bool,
+    /// The frame.
+    pub frame: Vec<u8>,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -167,6 +179,7 @@ impl Network {
             outside: Vec::new(),
             faults: Vec::new(),
             hub: hub.clone(),
+            flows: vec![FlowTable::default(); config.devices.len()],
             arrived: VecDeque::new(),
         };
         for port in &settings.ports {
@@ -225,6 +238,26 @@ impl Network {
     pub fn path_mtu(&self, device: usize) -> Mtu {
         let link = self.rnics[device].map(|endpoint| self.switch.config(endpoint.port).mtu);
         link.map_or(Mtu::Mtu4096, vrnic_roce::path_mtu)
+    }
+
+    /// Returns the largest number of bytes after the header and the tag of a frame, for a device whose port has a network
+    /// device, too.
+    pub fn frame_mtu(&self, device: usize) -> Option<u16> {
+        let config = self.switch.config(self.rnics[device]?.port);
+        config
+            .netdev
+            .then(|| u16::try_from(config.mtu).unwrap_or(u16::MAX))
+    }
+
+    /// Sets the flows of a device; `None` if it has no engine.
+    pub fn set_flows(&mut self, device: usize, flows: Option<&FlowTable>) {
+        let known = &mut self.flows[device];
+        match flows {
+            Some(flows) if known.generation() != flows.generation() => known.clone_from(flows),
+            Some(_) => {}
+            None if known.is_empty() => {}
+            None => *known = FlowTable::default(),
+        }
     }
 
     /// Brings the RNIC of a device up or down.
@@ -330,7 +363,8 @@ impl Network {
                     // If there is no room, the frame is lost, as it could be anywhere on its way.
                     Direction::In => {
                         let owners = self.owners[index];
-                        let _ = hand_over(owners, member, frame, &self.hub, &mut self.arrived);
+                        let (flows, arrived) = (&self.flows, &mut self.arrived);
+                        let _ = hand_over(owners, member, frame, flows, &self.hub, arrived);
                         self.hub.tell_network();
                     }
                 }
@@ -339,12 +373,8 @@ impl Network {
         any
     }
 
-    /// Returns the next frame for an RNIC and the index of its device. Also forwards frames for the outside.
-    pub fn next_frame(
-        &mut self,
-        now: Instant,
-        captures: &mut Captures,
-    ) -> Option<(usize, Vec<u8>)> {
+    /// Returns the next frame for an RNIC. Also forwards frames for the outside.
+    pub fn next_frame(&mut self, now: Instant, captures: &mut Captures) -> Option<Arrived> {
         if self.arrived.is_empty() && self.switch.has_output() {
             self.drain(now, captures);
         }
@@ -360,6 +390,7 @@ impl Network {
             owners,
             faults,
             hub,
+            flows,
             arrived,
             ..
         } = self;
@@ -373,7 +404,7 @@ impl Network {
                     .is_some_and(|own| frame.get(6..12) == Some(&own.0[..]))
             };
             if faults[port].is_idle() || member != owners.roce_member() || stays() {
-                hand_over(owners, member, frame, hub, arrived)?;
+                hand_over(owners, member, frame, flows, hub, arrived)?;
                 offered |= member == Member::Netdev;
                 return Ok(());
             }
@@ -388,12 +419,12 @@ impl Network {
                 captures.outside(port, &names[port], Way::Out, frame, note);
             };
             match faults[port].pass(Direction::In, &frame, now, &mut made) {
-                None => hand_over(owners, member, frame, hub, arrived)?,
+                None => hand_over(owners, member, frame, flows, hub, arrived)?,
                 struck => show(&frame, &note(struck)),
             }
             for Made { frame, by } in made.drain(..) {
                 show(&frame, &made_by(by));
-                let _ = hand_over(owners, member, frame, hub, arrived);
+                let _ = hand_over(owners, member, frame, flows, hub, arrived);
             }
             offered |= member == Member::Netdev;
             Ok(())
@@ -499,11 +530,36 @@ fn hand_over(
     owners: Owners,
     member: Member,
     frame: Vec<u8>,
+    flows: &[FlowTable],
     hub: &Hub,
-    arrived: &mut VecDeque<(usize, Vec<u8>)>,
+    arrived: &mut VecDeque<Arrived>,
 ) -> Result<(), Vec<u8>> {
     match (member, owners.device, owners.outside) {
-        (Member::Rnic, Some(device), _) => arrived.push_back((device, frame)),
+        (Member::Rnic, Some(to), _) => arrived.push_back(Arrived {
+            to,
+            raw: false,
+            frame,
+        }),
+        (Member::Netdev, Some(to), Some(outside)) if !flows[to].is_empty() => {
+            let mut qpns = Vec::new();
+            let passes = flows[to].steer(&frame, &mut qpns);
+            let raw = !qpns.is_empty();
+            let port = hub.port(outside);
+            match (raw, passes) {
+                (false, _) => port.offer(frame)?,
+                (true, false) => arrived.push_back(Arrived { to, raw, frame }),
+                (true, true) => {
+                    // The frame must not be steered again if it has to wait.
+                    let copy = frame.clone();
+                    port.offer(frame)?;
+                    arrived.push_back(Arrived {
+                        to,
+                        raw,
+                        frame: copy,
+                    });
+                }
+            }
+        }
         (Member::Netdev, _, Some(outside)) => hub.port(outside).offer(frame)?,
         // Cannot happen: an endpoint is created together with its owner.
         _ => {}
@@ -542,13 +598,17 @@ fn since_start(now: Instant) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vrnic_engine::RnicConfig;
     use vrnic_engine::memory::Nowhere;
     use vrnic_engine::psn::Psn;
     use vrnic_engine::segment::{
         Body, Path, Payload, Position, Segment, SendTail, Service, Touched,
     };
+    use vrnic_engine::testing::{DatagramEnd, World};
     use vrnic_roce::FrameError;
+    use vrnic_wire::command::{CreateFlow, FlowFields};
     use vrnic_wire::port::NO_VLAN;
+    use vrnic_wire::qp::QpType;
 
     /// Creates a network with devices 0 and 1, of which the first also has a virtio-net, and a device 2 on the local
     /// fabric.
@@ -576,7 +636,122 @@ mod tests {
     }
 
     fn next(network: &mut Network) -> Option<(usize, Vec<u8>)> {
+        next_of_any(network).map(|arrived| {
+            assert!(!arrived.raw);
+            (arrived.to, arrived.frame)
+        })
+    }
+
+    fn next_of_any(network: &mut Network) -> Option<Arrived> {
         network.next_frame(Instant::default(), &mut Captures::new(Vec::new()))
+    }
+
+    /// Returns a device with a flow for frames with this destination.
+    fn world_with_flow(destination: [u8; 6]) -> World {
+        let mut world = World::new(1, 512, &RnicConfig::default(), 1);
+        let end = DatagramEnd::new(&mut world, 0, QpType::RawPacket, 0, 4096);
+        let node = &mut world.nodes[0];
+        let request = CreateFlow {
+            qpn: end.qp.qpn.into(),
+            port: 1,
+            value: FlowFields {
+                destination_mac: destination,
+                ..FlowFields::default()
+            },
+            mask: FlowFields {
+                destination_mac: [0xff; 6],
+                ..FlowFields::default()
+            },
+            ..CreateFlow::default()
+        };
+        node.guest.command(&mut node.rnic, request).unwrap();
+        world
+    }
+
+    #[test]
+    fn flows_take_frames_from_the_network_device_and_copy_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let hub = network.hub.clone();
+        hub.port(0).set_up(true);
+        hub.tell_worker();
+        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        network.set_rnic_up(0, true);
+        network.set_rnic_up(1, true);
+        let plain =
+            |to: [u8; 6], from: u8| [&to[..], &[2, 0, 0, 0, 0, from, 0x88, 0xb5, 1]].concat();
+        let (unicast, broadcast) = ([2, 0, 0, 0, 0, 0], [0xff; 6]);
+        // What the network device gets, and what the flows get, of a frame of the other RNIC.
+        let passes = |network: &mut Network, frame: Vec<u8>| {
+            send(network, 1, frame);
+            let raw = next_of_any(network).map(|arrived| {
+                assert!(arrived.raw && arrived.to == 0);
+                arrived.frame
+            });
+            assert!(next_of_any(network).is_none());
+            (hub.port(0).take_outbound().0.pop(), raw)
+        };
+        let frame = plain(unicast, 1);
+        assert_eq!(
+            passes(&mut network, frame.clone()),
+            (Some(frame.clone()), None)
+        );
+        let world = world_with_flow(unicast);
+        network.set_flows(0, Some(world.nodes[0].rnic.flows()));
+        assert_eq!(
+            passes(&mut network, frame.clone()),
+            (None, Some(frame.clone()))
+        );
+        let all = plain(broadcast, 1);
+        assert_eq!(passes(&mut network, all.clone()), (Some(all.clone()), None));
+        let forged = plain(unicast, 9);
+        assert_eq!(passes(&mut network, forged), (None, None));
+        // RoCE is not for flows.
+        send(&mut network, 1, roce(0, 1));
+        assert_eq!(next(&mut network), Some((0, roce(0, 1))));
+
+        let world = world_with_flow(broadcast);
+        network.set_flows(0, Some(world.nodes[0].rnic.flows()));
+        assert_eq!(
+            passes(&mut network, all.clone()),
+            (Some(all.clone()), Some(all))
+        );
+        assert_eq!(
+            passes(&mut network, frame.clone()),
+            (Some(frame.clone()), None)
+        );
+        network.set_flows(0, None);
+        assert_eq!(passes(&mut network, frame.clone()), (Some(frame), None));
+    }
+
+    #[test]
+    fn a_frame_that_waits_for_the_network_device_reaches_flows_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let hub = network.hub.clone();
+        hub.port(0).set_up(true);
+        hub.tell_worker();
+        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        network.set_rnic_up(1, true);
+        let world = world_with_flow([0xff; 6]);
+        network.set_flows(0, Some(world.nodes[0].rnic.flows()));
+        while hub.port(0).offer(vec![0; 4000]).is_ok() {}
+        let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5, 1]].concat();
+        send(&mut network, 1, frame.clone());
+        assert!(next_of_any(&mut network).is_none());
+        hub.port(0).take_outbound();
+        assert_eq!(next_of_any(&mut network).unwrap().frame, frame);
+        assert!(next_of_any(&mut network).is_none());
+        assert_eq!(hub.port(0).take_outbound().0.pop(), Some(frame));
+    }
+
+    #[test]
+    fn only_a_port_with_a_network_device_has_raw_packets() {
+        let directory = tempfile::tempdir().unwrap();
+        let (network, _thread) = network(directory.path());
+        assert_eq!(network.frame_mtu(0), Some(1500));
+        assert_eq!(network.frame_mtu(1), None, "no network device");
+        assert_eq!(network.frame_mtu(2), None, "no port");
     }
 
     fn roce(to: u8, from: u8) -> Vec<u8> {
