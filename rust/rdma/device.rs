@@ -37,6 +37,7 @@ use crate::{
         Dispatcher,
         Objects, //
     },
+    flow::FlowRule,
     gid::{
         Gid,
         GidAttr, //
@@ -206,6 +207,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type MemoryWindow: MemoryWindow<Driver = Self>;
     /// The driver's device memory, or [`Unsupported`](crate::Unsupported).
     type DmBuffer: DmBuffer<Driver = Self>;
+    /// The driver's flows, or [`Unsupported`](crate::Unsupported).
+    type FlowRule: FlowRule<Driver = Self>;
     /// The driver's address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
     /// The pager that faults in pages of on-demand memory regions, or

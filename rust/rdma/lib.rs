@@ -6,10 +6,10 @@
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
-//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`] and [`DmBuffer`]. It uses
+//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`], [`DmBuffer`] and [`FlowRule`]. It uses
 //! [`Unsupported`] for kinds that its devices lack. The implementing type *is* the object: the core
-//! allocates the C structure with room for the driver's type (this crate does so for memory regions
-//! and device memory), and a create verb constructs the type in place. A destroy verb has two
+//! allocates the C structure with room for the driver's type (this crate does so for memory regions,
+//! device memory and flows), and a create verb constructs the type in place. A destroy verb has two
 //! steps: first the driver makes the hardware release the object, then [`Drop`] runs. The first
 //! step cannot fail, except for memory regions: for all other objects the core frees or forgets the
 //! memory whatever the driver returns. Address handles and device memory have only the second step,
@@ -121,6 +121,7 @@ pub mod device;
 pub mod dm;
 mod dma;
 pub mod event;
+pub mod flow;
 pub mod gid;
 pub mod mad;
 pub mod mmap;
@@ -165,6 +166,7 @@ pub use dm::{
     Dm,
     DmBuffer, //
 };
+pub use flow::FlowRule;
 pub use mmap::UserPages;
 pub use mr::{
     MemoryRegion,

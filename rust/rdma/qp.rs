@@ -80,6 +80,9 @@ c_enum! {
         UnreliableConnection = bindings::ib_qp_type_IB_QPT_UC,
         /// Unreliable datagram.
         UnreliableDatagram = bindings::ib_qp_type_IB_QPT_UD,
+        /// Raw packets: whole Ethernet frames. Only processes that may send any packet have such
+        /// queue pairs.
+        RawPacket = bindings::ib_qp_type_IB_QPT_RAW_PACKET,
         /// Extended reliable connection, initiator side. Only processes have such queue pairs.
         XrcInitiator = bindings::ib_qp_type_IB_QPT_XRC_INI,
         /// Extended reliable connection, target side, which
@@ -397,7 +400,7 @@ fn standard_type<T: Operations>(
         };
     }
     let ty = Type::try_from(raw).map_err(|_| EOPNOTSUPP)?;
-    let may_have = is_of_user || ty != Type::XrcInitiator;
+    let may_have = is_of_user || !matches!(ty, Type::XrcInitiator | Type::RawPacket);
     match may_have && T::QueuePair::TYPES.contains(&ty) {
         true => Ok(Some(ty)),
         false => Err(EOPNOTSUPP),

@@ -20,6 +20,10 @@ use crate::{
         Operations, //
     },
     dm::DmBuffer,
+    flow::{
+        FlowAttr,
+        FlowRule, //
+    },
     mw::{
         self,
         MemoryWindow,
@@ -31,7 +35,10 @@ use crate::{
         Pager, //
     },
     pd::Pd,
-    qp::NewQp,
+    qp::{
+        NewQp,
+        Qp, //
+    },
     srq::{
         NewSrq,
         SharedReceiveQueue,
@@ -148,6 +155,24 @@ impl<T: Operations<XrcDomain = Self>> XrcDomain for Unsupported<T> {
         _xrcd: &Xrcd<Self>,
     ) -> Result<NewQp<impl PinInit<T::QueuePair>, ()>> {
         Err::<NewQp<T::QueuePair, ()>, _>(EOPNOTSUPP)
+    }
+}
+
+impl<T: Operations<FlowRule = Self>> FlowRule for Unsupported<T> {
+    type Driver = T;
+
+    const IS_SUPPORTED: bool = false;
+
+    fn create(
+        _call: &Call<'_, T>,
+        _qp: &Qp<T::QueuePair>,
+        _attributes: &FlowAttr<'_>,
+    ) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
+    }
+
+    fn destroy(flow: &Self, _call: &Call<'_, T>) {
+        match flow.never {}
     }
 }
 

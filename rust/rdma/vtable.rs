@@ -38,6 +38,10 @@ use crate::{
         self,
         DmBuffer, //
     },
+    flow::{
+        self,
+        FlowRule, //
+    },
     gid::{
         Gid,
         GidAttr, //
@@ -389,6 +393,17 @@ impl<T: Operations> VTable<T> {
         },
         dealloc_mw: if T::MemoryWindow::IS_SUPPORTED {
             Some(mw::dealloc_callback::<T>)
+        } else {
+            None
+        },
+
+        create_flow: if T::FlowRule::IS_SUPPORTED {
+            Some(flow::create_callback::<T>)
+        } else {
+            None
+        },
+        destroy_flow: if T::FlowRule::IS_SUPPORTED {
+            Some(flow::destroy_callback::<T>)
         } else {
             None
         },

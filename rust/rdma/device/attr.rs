@@ -41,6 +41,8 @@ impl_flags!(
         MemoryExtensions = bit_u64(21),
         /// Has memory windows of type 2B.
         MemoryWindowType2B = bit_u64(24),
+        /// Directs frames to queue pairs by flows.
+        ManagedFlowSteering = bit_u64(29),
         /// Flushes data that peers wrote until it is visible to the whole machine.
         FlushGlobal = bit_u64(38),
         /// Flushes data that peers wrote until it survives a loss of power.

@@ -26,6 +26,7 @@ use crate::{
     },
     dm::DmRange,
     event::Dispatcher,
+    flow,
     mmap::UserPages,
     mr,
     mw,
@@ -93,6 +94,8 @@ pub(crate) enum Asked {
     Window(mw::Type, u64),
     /// Length, and binary logarithm of the alignment.
     Dm(u64, u32),
+    /// Number of the queue pair, priority, whether it continues, and the specifications.
+    Flow(u32, flow::Type, u16, bool, [Option<flow::Spec>; 3]),
     /// Identified by the number of the buffer.
     DmRegion(u32, DmRange, AccessFlags),
     XrcDomain,

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Flows: rules by which a port directs Ethernet frames to queue pairs.
+
+use kernel::{
+    error::{
+        from_result,
+        Error, //
+    },
+    prelude::*,
+    types::Opaque, //
+};
+
+use crate::{
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    port::Port,
+    qp::Qp,
+    udata::Udata, //
+};
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
+c_enum! {
+    /// Type of a flow (`enum ib_flow_attr_type`).
+    pub enum Type: bindings::ib_flow_attr_type {
+        /// Frames that have all specifications of the flow.
+        Normal = bindings::ib_flow_attr_type_IB_FLOW_ATTR_NORMAL,
+        /// All frames that no other flow takes.
+        AllDefault = bindings::ib_flow_attr_type_IB_FLOW_ATTR_ALL_DEFAULT,
+        /// All multicast frames that no other flow takes.
+        MulticastDefault = bindings::ib_flow_attr_type_IB_FLOW_ATTR_MC_DEFAULT,
+        /// Copies of everything on the port.
+        Sniffer = bindings::ib_flow_attr_type_IB_FLOW_ATTR_SNIFFER,
+    }
+}
+
+/// Fields of an Ethernet header.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ethernet {
+    /// MAC address of the destination.
+    pub destination: [u8; 6],
+    /// MAC address of the source.
+    pub source: [u8; 6],
+    /// Ethertype.
+    pub ether_type: u16,
+    /// Contents of the VLAN tag.
+    pub vlan_tag: u16,
+}
+
+/// Fields of an IPv4 header.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ipv4 {
+    /// Source address.
+    pub source: [u8; 4],
+    /// Destination address.
+    pub destination: [u8; 4],
+    /// Protocol.
+    pub protocol: u8,
+    /// Type of service.
+    pub tos: u8,
+    /// Time to live.
+    pub ttl: u8,
+    /// Flags (`enum ib_ipv4_flags`).
+    pub flags: u8,
+}
+
+/// Fields of an IPv6 header.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ipv6 {
+    /// Source address.
+    pub source: [u8; 16],
+    /// Destination address.
+    pub destination: [u8; 16],
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Next header.
+    pub next_header: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+}
+
+/// Ports of TCP or UDP.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ports {
+    /// Source port.
+    pub source: u16,
+    /// Destination port.
+    pub destination: u16,
+}
+
+/// Fields of a header: a frame fits if it has this header, and its fields are equal to `value` in
+/// all bits of `mask`.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fields<H> {
+    /// Values.
+    pub value: H,
+    /// Bits to compare.
+    pub mask: H,
+}
+
+/// A specification of a flow.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// Ethernet header.
+    Ethernet(Fields<Ethernet>),
+    /// IPv4 header.
+    Ipv4(Fields<Ipv4>),
+    /// IPv6 header.
+    Ipv6(Fields<Ipv6>),
+    /// TCP header.
+    Tcp(Fields<Ports>),
+    /// UDP header.
+    Udp(Fields<Ports>),
+}
+
+/// The specifications of a flow. Those that this crate does not know, such as those of tunnels, are
+/// `EOPNOTSUPP`.
+#[derive(Clone)]
+pub struct Specs<'a> {
+    bytes: &'a [u8],
+    left: u8,
+}
+
+impl Specs<'_> {
+    /// Takes the next structure, which is of this type and this number of bytes.
+    fn take<R>(bytes: &[u8], size: usize) -> Result<R> {
+        if size != size_of::<R>() || bytes.len() < size {
+            return Err(EINVAL);
+        }
+        // SAFETY: The structures are plain data, for which any bytes are valid, and there are
+        // enough. They may be unaligned, because each has the length of its own type.
+        Ok(unsafe { bytes.as_ptr().cast::<R>().read_unaligned() })
+    }
+
+    fn parse(&mut self) -> Result<Spec> {
+        let head = self.bytes.first_chunk::<6>().ok_or(EINVAL)?;
+        let [t0, t1, t2, t3, s0, s1] = *head;
+        let ty = u32::from_ne_bytes([t0, t1, t2, t3]);
+        let size = usize::from(u16::from_ne_bytes([s0, s1]));
+        let rest = self.bytes.get(size..).ok_or(EINVAL)?;
+        let bytes = core::mem::replace(&mut self.bytes, rest);
+        Ok(match ty {
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH => {
+                let raw = Self::take::<bindings::ib_flow_spec_eth>(bytes, size)?;
+                let read = |raw: bindings::ib_flow_eth_filter| Ethernet {
+                    destination: raw.dst_mac,
+                    source: raw.src_mac,
+                    ether_type: u16::from_be(raw.ether_type),
+                    vlan_tag: u16::from_be(raw.vlan_tag),
+                };
+                Spec::Ethernet(Fields {
+                    value: read(raw.val),
+                    mask: read(raw.mask),
+                })
+            }
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV4 => {
+                let raw = Self::take::<bindings::ib_flow_spec_ipv4>(bytes, size)?;
+                let read = |raw: bindings::ib_flow_ipv4_filter| Ipv4 {
+                    // In memory, both are in network order.
+                    source: raw.src_ip.to_ne_bytes(),
+                    destination: raw.dst_ip.to_ne_bytes(),
+                    protocol: raw.proto,
+                    tos: raw.tos,
+                    ttl: raw.ttl,
+                    flags: raw.flags,
+                };
+                Spec::Ipv4(Fields {
+                    value: read(raw.val),
+                    mask: read(raw.mask),
+                })
+            }
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV6 => {
+                let raw = Self::take::<bindings::ib_flow_spec_ipv6>(bytes, size)?;
+                let read = |raw: bindings::ib_flow_ipv6_filter| Ipv6 {
+                    source: raw.src_ip,
+                    destination: raw.dst_ip,
+                    flow_label: u32::from_be(raw.flow_label),
+                    next_header: raw.next_hdr,
+                    traffic_class: raw.traffic_class,
+                    hop_limit: raw.hop_limit,
+                };
+                Spec::Ipv6(Fields {
+                    value: read(raw.val),
+                    mask: read(raw.mask),
+                })
+            }
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP
+            | bindings::ib_flow_spec_type_IB_FLOW_SPEC_UDP => {
+                let raw = Self::take::<bindings::ib_flow_spec_tcp_udp>(bytes, size)?;
+                let read = |raw: bindings::ib_flow_tcp_udp_filter| Ports {
+                    source: u16::from_be(raw.src_port),
+                    destination: u16::from_be(raw.dst_port),
+                };
+                let fields = Fields {
+                    value: read(raw.val),
+                    mask: read(raw.mask),
+                };
+                match ty {
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP => Spec::Tcp(fields),
+                    _ => Spec::Udp(fields),
+                }
+            }
+            _ => return Err(EOPNOTSUPP),
+        })
+    }
+}
+
+impl Iterator for Specs<'_> {
+    type Item = Result<Spec>;
+
+    fn next(&mut self) -> Option<Result<Spec>> {
+        self.left = self.left.checked_sub(1)?;
+        let spec = self.parse();
+        if spec.is_err() {
+            self.left = 0;
+        }
+        Some(spec)
+    }
+}
+
+/// Attributes of a new flow.
+pub struct FlowAttr<'a> {
+    /// Type.
+    pub ty: Type,
+    /// Priority: the lowest number goes first.
+    pub priority: u16,
+    /// Port.
+    pub port: Port,
+    /// Whether flows behind this one get the frames, too.
+    pub continues: bool,
+    /// Specifications, all of which a frame must fit.
+    pub specs: Specs<'a>,
+}
+
+impl<'a> FlowAttr<'a> {
+    /// Converts the C structure. `EOPNOTSUPP` for flows of frames that leave.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be followed by its specifications, which do not change during `'a`.
+    unsafe fn from_raw<T: Operations>(
+        raw: *const bindings::ib_flow_attr,
+        device: &Device<T>,
+    ) -> Result<Self> {
+        let head = size_of::<bindings::ib_flow_attr>();
+        // SAFETY: Guaranteed by the caller. Only members are read: what follows is not a part of
+        // the structure.
+        let (ty, size, priority, flags, left, port) = unsafe {
+            (
+                (*raw).type_,
+                (*raw).size,
+                (*raw).priority,
+                (*raw).flags,
+                (*raw).num_of_specs,
+                (*raw).port,
+            )
+        };
+        let continues = bindings::ib_flow_flags_IB_FLOW_ATTR_FLAGS_DONT_TRAP;
+        if flags & !continues != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let length = usize::from(size).checked_sub(head).ok_or(EINVAL)?;
+        // SAFETY: `size` includes the specifications, which the core copied to memory that it had
+        // zeroed.
+        let bytes = unsafe { core::slice::from_raw_parts(raw.cast::<u8>().add(head), length) };
+        Ok(Self {
+            ty: Type::try_from(ty)?,
+            priority,
+            port: device.port(port)?,
+            continues: flags & continues != 0,
+            specs: Specs { bytes, left },
+        })
+    }
+}
+
+/// A flow (`struct ib_flow`): frames that arrive at a port go to a queue pair. Only processes that
+/// may send and receive any packet have flows.
+pub trait FlowRule: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<FlowRule = Self>;
+
+    /// Whether the driver has flows; `false` only for [`Unsupported`](crate::Unsupported).
+    const IS_SUPPORTED: bool = true;
+
+    /// Creates a flow to a queue pair of type [`UnreliableDatagram`] or [`RawPacket`], which exists
+    /// for at least as long as the flow. `EOPNOTSUPP` for what the hardware cannot compare.
+    ///
+    /// [`UnreliableDatagram`]: crate::qp::Type::UnreliableDatagram
+    /// [`RawPacket`]: crate::qp::Type::RawPacket
+    fn create(
+        call: &Call<'_, Self::Driver>,
+        qp: &Qp<<Self::Driver as Operations>::QueuePair>,
+        attributes: &FlowAttr<'_>,
+    ) -> Result<impl PinInit<Self>>;
+
+    /// Removes the flow from the hardware; then it is dropped.
+    ///
+    /// This cannot fail: if the hardware refuses, the driver must stop it.
+    fn destroy(flow: &Self, call: &Call<'_, Self::Driver>);
+}
+
+/// A flow: `struct ib_flow` and the driver's part.
+///
+/// Unlike most other objects it is allocated by this crate and not by the core.
+#[pin_data]
+#[repr(C)]
+struct Flow<T: FlowRule> {
+    raw: Opaque<bindings::ib_flow>,
+    #[pin]
+    data: T,
+}
+
+impl<T: FlowRule> Flow<T> {
+    /// Takes a flow back from the core.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must come from [`create_callback`], and not be used any more.
+    unsafe fn from_raw(raw: *mut bindings::ib_flow) -> Pin<KBox<Self>> {
+        const { assert!(core::mem::offset_of!(Self, raw) == 0) };
+        // SAFETY: Guaranteed by the caller; the flow has been pinned since it was created.
+        unsafe { Pin::new_unchecked(KBox::from_raw(raw.cast())) }
+    }
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, `attr` valid and followed by its
+/// specifications, and `udata` the udata of the call.
+pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_flow_attr,
+    udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_flow {
+    // SAFETY: The core set the device of the queue pair; the call does not end before this function
+    // returns.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    let created = unsafe {
+        device.with_caller(udata.is_some(), |call| {
+            Udata::no_io(udata.as_ref())?;
+            let attributes = FlowAttr::from_raw(attr, device)?;
+            // Nothing may fail once the hardware has the flow.
+            let room = KBox::<Flow<T::FlowRule>>::new_uninit(GFP_KERNEL)?;
+            let init = T::FlowRule::create(call, Qp::from_raw(qp), &attributes)?;
+            let init = pin_init!(Flow {
+                raw: Opaque::zeroed(),
+                data <- init,
+            });
+            let flow = match room.write_pin_init::<core::convert::Infallible>(init) {
+                Ok(flow) => flow,
+                Err(never) => match never {},
+            };
+            let raw = KBox::into_raw(Pin::into_inner_unchecked(flow)).cast::<bindings::ib_flow>();
+            (*raw).qp = qp;
+            (*raw).device = call.device().as_raw();
+            Ok(raw)
+        })
+    };
+    created.unwrap_or_else(|err: Error| err.to_ptr())
+}
+
+/// # Safety
+///
+/// `flow` must be a flow of a device of `T` that is no longer in use.
+pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
+    flow: *mut bindings::ib_flow,
+) -> c_int {
+    // SAFETY: The device was set when the flow was created.
+    let device = unsafe { Device::<T>::from_raw((*flow).device) };
+
+    // SAFETY: Verbs run only while the device is registered; the flow came from `create_callback`.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let flow = Flow::<T::FlowRule>::from_raw(flow);
+            T::FlowRule::destroy(&flow.data, call);
+            Ok(0)
+        })
+    })
+}

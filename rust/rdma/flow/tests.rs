@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of flows.
+
+use core::mem::offset_of;
+
+use crate::{
+    flow::{
+        Ethernet,
+        Fields,
+        Ipv4,
+        Ipv6,
+        Ports,
+        Spec,
+        Type, //
+    },
+    testing::prelude::*, //
+};
+
+/// A flow with room for specifications behind it.
+#[repr(C, align(8))]
+struct Request {
+    bytes: [u8; 256],
+    length: usize,
+}
+
+impl Request {
+    fn new(ty: bindings::ib_flow_attr_type, flags: u32) -> Self {
+        let mut request = Self {
+            bytes: [0; 256],
+            length: size_of::<bindings::ib_flow_attr>(),
+        };
+        request.put(offset_of!(bindings::ib_flow_attr, type_), &ty.to_ne_bytes());
+        request.put(
+            offset_of!(bindings::ib_flow_attr, priority),
+            &7u16.to_ne_bytes(),
+        );
+        request.put(
+            offset_of!(bindings::ib_flow_attr, flags),
+            &flags.to_ne_bytes(),
+        );
+        request.put(
+            offset_of!(bindings::ib_flow_attr, port),
+            &1u32.to_ne_bytes(),
+        );
+        request.finish()
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Adds a specification: its type, and value and mask, which start at this offset.
+    fn spec(mut self, ty: u32, at: usize, fields: [&[u8]; 2], size: usize) -> Self {
+        let start = self.length;
+        self.put(start, &ty.to_ne_bytes());
+        // CAST: Small constants.
+        self.put(start + 4, &(size as u16).to_ne_bytes());
+        self.put(start + at, fields[0]);
+        self.put(start + at + fields[0].len(), fields[1]);
+        self.length += size;
+        self.bytes[offset_of!(bindings::ib_flow_attr, num_of_specs)] += 1;
+        self.finish()
+    }
+
+    fn finish(mut self) -> Self {
+        // CAST: At most 256.
+        let length = (self.length as u16).to_ne_bytes();
+        self.put(offset_of!(bindings::ib_flow_attr, size), &length);
+        self
+    }
+
+    fn as_raw(&mut self) -> *mut bindings::ib_flow_attr {
+        self.bytes.as_mut_ptr().cast()
+    }
+}
+
+const ETH: u32 = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH;
+const ETH_AT: usize = offset_of!(bindings::ib_flow_spec_eth, val);
+const ETH_SIZE: usize = size_of::<bindings::ib_flow_spec_eth>();
+
+#[kunit_tests(rdma_flow)]
+mod cases {
+    use super::*;
+
+    #[test]
+    fn a_flow_has_specifications_and_an_end() -> Result {
+        with_device(|device, log| {
+            let others = log.objects();
+            let mut pair = Pair::new(device)?;
+            let number = pair.number();
+            let eth = [
+                1u8, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x08, 0x00, 0x60, 0x05,
+            ];
+            let eth_mask = [0xff; 16];
+            let four = [10u8, 0, 0, 1, 10, 0, 0, 2, 17, 3, 4, 0];
+            let four_mask = [0xffu8, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0];
+            let ports = [0x12u8, 0xb7, 0x00, 0x50];
+            let normal = bindings::ib_flow_attr_type_IB_FLOW_ATTR_NORMAL;
+            let mut request = Request::new(normal, 0)
+                .spec(ETH, ETH_AT, [&eth, &eth_mask], ETH_SIZE)
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV4,
+                    offset_of!(bindings::ib_flow_spec_ipv4, val),
+                    [&four, &four_mask],
+                    size_of::<bindings::ib_flow_spec_ipv4>(),
+                )
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_UDP,
+                    offset_of!(bindings::ib_flow_spec_tcp_udp, val),
+                    [&ports, &[0xff; 4]],
+                    size_of::<bindings::ib_flow_spec_tcp_udp>(),
+                );
+            let flow = from_err_ptr(verb!(
+                device,
+                create_flow(pair.as_raw(), request.as_raw(), null_mut())
+            ))?;
+            let ethernet = Fields {
+                value: Ethernet {
+                    destination: [1, 2, 3, 4, 5, 6],
+                    source: [7, 8, 9, 10, 11, 12],
+                    ether_type: 0x800,
+                    vlan_tag: 0x6005,
+                },
+                mask: Ethernet {
+                    destination: [0xff; 6],
+                    source: [0xff; 6],
+                    ether_type: 0xffff,
+                    vlan_tag: 0xffff,
+                },
+            };
+            let ipv4 = Fields {
+                value: Ipv4 {
+                    source: [10, 0, 0, 1],
+                    destination: [10, 0, 0, 2],
+                    protocol: 17,
+                    tos: 3,
+                    ttl: 4,
+                    flags: 0,
+                },
+                mask: Ipv4 {
+                    source: [0xff, 0xff, 0xff, 0],
+                    destination: [0xff; 4],
+                    protocol: 0xff,
+                    ..Default::default()
+                },
+            };
+            let udp = Fields {
+                value: Ports {
+                    source: 80,
+                    destination: 4791,
+                },
+                mask: Ports {
+                    source: 0xffff,
+                    destination: 0xffff,
+                },
+            };
+            let specs = [
+                Some(Spec::Ethernet(ethernet)),
+                Some(Spec::Ipv4(ipv4)),
+                Some(Spec::Udp(udp)),
+            ];
+            assert_eq!(
+                log.asked(),
+                Some(Asked::Flow(number, Type::Normal, 7, false, specs))
+            );
+            // SAFETY: The flow was just created.
+            unsafe {
+                assert!((*flow).device == device.as_raw() && (*flow).qp == pair.as_raw());
+            }
+            to_result(verb!(device, destroy_flow(flow)))?;
+            pair.end(device)?;
+            assert_eq!(log.objects(), others);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn addresses_of_six_and_the_default_are_read() -> Result {
+        with_device(|device, log| {
+            let mut pair = Pair::new(device)?;
+            let number = pair.number();
+            let mut six = [0u8; 39];
+            (six[0], six[31], six[34], six[36]) = (0xfe, 1, 0x12, 6);
+            let all = bindings::ib_flow_attr_type_IB_FLOW_ATTR_ALL_DEFAULT;
+            let continues = bindings::ib_flow_flags_IB_FLOW_ATTR_FLAGS_DONT_TRAP;
+            // The second specification is not aligned to more than 4 bytes.
+            let mut request = Request::new(all, continues)
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV6,
+                    offset_of!(bindings::ib_flow_spec_ipv6, val),
+                    [&six, &[0; 39]],
+                    size_of::<bindings::ib_flow_spec_ipv6>(),
+                )
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP,
+                    offset_of!(bindings::ib_flow_spec_tcp_udp, val),
+                    [&[0, 80, 0, 0], &[0; 4]],
+                    size_of::<bindings::ib_flow_spec_tcp_udp>(),
+                );
+            let flow = from_err_ptr(verb!(
+                device,
+                create_flow(pair.as_raw(), request.as_raw(), null_mut())
+            ))?;
+            let mut value = Ipv6 {
+                flow_label: 0x1200,
+                next_header: 6,
+                ..Default::default()
+            };
+            (value.source[0], value.destination[15]) = (0xfe, 1);
+            let tcp = Ports {
+                source: 0,
+                destination: 80,
+            };
+            let specs = [
+                Some(Spec::Ipv6(Fields {
+                    value,
+                    mask: Ipv6::default(),
+                })),
+                Some(Spec::Tcp(Fields {
+                    value: tcp,
+                    mask: Ports::default(),
+                })),
+                None,
+            ];
+            assert_eq!(
+                log.asked(),
+                Some(Asked::Flow(number, Type::AllDefault, 7, true, specs))
+            );
+            to_result(verb!(device, destroy_flow(flow)))?;
+            pair.end(device)
+        })
+    }
+
+    #[test]
+    fn what_makes_no_sense_never_reaches_the_driver() -> Result {
+        with_device(|device, log| {
+            let mut pair = Pair::new(device)?;
+            let others = log.objects();
+            log.asked();
+            let normal = bindings::ib_flow_attr_type_IB_FLOW_ATTR_NORMAL;
+            let egress = bindings::ib_flow_flags_IB_FLOW_ATTR_FLAGS_EGRESS;
+            let none: [&[u8]; 2] = [&[], &[]];
+            let mut wrong_port = Request::new(normal, 0);
+            wrong_port.put(
+                offset_of!(bindings::ib_flow_attr, port),
+                &9u32.to_ne_bytes(),
+            );
+            let cases = [
+                (Request::new(9, 0), EINVAL),
+                (Request::new(normal, egress), EOPNOTSUPP),
+                (wrong_port, EINVAL),
+                // A tunnel; a structure that is too short; one that ends too early.
+                (
+                    Request::new(normal, 0).spec(
+                        bindings::ib_flow_spec_type_IB_FLOW_SPEC_VXLAN_TUNNEL,
+                        ETH_AT,
+                        none,
+                        16,
+                    ),
+                    EOPNOTSUPP,
+                ),
+                (
+                    Request::new(normal, 0).spec(ETH, ETH_AT, none, ETH_SIZE - 4),
+                    EINVAL,
+                ),
+                (Request::new(normal, 0).spec(ETH, ETH_AT, none, 0), EINVAL),
+            ];
+            for (mut request, expected) in cases {
+                let flow = from_err_ptr(verb!(
+                    device,
+                    create_flow(pair.as_raw(), request.as_raw(), null_mut())
+                ));
+                assert_eq!(flow.err(), Some(expected));
+            }
+            assert!(log.asked().is_none());
+            assert_eq!(log.objects(), others);
+            pair.end(device)
+        })
+    }
+}
