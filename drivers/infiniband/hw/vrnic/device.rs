@@ -50,6 +50,7 @@ use crate::{
         DEVICE_MEMORY, //
     },
     driver::Resources,
+    flow::Flow,
     mr::Mr,
     mw::Mw,
     odp::BoxedPager,
@@ -94,12 +95,13 @@ fn queue_pairs_for_users(all: u32, link: Link) -> u32 {
     })
 }
 
-/// Returns the capabilities of a device with these limits, with or without memory placement and
-/// path migration.
+/// Returns the capabilities of a device with these limits, with or without memory placement, path
+/// migration and raw packets.
 fn capabilities(
     limits: &DeviceLimits,
     memory_placement: bool,
     path_migration: bool,
+    raw_packets: bool,
 ) -> Capabilities {
     let mut capabilities = Capability::BadPkeyCounter
         | Capability::BadQkeyCounter
@@ -125,6 +127,9 @@ fn capabilities(
     }
     if path_migration {
         capabilities |= Capability::AutomaticPathMigration;
+    }
+    if raw_packets {
+        capabilities |= Capability::ManagedFlowSteering;
     }
     capabilities
 }
@@ -191,6 +196,7 @@ impl Operations for Vrnic {
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
     type DmBuffer = Dm;
+    type FlowRule = Flow;
     type AddressHandle = Ah;
     type Pager = BoxedPager;
 
@@ -223,6 +229,7 @@ impl Operations for Vrnic {
                 call.data().memory_placement,
                 // The core does not let connections on Ethernet have alternate paths.
                 call.data().path_migration && call.data().link == Link::InfiniBand,
+                call.data().raw_packets,
             ),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),

@@ -66,6 +66,7 @@ use vrnic_wire::{
         F_PATH_MIGRATION,
         F_PORT_STATE,
         F_RATE_LIMITS,
+        F_RAW_PACKETS,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
         F_UNRELIABLE_CONNECTIONS,
@@ -177,6 +178,9 @@ const PATH_MIGRATION: Feature = Feature::device(F_PATH_MIGRATION);
 /// Queue pairs can have a rate limit.
 const RATE_LIMITS: Feature = Feature::device(F_RATE_LIMITS);
 
+/// There are queue pairs for raw packets, and flows.
+const RAW_PACKETS: Feature = Feature::device(F_RAW_PACKETS);
+
 /// The port is an InfiniBand port.
 const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -203,6 +207,7 @@ const FEATURES: &[Feature] = {
         NESTED_PAGING,
         PATH_MIGRATION,
         RATE_LIMITS,
+        RAW_PACKETS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
@@ -332,6 +337,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) nested_paging: bool,
     /// Whether connections can have alternate paths.
     pub(crate) path_migration: bool,
+    /// Whether there are queue pairs for raw packets.
+    pub(crate) raw_packets: bool,
     /// Regions for which the device may ask for pages.
     pub(crate) faults: Arc<Faults>,
     /// Supervises the device for as long as there are users, who wait for posted requests.
@@ -416,6 +423,7 @@ impl<'bound> Resources<'bound> {
             device_memory: Pool::new()?,
             nested_paging: dev.has_feature(NESTED_PAGING),
             path_migration: dev.has_feature(PATH_MIGRATION),
+            raw_packets: dev.has_feature(RAW_PACKETS),
             paging,
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),

@@ -21,6 +21,7 @@ mod device;
 mod dm;
 mod driver;
 mod event;
+mod flow;
 mod gid;
 mod health;
 mod kernel_context;

@@ -18,6 +18,7 @@ use vrnic_wire::command::{
     Command,
     CreateContext,
     CreateCq,
+    CreateFlow,
     CreatePd,
     CreateQp,
     CreateSrq,
@@ -27,6 +28,7 @@ use vrnic_wire::command::{
     DeregisterMr,
     DestroyContext,
     DestroyCq,
+    DestroyFlow,
     DestroyPd,
     DestroyQp,
     DestroySrq,
@@ -70,6 +72,7 @@ destroy! {
     DestroyQp { qpn } "queue pair", events: true;
     DestroySrq { srqn } "shared receive queue", events: true;
     DestroyXrcd { xrcdn } "XRC domain", events: false;
+    DestroyFlow { flow } "flow", events: false;
     DeregisterMr { key } "memory region", events: false;
     DeallocateMw { key } "memory window", events: false;
 }
@@ -104,6 +107,7 @@ create! {
     CreateSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
     CreateXrcSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
     CreateXrcd => |_, reply| DestroyXrcd { xrcdn: reply.xrcdn, ..Default::default() };
+    CreateFlow => |_, reply| DestroyFlow { flow: reply.flow, ..Default::default() };
     RegisterMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMw => |request, reply| DeallocateMw { pd: request.pd, key: reply.key };

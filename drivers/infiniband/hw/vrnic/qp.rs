@@ -267,6 +267,7 @@ impl QueuePair for Qp {
         Type::ReliableConnection,
         Type::UnreliableConnection,
         Type::UnreliableDatagram,
+        Type::RawPacket,
         Type::XrcInitiator,
     ];
 
@@ -659,6 +660,7 @@ const _: () = {
     assert!(QpType::ReliableConnection.raw() as u32 == Type::ReliableConnection.raw());
     assert!(QpType::UnreliableConnection.raw() as u32 == Type::UnreliableConnection.raw());
     assert!(QpType::UnreliableDatagram.raw() as u32 == Type::UnreliableDatagram.raw());
+    assert!(QpType::RawPacket.raw() as u32 == Type::RawPacket.raw());
     assert!(QpType::XrcInitiator.raw() as u32 == Type::XrcInitiator.raw());
     assert!(QpType::XrcTarget.raw() as u32 == Type::XrcTarget.raw());
 };
