@@ -498,6 +498,24 @@ int ibv_cmd_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 	return 0;
 }
 
+static unsigned int destroyed_flows;
+
+int ibv_cmd_create_flow(struct ibv_qp *qp, struct ibv_flow *flow_id, struct ibv_flow_attr *flow_attr, void *ucmd,
+			size_t ucmd_size)
+{
+	CHECK(flow_attr->priority == 3 && !ucmd && !ucmd_size);
+	flow_id->context = qp->context;
+	flow_id->handle = 14;
+	return fail_next;
+}
+
+int ibv_cmd_destroy_flow(struct ibv_flow *flow_id)
+{
+	CHECK(flow_id->handle == 14);
+	destroyed_flows += !fail_next;
+	return fail_next;
+}
+
 int ibv_cmd_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
 	return 0;
@@ -1879,6 +1897,37 @@ static void device_memory(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.free_dm(dm) && freed_dms == 1);
 }
 
+/* Frames are sent as they are, and flows belong to the kernel. */
+static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET };
+	char frame[60] = { 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5 };
+	struct ibv_sge sge = { .addr = (uintptr_t)frame, .length = sizeof(frame), .lkey = 5 };
+	struct ibv_send_wr wr = { .wr_id = 77, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+	struct ibv_flow_attr rule = { .size = sizeof(rule), .priority = 3, .port = 1 };
+	struct ibv_flow *flow;
+	struct ibv_qp *qp;
+
+	attr.cap = (struct ibv_qp_cap){ .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 };
+	qp = ops.create_qp(pd, &attr);
+	CHECK(qp);
+	to_rts(qp);
+	CHECK(!ops.post_send(qp, &wr, &bad));
+	wr.opcode = IBV_WR_SEND_WITH_IMM;
+	CHECK(ops.post_send(qp, &wr, &bad) && bad == &wr);
+
+	fail_next = EPERM;
+	CHECK(!ops.create_flow(qp, &rule) && errno == EPERM);
+	fail_next = 0;
+	flow = ops.create_flow(qp, &rule);
+	CHECK(flow && flow->context == context && flow->handle == 14);
+	fail_next = EIO;
+	CHECK(ops.destroy_flow(flow) == EIO);
+	fail_next = 0;
+	CHECK(!ops.destroy_flow(flow) && destroyed_flows == 1);
+	CHECK(!ops.destroy_qp(qp));
+}
+
 /* An imported context rings the same slots in the same area. */
 static void importing(struct ibv_context *context)
 {
@@ -1975,6 +2024,7 @@ void exercise(void)
 		domains(context, pd);
 		allocators(context, pd);
 		device_memory(context, pd);
+		raw_packets(context, pd, cq);
 		importing(context);
 		rate_limits(pd, cq);
 		failure(context, pd);

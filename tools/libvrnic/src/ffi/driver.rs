@@ -199,6 +199,7 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
     pub type create_cq_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
+    pub type create_flow = unsafe extern "C" fn(*mut ibv_qp, *mut Opaque) -> *mut ibv_flow;
     pub type create_qp = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub type create_qp_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
@@ -211,6 +212,7 @@ pub mod op {
     pub type dereg_mr = unsafe extern "C" fn(*mut verbs_mr) -> c_int;
     pub type destroy_ah = unsafe extern "C" fn(*mut ibv_ah) -> c_int;
     pub type destroy_cq = unsafe extern "C" fn(*mut ibv_cq) -> c_int;
+    pub type destroy_flow = unsafe extern "C" fn(*mut ibv_flow) -> c_int;
     pub type destroy_qp = unsafe extern "C" fn(*mut ibv_qp) -> c_int;
     pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
     pub type detach_mcast = attach_mcast;

@@ -313,6 +313,15 @@ unsafe extern "C" {
         bad_wr: *mut *mut ibv_send_wr,
     ) -> c_int;
 
+    pub fn ibv_cmd_create_flow(
+        qp: *mut ibv_qp,
+        flow_id: *mut ibv_flow,
+        flow_attr: *mut Opaque,
+        ucmd: *mut c_void,
+        ucmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_flow(flow_id: *mut ibv_flow) -> c_int;
+
     pub fn ibv_cmd_attach_mcast(qp: *mut ibv_qp, gid: *const c_void, lid: u16) -> c_int;
     pub fn ibv_cmd_detach_mcast(qp: *mut ibv_qp, gid: *const c_void, lid: u16) -> c_int;
 

@@ -322,6 +322,15 @@ c_struct!(
 );
 
 c_struct!(
+    /// Flow.
+    ibv_flow {
+        comp_mask: u32,
+        context: *mut ibv_context,
+        handle: u32,
+    }
+);
+
+c_struct!(
     /// Queue pair.
     ibv_qp {
         context: *mut ibv_context,
@@ -629,6 +638,7 @@ c_constants! {
     IBV_QPT_RC: c_int = 2;
     IBV_QPT_UC: c_int = 3;
     IBV_QPT_UD: c_int = 4;
+    IBV_QPT_RAW_PACKET: c_int = 8;
     IBV_QPT_XRC_SEND: c_int = 9;
     IBV_QPT_XRC_RECV: c_int = 10;
 
@@ -764,6 +774,7 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_tm_cap::LAYOUT,
     ibv_srq_init_attr_ex::LAYOUT,
     ibv_xrcd::LAYOUT,
+    ibv_flow::LAYOUT,
     ibv_qp::LAYOUT,
     ibv_qp_ex::LAYOUT,
     ibv_data_buf::LAYOUT,

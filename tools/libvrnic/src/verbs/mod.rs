@@ -13,6 +13,7 @@ pub mod allocator;
 pub mod context;
 pub mod cq;
 pub mod dm;
+pub mod flow;
 pub mod mr;
 pub mod mw;
 pub mod pd;
@@ -45,6 +46,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
     create_cq_ex: Some(cq::create_cq_ex),
+    create_flow: Some(flow::create_flow),
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
     create_srq: Some(srq::create_srq),
@@ -55,6 +57,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     dereg_mr: Some(mr::dereg_mr),
     destroy_ah: Some(ah::destroy_ah),
     destroy_cq: Some(cq::destroy_cq),
+    destroy_flow: Some(flow::destroy_flow),
     destroy_qp: Some(qp::destroy_qp),
     destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),

@@ -194,6 +194,7 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
         )),
         IBV_QPT_UC => Some((SENDS | WRITES, SENDS_EX | WRITES_EX)),
         IBV_QPT_UD => Some((SENDS, SENDS_EX)),
+        IBV_QPT_RAW_PACKET => Some((bits(&[SendOpcode::Send]), IBV_QP_EX_WITH_SEND)),
         IBV_QPT_XRC_RECV => Some((0, 0)),
         _ => None,
     }
