@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Queue pairs for raw packets beside the network device of the same port: flows decide who gets a frame, the switch drops
+# forged ones, and perftest's programs for Ethernet run between two VMs. Without the right to send raw packets there are
+# none.
+# lab: timeout=300
+# lab: switch
+. "$LAB_LIB"
+
+mac_a=$(on a cat "/sys/class/net/$NETDEV/address")
+mac_b=$(on b cat "/sys/class/net/$NETDEV/address")
+on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
+
+spoofed() { vrnicctl --json switch | python3 -c "
+import json, sys
+print(sum(dict(port['counters'])['rx_spoofed'] for port in json.load(sys.stdin)))"; }
+
+before=$(spoofed)
+on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
+receiver=$!
+within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver does not begin"
+on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
+wait $receiver || fail "the receiver got something else"
+[ $(($(spoofed) - before)) = 2 ] || fail "forged frames are not counted"
+on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4 after the flows"
+
+# ethernet PROGRAM OPTION...: runs a program of perftest on both VMs.
+ethernet() {
+	on -t 60 b "$1" -d "$DEV" --server -E "$mac_a" -B "$mac_b" "${@:2}" >"$LAB_DIR/server" 2>&1 &
+	local server=$!
+	sleep 3
+	on -t 60 a "$1" -d "$DEV" --client -E "$mac_b" -B "$mac_a" "${@:2}" >"$LAB_DIR/client" 2>&1 ||
+		fail "$1 ${*:2}: $(cat "$LAB_DIR/client")"
+	wait $server || fail "$1 ${*:2}, server: $(cat "$LAB_DIR/server")"
+}
+ethernet raw_ethernet_lat -n 100 -s 64
+ethernet raw_ethernet_lat -n 100 -s 1024
+
+! on -t 60 a setpriv --bounding-set=-net_raw --inh-caps=-net_raw --ambient-caps=-net_raw \
+	python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" >/dev/null 2>&1 ||
+	fail "raw packets without the right to send them"
