@@ -97,6 +97,9 @@ pub struct Machine {
     pub kernel_arguments: String,
     /// Size of the NVDIMM in MiB, if there is one.
     pub nvdimm: Option<u32>,
+    /// Whether the guest can suspend to idle and still has its directories and its agent when it wakes up. Linux does
+    /// not restore a device that shares directories, so those of the lab keep their state then (No_Soft_Reset).
+    pub sleeps: bool,
     /// Network devices, RNICs first.
     pub nics: Vec<Nic>,
     /// Directories of the host in the guest.
@@ -709,6 +712,7 @@ fn machines(
             cpus: cpus.map(|cpus| *cpus.get_ref()),
             kernel_arguments,
             nvdimm: None,
+            sleeps: false,
             nics,
             shares,
         });
@@ -1175,6 +1179,7 @@ impl Description {
             machine.device = if soft { Device::Rxe } else { device };
             machine.cpus = extra.cpus;
             machine.nvdimm = extra.nvdimm;
+            machine.sleeps = extra.sleeps;
             machine.shares.extend(extra.tree.iter().map(|tree| Share {
                 host: tree.clone(),
                 guest: TREE.to_owned(),

@@ -75,6 +75,8 @@ pub struct Extra {
     pub nvdimm: Option<u32>,
     /// Number of processors of each VM, if not the usual one.
     pub cpus: Option<u32>,
+    /// Whether the VMs can sleep; see [`Machine::sleeps`].
+    pub sleeps: bool,
     /// A directory of this machine that the VMs have as [`TREE`], with write access.
     pub tree: Option<PathBuf>,
 }

@@ -587,6 +587,10 @@ impl Script {
                     script.vrnicd.nvdimm = Some(size);
                     script.fresh = true;
                 }
+                "sleeps" => {
+                    script.vrnicd.sleeps = true;
+                    script.fresh = true;
+                }
                 "cpus" => {
                     let cpus = rest.trim().parse();
                     let cpus = cpus.with_context(|| format!("{}: cpus", path.display()))?;
@@ -1192,6 +1196,9 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         fs::write(&path, "# lab: nvdimm=64\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.nvdimm == Some(64));
+        fs::write(&path, "# lab: sleeps\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert!(script.fresh && script.vrnicd.sleeps);
         fs::write(&path, "# lab: needs CONFIG_A=y\n# lab: needs CONFIG_B=m\n").unwrap();
         let script = Script::read(&path).unwrap();
         let kernel = |config: &str| Kernel {

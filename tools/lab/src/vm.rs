@@ -337,13 +337,24 @@ impl Spec {
             ]);
             directories.push(directory("seed", &self.socket("seed"), true));
         }
+        // Only a PCI Express device behind a port can keep its state while the guest sleeps.
+        let kept = |add: &mut dyn FnMut(&[&str]), port: usize| {
+            if !machine.sleeps {
+                return String::new();
+            }
+            add(&[
+                "-device",
+                &format!("pcie-root-port,id=port{port},chassis={}", port + 1),
+            ]);
+            format!(",bus=port{port},x-pcie-pm-no-soft-reset=on")
+        };
         let modules = settings.kernel.modules().map(|dir| dir.join("kernel"));
         directories.extend(modules.iter().map(|dir| directory("modules", dir, true)));
         for (index, share) in machine.shares.iter().enumerate() {
             let tag = format!("share{index}");
             directories.push(directory(&tag, &share.host, share.read_only));
         }
-        for (tag, path, read_only) in directories {
+        for (index, (tag, path, read_only)) in directories.into_iter().enumerate() {
             let read_only = if read_only { "on" } else { "off" };
             // A directory may contain other file systems, whose inode numbers may be the same.
             add(&[
@@ -353,9 +364,10 @@ impl Spec {
                     option(&path)
                 ),
             ]);
+            let kept = kept(&mut add, index + 1);
             add(&[
                 "-device",
-                &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+                &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}{kept}"),
             ]);
         }
         add(&["-device", "virtio-rng-pci"]);
@@ -365,7 +377,8 @@ impl Spec {
             "-serial",
             "chardev:console",
         ]);
-        add(&["-device", "virtio-serial-pci"]);
+        let serial = kept(&mut add, 0);
+        add(&["-device", &format!("virtio-serial-pci{serial}")]);
         add(&[
             "-chardev",
             &format!(
