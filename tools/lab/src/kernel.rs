@@ -156,6 +156,12 @@ impl Kernel {
         self.config.lines().any(|line| line == option)
     }
 
+    /// Returns whether the driver is built in, as it can be in a kernel with the patch series.
+    #[must_use]
+    pub fn has_driver(&self) -> bool {
+        self.has("CONFIG_INFINIBAND_VRNIC=y")
+    }
+
     /// Returns whether it has expensive checks for its own errors, as built by `VRNIC_KERNEL=debug`.
     #[must_use]
     pub fn debug(&self) -> bool {

@@ -417,7 +417,8 @@ impl Lab {
             return Ok(share.clone());
         }
         let driver = self.module.path(settings);
-        let driver = (driven || driver.is_file()).then_some(driver);
+        let module = !settings.kernel.has_driver() && (driven || driver.is_file());
+        let driver = module.then_some(driver);
         let share = self.scratch.path().join(format!("share-{}", shares.len()));
         share::stage(settings, &share, driver.as_deref())?;
         shares.insert(settings.kernel.tree.clone(), share.clone());

@@ -359,7 +359,7 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
     };
     let console = options.logs.join("console-a.log");
     let results = Lab::boot(settings, options).and_then(|lab| {
-        let script = "cat /sys/kernel/debug/kunit/*/results; echo; lsmod | grep -q '^vrnic ' || echo 'NOT LOADED'";
+        let script = "cat /sys/kernel/debug/kunit/*/results; echo; [ -d /sys/bus/virtio/drivers/vrnic ] || echo 'NOT LOADED'";
         let text = lab.agent("a")?.check(&["sh", "-c", script], SHORT)?;
         let _ = lab.shut_down();
         Ok(text)
@@ -377,13 +377,21 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
             start,
             format!("the module did not load:\n{}", tail(&console, 20)),
         );
-    } else if cases.is_empty() {
-        tally.add(
-            "kunit",
-            Verdict::Failed,
-            start,
-            "no KUnit suite ran; was the module built with its tests?",
-        );
+    }
+    match suites(sources(settings)) {
+        Ok(suites) => {
+            let missing = missing(&suites, &cases);
+            if missing.is_empty() {
+                tally.pass("kunit: suites".to_owned());
+            } else {
+                let why = format!("suites of the sources that did not run: {missing:?}");
+                tally.add("kunit: suites", Verdict::Failed, start, why);
+            }
+        }
+        Err(error) => {
+            let why = format!("{error:#}");
+            tally.add("kunit: suites", Verdict::Failed, start, why);
+        }
     }
     let mut passed = 0;
     for (name, verdict, detail) in cases {
@@ -405,6 +413,59 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
         "KUnit: {passed} passed in {:.0} s",
         start.elapsed().as_secs_f64()
     );
+}
+
+/// Returns the directories with the sources of the abstractions and of the driver: those of the kernel, if the driver is
+/// built in, otherwise those of this tree.
+fn sources(settings: &Settings) -> Vec<PathBuf> {
+    let kernel = &settings.kernel;
+    let (tree, parts) = if kernel.has_driver() {
+        let parts = [
+            "rust/kernel/virtio",
+            "drivers/infiniband/rust",
+            "drivers/infiniband/hw/vrnic",
+        ];
+        (kernel.tree.join("source"), parts)
+    } else {
+        let parts = ["rust/virtio", "rust/rdma", "drivers/infiniband"];
+        (settings.tree.clone(), parts)
+    };
+    parts.iter().map(|part| tree.join(part)).collect()
+}
+
+/// Returns the names of all KUnit suites in the sources in these directories.
+fn suites(mut directories: Vec<PathBuf>) -> Result<Vec<String>> {
+    let pattern = Regex::new(r"(?m)^\s*#\[kunit_tests\((\w+)\)\]")?;
+    let mut suites = Vec::new();
+    while let Some(directory) = directories.pop() {
+        let entries = fs::read_dir(&directory);
+        for entry in entries.with_context(|| directory.display().to_string())? {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|it| it == "rs") {
+                let text = fs::read_to_string(&path)?;
+                let names = pattern.captures_iter(&text);
+                suites.extend(names.map(|it| it[1].to_owned()));
+            }
+        }
+    }
+    if suites.is_empty() {
+        bail!("there is no suite in the sources");
+    }
+    suites.sort();
+    Ok(suites)
+}
+
+/// Returns those of `suites` without any of `cases`, as [`ktap`] names them.
+fn missing<'a>(suites: &'a [String], cases: &[(String, Verdict, String)]) -> Vec<&'a str> {
+    let ran = |suite: &str| {
+        let mut names = cases.iter().filter_map(|(name, ..)| name.split_once('.'));
+        names.any(|(it, _)| it == suite)
+    };
+    let names = suites.iter().map(String::as_str);
+    names.filter(|suite| !ran(suite)).collect()
 }
 
 /// Parses KTAP in the form that debugfs shows: suites are indented by four spaces, their cases by eight.
@@ -1160,6 +1221,22 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert_eq!(lost(task, Some(&allowed)), "");
         assert_eq!(lost(&format!("{task}{ours}{task}"), Some(&allowed)), ours);
         assert_eq!(lost("no kmemleak\n", Some(&allowed)), "no kmemleak\n");
+    }
+
+    #[test]
+    fn a_suite_that_does_not_run_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = || suites(vec![dir.path().to_owned()]);
+        assert!(sources().is_err());
+        assert!(suites(vec![dir.path().join("other")]).is_err());
+        fs::create_dir(dir.path().join("qp")).unwrap();
+        let text = "#[kunit_tests(rdma_qp)]\nmod cases {}\n// #[kunit_tests(no)]\n";
+        fs::write(dir.path().join("qp/tests.rs"), text).unwrap();
+        fs::write(dir.path().join("cq.rs"), "    #[kunit_tests(rdma_cq)]\n").unwrap();
+        let suites = sources().unwrap();
+        assert_eq!(suites, ["rdma_cq", "rdma_qp"]);
+        let cases = ktap("    # Subtest: rdma_cq\n    1..1\n        ok 1 one\n    ok 1 rdma_cq\n");
+        assert_eq!(missing(&suites, &cases), ["rdma_qp"]);
     }
 
     #[test]
