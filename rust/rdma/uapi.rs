@@ -92,7 +92,7 @@ impl Kind {
 /// [`optional`](Self::optional).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Attribute {
+pub struct AttrDef {
     id: u16,
     spec: Specification,
 }
@@ -121,7 +121,7 @@ const OUT: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT as u8;
 const IN: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_IN as u8;
 const OBJECT: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR as u8;
 
-impl Attribute {
+impl AttrDef {
     const fn new(number: u16, kind: u8, flags: u8, u: [u16; 2]) -> Self {
         // The core has keys for this many (`UVERBS_API_ATTR_KEY_BITS`), half of them for drivers.
         assert!(number < 31);
@@ -188,7 +188,7 @@ impl Attribute {
 /// attributes are `declared`.
 pub struct AttrBundle<'a, T: Operations> {
     bundle: *mut bindings::uverbs_attr_bundle,
-    declared: &'static [&'static Attribute],
+    declared: &'static [&'static AttrDef],
     _call: PhantomData<(&'a (), T)>,
 }
 
@@ -198,7 +198,7 @@ impl<T: Operations> AttrBundle<'_, T> {
     /// The arguments must satisfy the type invariants.
     pub(crate) unsafe fn new(
         bundle: *mut bindings::uverbs_attr_bundle,
-        declared: &'static [&'static Attribute],
+        declared: &'static [&'static AttrDef],
     ) -> Self {
         // INVARIANT: Guaranteed by the caller.
         Self {
@@ -209,7 +209,7 @@ impl<T: Operations> AttrBundle<'_, T> {
     }
 
     /// Returns the number of an attribute; `EINVAL` if the method does not declare it.
-    fn find(&self, attribute: &Attribute, kind: u8) -> Result<u16> {
+    fn find(&self, attribute: &AttrDef, kind: u8) -> Result<u16> {
         if attribute.spec.kind != kind || !self.declared.contains(&attribute) {
             return Err(EINVAL);
         }
@@ -217,16 +217,16 @@ impl<T: Operations> AttrBundle<'_, T> {
     }
 
     /// Returns whether an attribute is present.
-    pub fn has(&self, attribute: &Attribute) -> bool {
+    pub fn has(&self, attribute: &AttrDef) -> bool {
         self.declared.contains(&attribute)
             // SAFETY: The bundle is valid by the type invariant.
             && unsafe { bindings::uverbs_attr_is_valid(self.bundle, attribute.id.into()) }
     }
 
-    /// Writes an [output](Attribute::output). Does nothing if an optional one is absent.
+    /// Writes an [output](AttrDef::output). Does nothing if an optional one is absent.
     ///
     /// Returns `EINVAL` if the method has no such attribute.
-    pub fn put<R: Response>(&self, attribute: &Attribute, value: &R) -> Result {
+    pub fn put<R: Response>(&self, attribute: &AttrDef, value: &R) -> Result {
         let id = self.find(attribute, OUT)?;
         if !self.has(attribute) {
             return Ok(());
@@ -243,10 +243,10 @@ impl<T: Operations> AttrBundle<'_, T> {
         })
     }
 
-    /// Reads an [input](Attribute::input); [`None`] if an optional one is absent.
+    /// Reads an [input](AttrDef::input); [`None`] if an optional one is absent.
     ///
     /// Returns `EINVAL` if the method has no such attribute.
-    pub fn get<R: Request>(&self, attribute: &Attribute) -> Result<Option<R>> {
+    pub fn get<R: Request>(&self, attribute: &AttrDef) -> Result<Option<R>> {
         let id = self.find(attribute, IN)?;
         if !self.has(attribute) {
             return Ok(None);
@@ -268,12 +268,12 @@ impl<T: Operations> AttrBundle<'_, T> {
         Ok(Some(value))
     }
 
-    /// Returns the [object](Attribute::object) that an attribute refers to; [`None`] if an optional
+    /// Returns the [object](AttrDef::object) that an attribute refers to; [`None`] if an optional
     /// one is absent.
     ///
     /// Returns `EINVAL` if the method has no such attribute, or if the attribute is for another
     /// kind of object.
-    pub fn named<O: NamedObject<Driver = T>>(&self, attribute: &Attribute) -> Result<Option<&O>> {
+    pub fn named<O: NamedObject<Driver = T>>(&self, attribute: &AttrDef) -> Result<Option<&O>> {
         let id = self.find(attribute, OBJECT)?;
         if attribute.spec.u[0] != O::KIND.id() {
             return Err(EINVAL);
@@ -378,7 +378,7 @@ pub trait Method: Sized + 'static {
     /// The method's number, unique among the driver's methods for this kind of object.
     const NUMBER: u16;
     /// The method's attributes, which must have distinct numbers.
-    const ATTRIBUTES: &'static [&'static Attribute];
+    const ATTRIBUTES: &'static [&'static AttrDef];
 
     /// Executes the method, which a process called. May sleep.
     fn call(call: &Call<'_, Self::Driver>, attributes: &AttrBundle<'_, Self::Driver>) -> Result;
@@ -465,7 +465,7 @@ impl Definition {
 /// Defines a method, or attributes to add to an existing method if `handler` is [`None`].
 const fn method(
     id: u16,
-    attributes: &'static [&'static Attribute],
+    attributes: &'static [&'static AttrDef],
     handler: Option<unsafe extern "C" fn(*mut bindings::uverbs_attr_bundle) -> c_int>,
 ) -> bindings::uverbs_method_def {
     bindings::uverbs_method_def {
@@ -490,7 +490,7 @@ const fn object(
     }
 }
 
-static_assert!(size_of::<Attribute>() == size_of::<bindings::uverbs_attr_def>());
+static_assert!(size_of::<AttrDef>() == size_of::<bindings::uverbs_attr_def>());
 static_assert!(size_of::<Specification>() == size_of::<bindings::uverbs_attr_spec>());
 static_assert!(size_of::<Definition>() == size_of::<bindings::uapi_definition>());
 

@@ -33,7 +33,7 @@ use crate::{
     object::kmalloc_aligned_size,
     uapi::{
         AttrBundle,
-        Attribute, //
+        AttrDef, //
     },
     udata::{
         Request,
@@ -59,7 +59,7 @@ pub trait UserContext: Send + Sync + Sized + 'static {
     type Response: Response;
 
     /// The driver's own attributes of `QUERY_CONTEXT`, for [`query`](Self::query).
-    const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[];
+    const QUERY_ATTRIBUTES: &'static [&'static AttrDef] = &[];
 
     /// Creates a context.
     ///

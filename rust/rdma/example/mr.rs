@@ -14,7 +14,7 @@ use rdma::{
     },
     uapi::{
         AttrBundle,
-        Attribute,
+        AttrDef,
         Kind,
         Method, //
     },
@@ -89,11 +89,11 @@ impl MemoryRegion for Region {
 pub(crate) struct Query;
 
 impl Query {
-    const HANDLE: Attribute = Attribute::object::<Mr<Region>>(0);
-    const VALIDITY: Attribute = Attribute::output::<abi::Validity>(1);
-    const RECEIVE: Attribute = Attribute::output::<abi::InterconnectId>(2);
-    const READ: Attribute = Attribute::output::<abi::InterconnectId>(3);
-    const RECEIVE_READ: Attribute = Attribute::output::<abi::InterconnectId>(4);
+    const HANDLE: AttrDef = AttrDef::object::<Mr<Region>>(0);
+    const VALIDITY: AttrDef = AttrDef::output::<abi::Validity>(1);
+    const RECEIVE: AttrDef = AttrDef::output::<abi::InterconnectId>(2);
+    const READ: AttrDef = AttrDef::output::<abi::InterconnectId>(3);
+    const RECEIVE_READ: AttrDef = AttrDef::output::<abi::InterconnectId>(4);
 }
 
 impl Method for Query {
@@ -101,7 +101,7 @@ impl Method for Query {
 
     const OBJECT: Kind = Kind::MemoryRegion;
     const NUMBER: u16 = 0;
-    const ATTRIBUTES: &'static [&'static Attribute] = &[
+    const ATTRIBUTES: &'static [&'static AttrDef] = &[
         &Self::HANDLE,
         &Self::VALIDITY,
         &Self::RECEIVE,

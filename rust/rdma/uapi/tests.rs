@@ -37,7 +37,7 @@ mod cases {
 
     #[test]
     fn attributes_are_laid_out_as_in_c() {
-        let attribute = Attribute::output::<[u64; 4]>(3);
+        let attribute = AttrDef::output::<[u64; 4]>(3);
         // SAFETY: The structures have the same size, and any bytes are valid.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
         assert_eq!(raw.id, 1 << 12 | 3);
@@ -51,7 +51,7 @@ mod cases {
         let length = unsafe { crate::compat::member(&raw.attr.u.ptr) };
         assert_eq!((length.len, length.min_len), (32, 0));
 
-        let attribute = Attribute::input::<Words>(1).optional();
+        let attribute = AttrDef::input::<Words>(1).optional();
         // SAFETY: As above.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
         assert_eq!(
@@ -63,7 +63,7 @@ mod cases {
         let length = unsafe { crate::compat::member(&raw.attr.u.ptr) };
         assert_eq!((length.len, length.min_len), (24, 16));
 
-        let attribute = Attribute::object::<Pd<Object>>(0);
+        let attribute = AttrDef::object::<Pd<Object>>(0);
         // SAFETY: As above.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
         assert_eq!(
@@ -85,16 +85,16 @@ mod cases {
     /// Returns the attributes of a method call.
     fn attributes(
         call: &mut UserCall,
-        declared: &'static [&'static Attribute],
+        declared: &'static [&'static AttrDef],
     ) -> AttrBundle<'static, TestDriver> {
         // SAFETY: Tests give a call the attributes that they declare, and use them while it exists.
         unsafe { AttrBundle::new(call.attributes(), declared) }
     }
 
-    const WORDS: Attribute = Attribute::input::<Words>(1).optional();
-    const DOMAIN: Attribute = Attribute::object::<Pd<Object>>(2);
-    const ANSWER: Attribute = Attribute::output::<[u64; 4]>(3).optional();
-    const DECLARED: &[&Attribute] = &[&WORDS, &DOMAIN, &ANSWER];
+    const WORDS: AttrDef = AttrDef::input::<Words>(1).optional();
+    const DOMAIN: AttrDef = AttrDef::object::<Pd<Object>>(2);
+    const ANSWER: AttrDef = AttrDef::output::<[u64; 4]>(3).optional();
+    const DECLARED: &[&AttrDef] = &[&WORDS, &DOMAIN, &ANSWER];
 
     #[test]
     fn inputs_keep_the_rules_of_requests() -> Result {
@@ -124,10 +124,10 @@ mod cases {
         assert_eq!(given.put(&WORDS, &[0_u64; 4]), Err(EINVAL));
         assert!(given.named::<Pd<Object>>(&WORDS).is_err());
         assert!(given.named::<Cq<Object>>(&DOMAIN).is_err());
-        let pretended = Attribute::object::<Pd<Object>>(1);
+        let pretended = AttrDef::object::<Pd<Object>>(1);
         assert!(given.named::<Pd<Object>>(&pretended).is_err());
         assert!(!given.has(&pretended));
-        let mandatory = Attribute::input::<Words>(1);
+        let mandatory = AttrDef::input::<Words>(1);
         assert_eq!(given.get::<Words>(&mandatory), Err(EINVAL));
         // Writing an absent optional attribute does nothing.
         assert_eq!(given.put(&ANSWER, &[0_u64; 4]), Ok(()));
@@ -157,7 +157,7 @@ mod cases {
 
     #[test]
     fn a_queue_pair_that_was_opened_is_that_of_the_driver() -> Result {
-        const PAIR: Attribute = Attribute::object::<Qp<Object>>(2);
+        const PAIR: AttrDef = AttrDef::object::<Qp<Object>>(2);
 
         crate::testing::driver::with_device(|device, _| {
             let mut pair = Pair::new(device)?;

@@ -22,7 +22,7 @@ use rdma::{
     mmap::Mapped,
     uapi::{
         AttrBundle,
-        Attribute,
+        AttrDef,
         Kind,
         Method, //
     },
@@ -148,10 +148,10 @@ impl DmBuffer for Dm {
 }
 
 /// Handle of a buffer in device memory.
-const DM_HANDLE: Attribute = Attribute::object::<rdma::Dm<Dm>>(0);
+const DM_HANDLE: AttrDef = AttrDef::object::<rdma::Dm<Dm>>(0);
 
 /// Response with the buffer's location.
-const DM: Attribute = Attribute::output::<QueryDmResponse>(1);
+const DM: AttrDef = AttrDef::output::<QueryDmResponse>(1);
 
 /// A method on device memory buffers that returns the `mmap` offset of the buffer.
 pub(crate) struct QueryDm;
@@ -161,7 +161,7 @@ impl Method for QueryDm {
 
     const OBJECT: Kind = Kind::DeviceMemory;
     const NUMBER: u16 = 0;
-    const ATTRIBUTES: &'static [&'static Attribute] = &[&DM_HANDLE, &DM];
+    const ATTRIBUTES: &'static [&'static AttrDef] = &[&DM_HANDLE, &DM];
 
     fn call(_call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {
         let dm = attributes

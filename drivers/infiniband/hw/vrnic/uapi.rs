@@ -6,7 +6,7 @@
 use kernel::prelude::*;
 use rdma::uapi::{
     AttrBundle,
-    Attribute,
+    AttrDef,
     Kind,
     Method, //
 };
@@ -29,10 +29,10 @@ use crate::{
 };
 
 /// Attribute of QUERY_CONTEXT: the response to the creation of the context.
-pub(crate) const CONTEXT_RESPONSE: Attribute = Attribute::output::<AllocContextResponse>(0);
+pub(crate) const CONTEXT_RESPONSE: AttrDef = AttrDef::output::<AllocContextResponse>(0);
 
 /// Handle of a protection domain.
-const PD_HANDLE: Attribute = Attribute::object::<rdma::Pd<Pd>>(0);
+const PD_HANDLE: AttrDef = AttrDef::object::<rdma::Pd<Pd>>(0);
 
 /// A method on protection domains that only checks that the domain exists.
 pub(crate) struct FindPd;
@@ -42,7 +42,7 @@ impl Method for FindPd {
 
     const OBJECT: Kind = Kind::ProtectionDomain;
     const NUMBER: u16 = 0;
-    const ATTRIBUTES: &'static [&'static Attribute] = &[&PD_HANDLE];
+    const ATTRIBUTES: &'static [&'static AttrDef] = &[&PD_HANDLE];
 
     fn call(_call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {
         match attributes.named::<rdma::Pd<Pd>>(&PD_HANDLE)? {
@@ -53,7 +53,7 @@ impl Method for FindPd {
 }
 
 /// Response with the time of the device's clock.
-const CLOCK: Attribute = Attribute::output::<QueryClockResponse>(0);
+const CLOCK: AttrDef = AttrDef::output::<QueryClockResponse>(0);
 
 /// A method on the device that reads the clock of completion timestamps.
 pub(crate) struct QueryClock;
@@ -63,7 +63,7 @@ impl Method for QueryClock {
 
     const OBJECT: Kind = Kind::Device;
     const NUMBER: u16 = 0;
-    const ATTRIBUTES: &'static [&'static Attribute] = &[&CLOCK];
+    const ATTRIBUTES: &'static [&'static AttrDef] = &[&CLOCK];
 
     fn call(call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {
         // A device without the feature rejects the command.

@@ -16,7 +16,7 @@ use rdma::{
     },
     uapi::{
         AttrBundle,
-        Attribute, //
+        AttrDef, //
     },
     Process,
     Ucontext,
@@ -100,7 +100,7 @@ impl rdma::UserContext for UserContext {
     type Request = AllocContextRequest;
     type Response = AllocContextResponse;
 
-    const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[&CONTEXT_RESPONSE];
+    const QUERY_ATTRIBUTES: &'static [&'static AttrDef] = &[&CONTEXT_RESPONSE];
 
     fn alloc(
         call: &Call<'_>,

@@ -26,7 +26,7 @@ use crate::{
     uapi::{
         self,
         AttrBundle,
-        Attribute, //
+        AttrDef, //
     },
     ucontext::{
         Ucontext,
@@ -69,7 +69,7 @@ impl Offsets {
 }
 
 /// Attribute for a process that imports a context.
-pub(crate) const ANSWER: Attribute = Attribute::output::<u64>(0);
+pub(crate) const ANSWER: AttrDef = AttrDef::output::<u64>(0);
 
 /// A method of completion queues that is never called.
 pub(super) struct Nothing;
@@ -79,7 +79,7 @@ impl uapi::Method for Nothing {
 
     const OBJECT: uapi::Kind = uapi::Kind::CompletionQueue;
     const NUMBER: u16 = 2;
-    const ATTRIBUTES: &'static [&'static Attribute] = &[&Attribute::object::<Cq<Object>>(0)];
+    const ATTRIBUTES: &'static [&'static AttrDef] = &[&AttrDef::object::<Cq<Object>>(0)];
 
     fn call(_call: &Call<'_, TestDriver>, _attributes: &AttrBundle<'_, TestDriver>) -> Result {
         Ok(())
@@ -92,7 +92,7 @@ impl UserContext for Object {
     type Request = u64;
     type Response = u64;
 
-    const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[&ANSWER];
+    const QUERY_ATTRIBUTES: &'static [&'static AttrDef] = &[&ANSWER];
 
     fn alloc(
         call: &Call<'_, TestDriver>,
