@@ -69,9 +69,9 @@ enum Returned {
     Cancelled(KBox<Chain<Context>>),
 }
 
-/// A command in flight.
+/// The thread that waits for a command, and the result that it waits for.
 #[pin_data]
-pub(crate) struct Call {
+pub(crate) struct Waiter {
     /// The result. It contains a reference to this structure, so the waiter must take it out.
     #[pin]
     returned: SpinLockIrq<Option<Returned>>,
@@ -80,7 +80,7 @@ pub(crate) struct Call {
     done: Completion,
 }
 
-impl Call {
+impl Waiter {
     fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             returned <- new_spinlock_irq!(None),
@@ -106,29 +106,29 @@ impl Call {
 }
 
 /// Memory for a command and its reply.
-struct Memory {
+struct CommandMemory {
     chain: KBox<Chain<Context>>,
-    call: Arc<Call>,
+    waiter: Arc<Waiter>,
 }
 
-impl Memory {
+impl CommandMemory {
     /// Allocates memory for commands of the same size as `C`, with replies of the same size.
     fn new<C: Command>(flags: Flags) -> Result<Self> {
-        let call = Arc::pin_init(Call::new(), flags)?;
+        let waiter = Arc::pin_init(Waiter::new(), flags)?;
         let chain = Chain::new(
             KVec::from_elem(0, size_of::<CommandHeader>() + size_of::<C>(), flags)?,
             size_of::<ReplyHeader>() + size_of::<C::Reply>(),
-            Context::Call(call.clone()),
+            Context::Waiter(waiter.clone()),
             flags,
         )?;
-        Ok(Self { chain, call })
+        Ok(Self { chain, waiter })
     }
 }
 
 /// A command with memory allocated in advance.
 pub(crate) struct Prepared<C: Command> {
     /// [`None`] during execution of the command.
-    memory: Option<Memory>,
+    memory: Option<CommandMemory>,
     _command: PhantomData<C>,
 }
 
@@ -136,7 +136,7 @@ impl<C: Command> Prepared<C> {
     /// Allocates the memory.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
-            memory: Some(Memory::new::<C>(GFP_KERNEL)?),
+            memory: Some(CommandMemory::new::<C>(GFP_KERNEL)?),
             _command: PhantomData,
         })
     }
@@ -156,7 +156,7 @@ type AnyDestroy = DestroyPd;
 /// The owner of a command.
 pub(crate) enum Context {
     /// A thread in [`Control::execute`].
-    Call(Arc<Call>),
+    Waiter(Arc<Waiter>),
     /// The command rings a doorbell, and has no waiter.
     Doorbell,
 }
@@ -170,7 +170,7 @@ struct Slots {
     /// A doorbell to ring as soon as that command has come back.
     deferred: Option<RingDoorbell>,
     /// Reserved memory for a command of [`Control::execute_surely`]; [`None`] while it is in use.
-    reserve: Option<Memory>,
+    reserve: Option<CommandMemory>,
 }
 
 /// Handler of the control queue.
@@ -204,7 +204,7 @@ impl Replies {
     }
 
     /// Takes the reserved memory, and waits for it if necessary. The caller must give it back.
-    fn take_reserve(&self) -> Memory {
+    fn take_reserve(&self) -> CommandMemory {
         let mut slots = self.slots.lock();
         loop {
             match slots.reserve.take() {
@@ -214,7 +214,7 @@ impl Replies {
         }
     }
 
-    fn give_reserve_back(&self, memory: Memory) {
+    fn give_reserve_back(&self, memory: CommandMemory) {
         self.slots.lock().reserve = Some(memory);
         self.reserve_is_back.notify_one();
     }
@@ -255,8 +255,8 @@ impl Handler for Replies {
 
     fn used(&self, queue: &Virtqueue<Self>) {
         while let Some(used) = queue.pop() {
-            let call = match used.context() {
-                Context::Call(call) => call.clone(),
+            let waiter = match used.context() {
+                Context::Waiter(waiter) => waiter.clone(),
                 Context::Doorbell => {
                     if let Some(request) = self.doorbell_done(used.into_chain()) {
                         self.ring(queue, request);
@@ -265,16 +265,16 @@ impl Handler for Replies {
                 }
             };
             self.release();
-            call.finish(Returned::Used(used));
+            waiter.finish(Returned::Used(used));
         }
     }
 
     fn cancelled(&self, chain: KBox<Chain<Context>>) {
         match chain.context() {
-            Context::Call(call) => {
-                let call = call.clone();
+            Context::Waiter(waiter) => {
+                let waiter = waiter.clone();
                 self.release();
-                call.finish(Returned::Cancelled(chain));
+                waiter.finish(Returned::Cancelled(chain));
             }
             Context::Doorbell => {
                 self.doorbell_done(chain);
@@ -293,7 +293,7 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
         GFP_KERNEL,
     )?;
 
-    let reserve = Memory::new::<AnyDestroy>(GFP_KERNEL)?;
+    let reserve = CommandMemory::new::<AnyDestroy>(GFP_KERNEL)?;
 
     Virtqueue::new(
         fmt!("control"),
@@ -360,14 +360,15 @@ impl Control {
     /// command has changed nothing. If the device failed before it replied, or its reply is
     /// invalid, this returns `EIO` and the device is stopped, because its state is unknown.
     pub(crate) fn execute<C: Command>(&self, request: &C) -> Result<C::Reply> {
-        self.execute_in(Memory::new::<C>(GFP_KERNEL)?, request).0
+        self.execute_in(CommandMemory::new::<C>(GFP_KERNEL)?, request)
+            .0
     }
 
     /// Like [`execute`](Self::execute), but neither fails for lack of memory nor waits for memory.
     pub(crate) fn execute_surely<C: Command<Reply = Empty>>(&self, request: &C) -> Result<Empty> {
         const { assert!(size_of::<C>() == size_of::<AnyDestroy>()) };
 
-        if let Ok(memory) = Memory::new::<C>(GFP_NOWAIT) {
+        if let Ok(memory) = CommandMemory::new::<C>(GFP_NOWAIT) {
             return self.execute_in(memory, request).0;
         }
         let replies = self.queue.handler();
@@ -377,10 +378,14 @@ impl Control {
     }
 
     /// Executes a command in memory of its size, which is returned.
-    fn execute_in<C: Command>(&self, memory: Memory, request: &C) -> (Result<C::Reply>, Memory) {
-        let Memory { mut chain, call } = memory;
+    fn execute_in<C: Command>(
+        &self,
+        memory: CommandMemory,
+        request: &C,
+    ) -> (Result<C::Reply>, CommandMemory) {
+        let CommandMemory { mut chain, waiter } = memory;
         if self.is_stopped() {
-            return (Err(EIO), Memory { chain, call });
+            return (Err(EIO), CommandMemory { chain, waiter });
         }
         write_request(chain.readable_mut(), request);
         self.queue.handler().reserve();
@@ -391,12 +396,12 @@ impl Control {
                 self.fail("its control queue is broken");
             }
             let err = if err == ENODEV { EIO } else { err };
-            return (Err(err), Memory { chain, call });
+            return (Err(err), CommandMemory { chain, waiter });
         }
         self.queue.kick();
 
         let begin = vrnic_trace::command_begins();
-        let (result, chain) = match self.wait(&call) {
+        let (result, chain) = match self.wait(&waiter) {
             Returned::Used(used) => {
                 let reply = parse_reply::<C>(used.written());
                 let reply = reply.unwrap_or_else(|| Err(self.nonsense()));
@@ -414,16 +419,16 @@ impl Control {
                 err
             );
         });
-        (result, Memory { chain, call })
+        (result, CommandMemory { chain, waiter })
     }
 
     /// Waits until the device is done with a command, or stops the device.
-    fn wait(&self, call: &Call) -> Returned {
+    fn wait(&self, waiter: &Waiter) -> Returned {
         let interval = msecs_to_jiffies(CHECK_INTERVAL_S * 1000);
 
         for _ in 0..TIMEOUT_S / CHECK_INTERVAL_S {
-            if call.done.wait_for_completion_timeout(interval) {
-                return call.take();
+            if waiter.done.wait_for_completion_timeout(interval) {
+                return waiter.take();
             }
             if self.health.has_failed() || self.queue.is_broken() || self.stopper.device_failed() {
                 break;
@@ -432,8 +437,8 @@ impl Control {
         self.health.fail("it does not answer commands");
         self.stopper.stop();
         // By now every command has come back or was cancelled, so this does not block.
-        call.done.wait_for_completion();
-        call.take()
+        waiter.done.wait_for_completion();
+        waiter.take()
     }
 
     /// Rings the doorbell of a kernel context by command. May be called in any context.

@@ -100,7 +100,7 @@ use crate::{
     event::{
         self,
         AsyncEvents,
-        Completions, //
+        CompletionEventHandler, //
     },
     health::{
         supervise,
@@ -371,7 +371,8 @@ impl<'bound> Resources<'bound> {
             AsyncEvents::new_queue(dispatcher.clone(), health.clone(), faults.clone())?;
         let mut completion_queues = KVec::new();
         for vector in 0..vectors {
-            let queue = Completions::new_queue(dev.as_ref(), dispatcher.clone(), vector)?;
+            let queue =
+                CompletionEventHandler::new_queue(dev.as_ref(), dispatcher.clone(), vector)?;
             completion_queues.push(queue, GFP_KERNEL)?;
         }
 

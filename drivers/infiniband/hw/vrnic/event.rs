@@ -208,13 +208,13 @@ impl EventHandler for AsyncEvents {
 }
 
 /// Handler of the queue of completion events of one vector.
-pub(crate) struct Completions {
+pub(crate) struct CompletionEventHandler {
     dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,
     vector: u32,
 }
 
-impl Completions {
+impl CompletionEventHandler {
     /// Creates the queue of the completion events of `vector`.
     pub(crate) fn new_queue(
         dev: &Device,
@@ -230,7 +230,7 @@ impl Completions {
     }
 }
 
-impl Handler for Completions {
+impl Handler for CompletionEventHandler {
     type Context = ();
 
     const DEFERS: bool = true;
@@ -244,7 +244,7 @@ impl Handler for Completions {
     }
 }
 
-impl EventHandler for Completions {
+impl EventHandler for CompletionEventHandler {
     type Event = CompletionEvent;
 
     fn handle(&self, event: &CompletionEvent) {
@@ -285,7 +285,8 @@ mod tests {
     fn a_queue_that_is_not_alive_takes_no_buffers() -> Result {
         let dev = faux::Registration::new(c"vrnic-test", None)?;
         let dev: &Device<device::Bound> = dev.as_ref().as_ref();
-        let queue = Completions::new_queue(dev, Objects::new(1)?.dispatcher().clone(), 0)?;
+        let queue =
+            CompletionEventHandler::new_queue(dev, Objects::new(1)?.dispatcher().clone(), 0)?;
         fill(&queue)?;
         drain(&queue);
         assert!(queue.is_broken());

@@ -50,13 +50,13 @@ mod ring;
 pub(crate) use ring::CompletionRing;
 
 /// A queue pair of the kernel whose completions arrive in this queue.
-pub(crate) struct Poster {
+pub(crate) struct PolledQp {
     rings: Arc<KernelRings>,
     send: bool,
     receive: bool,
 }
 
-impl Poster {
+impl PolledQp {
     fn new(rings: &Arc<KernelRings>, side: Side) -> Self {
         Self {
             rings: rings.clone(),
@@ -93,7 +93,7 @@ impl Poster {
 }
 
 /// Memory for a queue pair's place in the table of a completion queue.
-pub(crate) type Room = RBTreeNodeReservation<u32, Poster>;
+pub(crate) type Room = RBTreeNodeReservation<u32, PolledQp>;
 
 /// Number of checks after which a device that owes flushes but completes nothing has failed.
 const PATIENCE: u32 = TIMEOUT_S * 1000 / INTERVAL_MS;
@@ -102,7 +102,7 @@ const PATIENCE: u32 = TIMEOUT_S * 1000 / INTERVAL_MS;
 pub(crate) struct Polled {
     ring: CompletionRing,
     /// Queue pairs whose completions arrive here, by number.
-    posters: RBTree<u32, Poster>,
+    qps: RBTree<u32, PolledQp>,
     /// Whether the user has asked for an event and has not polled since.
     waits: bool,
     /// Whether the user has found the queue empty since the last check.
@@ -114,7 +114,7 @@ impl Polled {
     pub(crate) fn new(ring: CompletionRing) -> Self {
         Self {
             ring,
-            posters: RBTree::new(),
+            qps: RBTree::new(),
             waits: false,
             dry: false,
         }
@@ -176,7 +176,7 @@ impl Polled {
         if !(dry || self.waits || self.ring.is_empty()?) {
             return Ok(false);
         }
-        let mut rings = self.posters.values().flat_map(Poster::rings);
+        let mut rings = self.qps.values().flat_map(PolledQp::rings);
         Ok(rings.any(|(_, ring)| ring.lock().look() >= PATIENCE))
     }
 
@@ -189,20 +189,20 @@ impl Polled {
         rings: &Arc<KernelRings>,
         room: Room,
     ) -> Result {
-        match self.posters.get_mut(&qpn) {
-            Some(poster) if Arc::ptr_eq(&poster.rings, rings) => match side {
-                Side::Send => poster.send = true,
-                Side::Receive => poster.receive = true,
+        match self.qps.get_mut(&qpn) {
+            Some(qp) if Arc::ptr_eq(&qp.rings, rings) => match side {
+                Side::Send => qp.send = true,
+                Side::Receive => qp.receive = true,
             },
-            Some(poster) if !poster.rings.is_ending() => return Err(EIO),
-            Some(poster) => {
+            Some(qp) if !qp.rings.is_ending() => return Err(EIO),
+            Some(qp) => {
                 // The device reused the number of a queue pair that is being destroyed.
-                poster.forget(qpn, &self.ring)?;
-                *poster = Poster::new(rings, side);
+                qp.forget(qpn, &self.ring)?;
+                *qp = PolledQp::new(rings, side);
             }
             None => {
-                let node = room.into_node(qpn, Poster::new(rings, side));
-                self.posters.insert(node);
+                let node = room.into_node(qpn, PolledQp::new(rings, side));
+                self.qps.insert(node);
             }
         }
         Ok(())
@@ -213,20 +213,20 @@ impl Polled {
         &mut self,
         qpn: u32,
         rings: &Arc<KernelRings>,
-    ) -> Option<RBTreeNode<u32, Poster>> {
-        if !Arc::ptr_eq(&self.posters.get(&qpn)?.rings, rings) {
+    ) -> Option<RBTreeNode<u32, PolledQp>> {
+        if !Arc::ptr_eq(&self.qps.get(&qpn)?.rings, rings) {
             return None;
         }
         let forgotten = self.forget(qpn);
         // The memory has room for all entries of the ring, so this cannot fail.
         debug_assert!(forgotten.is_ok());
-        self.posters.remove_node(&qpn)
+        self.qps.remove_node(&qpn)
     }
 
     /// Forgets completions of queue pair `qpn`, which was reset or is gone.
     pub(crate) fn forget(&self, qpn: u32) -> Result {
-        match self.posters.get(&qpn) {
-            Some(poster) => poster.forget(qpn, &self.ring),
+        match self.qps.get(&qpn) {
+            Some(qp) => qp.forget(qpn, &self.ring),
             None => Ok(()),
         }
     }
@@ -234,14 +234,13 @@ impl Polled {
     /// Decodes a completion and finds its request. `EIO` if there is no such request.
     fn resolve(&self, cqe: &Cqe) -> Result<(Continuation, Completion)> {
         let name = Name::from_wire(cqe.wr_id.get())?;
-        let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
+        let qp = self.qps.get(&cqe.qpn.get()).ok_or(EIO)?;
         let mut completion = decode(cqe);
 
         if completion.status != Status::Success {
             completion.opcode = opcode_of(name.side);
         }
-        if !poster.has(name.side) || completion.opcode.is_receive() != (name.side == Side::Receive)
-        {
+        if !qp.has(name.side) || completion.opcode.is_receive() != (name.side == Side::Receive) {
             return Err(EIO);
         }
         // The length in the completion of a write with immediate data is not that of the receive.
@@ -249,13 +248,13 @@ impl Polled {
             Opcode::Receive => completion.byte_length,
             _ => 0,
         };
-        Ok((poster.rings.complete(name, bytes)?, completion))
+        Ok((qp.rings.complete(name, bytes)?, completion))
     }
 
     /// Flushes requests until there are none left or `out` is full. The device must be stopped.
     fn flush(&self, out: &mut Completions<'_>) {
-        for (&qpn, poster) in self.posters.iter() {
-            for (side, ring) in poster.rings() {
+        for (&qpn, qp) in self.qps.iter() {
+            for (side, ring) in qp.rings() {
                 while !out.is_full() {
                     let Some(request) = ring.lock().flush() else {
                         break;
@@ -278,7 +277,7 @@ impl Polled {
 
     /// Returns whether there are requests that have not completed.
     pub(crate) fn has_outstanding(&self) -> bool {
-        let mut rings = self.posters.values().flat_map(Poster::rings);
+        let mut rings = self.qps.values().flat_map(PolledQp::rings);
         rings.any(|(_, ring)| ring.lock().outstanding() != 0)
     }
 }
