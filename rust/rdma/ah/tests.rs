@@ -96,7 +96,7 @@ mod cases {
         device: &Device<TestDriver>,
         log: &Log,
         call: Option<UserCall>,
-    ) -> Result<Memory<bindings::ib_ah>> {
+    ) -> Result<CoreMemory<bindings::ib_ah>> {
         let path = ah::Roce {
             port: second_port()?,
             route: ah::GlobalRoute {

@@ -27,7 +27,7 @@ use rdma::{
     },
     testing::{
         device::DmaDevice,
-        objects::Memory,
+        objects::CoreMemory,
         process::{
             ProcessMemory,
             UserCall,
@@ -106,8 +106,8 @@ macro_rules! verb {
 struct Process {
     device: *mut bindings::ib_device,
     memory: ProcessMemory,
-    context: Memory<bindings::ib_ucontext>,
-    pd: Memory<bindings::ib_pd>,
+    context: CoreMemory<bindings::ib_ucontext>,
+    pd: CoreMemory<bindings::ib_pd>,
     file: UverbsFile,
 }
 
@@ -117,8 +117,8 @@ impl Process {
         // SAFETY: The device is registered. The structures are not shared, and have the full size.
         let (mut context, mut pd, file) = unsafe {
             let ops = &(*device).ops;
-            let mut context = Memory::<bindings::ib_ucontext>::new(ops.size_ib_ucontext)?;
-            let mut pd = Memory::<bindings::ib_pd>::new(ops.size_ib_pd)?;
+            let mut context = CoreMemory::<bindings::ib_ucontext>::new(ops.size_ib_ucontext)?;
+            let mut pd = CoreMemory::<bindings::ib_pd>::new(ops.size_ib_pd)?;
             (*context.as_raw()).device = device;
             (*pd.as_raw()).device = device;
             let file = UverbsFile::new(context.as_raw())?;
@@ -151,10 +151,10 @@ impl Process {
     }
 
     /// Creates a completion queue of 20 entries of 32 bytes, and returns its `mmap` offset.
-    fn queue(&mut self) -> Result<(Memory<bindings::ib_cq>, u64)> {
+    fn queue(&mut self) -> Result<(CoreMemory<bindings::ib_cq>, u64)> {
         // SAFETY: The device is registered, and the structure is not shared.
         let mut cq = unsafe {
-            let mut cq = Memory::<bindings::ib_cq>::new((*self.device).ops.size_ib_cq)?;
+            let mut cq = CoreMemory::<bindings::ib_cq>::new((*self.device).ops.size_ib_cq)?;
             (*cq.as_raw()).device = self.device;
             cq
         };
@@ -174,7 +174,7 @@ impl Process {
         Ok((cq, key))
     }
 
-    fn destroy_queue(&mut self, mut cq: Memory<bindings::ib_cq>) -> Result {
+    fn destroy_queue(&mut self, mut cq: CoreMemory<bindings::ib_cq>) -> Result {
         let mut call = self.call(&[], 0)?;
         let raw = cq.as_raw();
         to_result(verb!(self.device, destroy_cq(raw, call.udata())))
@@ -183,10 +183,10 @@ impl Process {
     /// Creates a queue pair that completes in `cq`.
     fn queue_pair(
         &mut self,
-        cq: &mut Memory<bindings::ib_cq>,
+        cq: &mut CoreMemory<bindings::ib_cq>,
         ty: bindings::ib_qp_type,
         driver_type: u32,
-    ) -> Result<Memory<bindings::ib_qp>> {
+    ) -> Result<CoreMemory<bindings::ib_qp>> {
         let mut init = KBox::new(bindings::ib_qp_init_attr::default(), GFP_KERNEL)?;
         init.qp_type = ty;
         init.send_cq = cq.as_raw();
@@ -195,7 +195,7 @@ impl Process {
         // SAFETY: The device is registered. The structure is not shared, and is as the core leaves
         // it.
         let mut qp = unsafe {
-            let mut qp = Memory::<bindings::ib_qp>::new((*self.device).ops.size_ib_qp)?;
+            let mut qp = CoreMemory::<bindings::ib_qp>::new((*self.device).ops.size_ib_qp)?;
             let raw = qp.as_raw();
             (*raw).device = self.device;
             (*raw).pd = self.pd.as_raw();
@@ -212,7 +212,7 @@ impl Process {
         Ok(qp)
     }
 
-    fn destroy_queue_pair(&mut self, mut qp: Memory<bindings::ib_qp>) -> Result {
+    fn destroy_queue_pair(&mut self, mut qp: CoreMemory<bindings::ib_qp>) -> Result {
         let mut call = self.call(&[], 0)?;
         let raw = qp.as_raw();
         to_result(verb!(self.device, destroy_qp(raw, call.udata())))
@@ -356,8 +356,8 @@ mod cases {
             // SAFETY: The device is registered, and the structures are not shared.
             let (mut pd, mut ah) = unsafe {
                 let ops = &(*device).ops;
-                let mut pd = Memory::<bindings::ib_pd>::new(ops.size_ib_pd)?;
-                let mut ah = Memory::<bindings::ib_ah>::new(ops.size_ib_ah)?;
+                let mut pd = CoreMemory::<bindings::ib_pd>::new(ops.size_ib_pd)?;
+                let mut ah = CoreMemory::<bindings::ib_ah>::new(ops.size_ib_ah)?;
                 (*pd.as_raw()).device = device;
                 (*ah.as_raw()).device = device;
                 (*ah.as_raw()).pd = process.pd.as_raw();

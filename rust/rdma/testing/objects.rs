@@ -35,9 +35,9 @@ use crate::{
 };
 
 /// Zeroed memory for an object and the driver's data, as the core allocates it.
-pub struct Memory<R>(KVec<u64>, PhantomData<R>);
+pub struct CoreMemory<R>(KVec<u64>, PhantomData<R>);
 
-impl<R> Memory<R> {
+impl<R> CoreMemory<R> {
     /// Allocates `size` bytes.
     pub fn new(size: usize) -> Result<Self> {
         let words = size.div_ceil(size_of::<u64>());
@@ -107,7 +107,7 @@ impl Drop for Domain {
 /// core.
 macro_rules! room {
     ($device:expr, $c:ident, $rust:ident) => {{
-        let mut memory = Memory::<bindings::$c>::new($rust::<Object>::SIZE)?;
+        let mut memory = CoreMemory::<bindings::$c>::new($rust::<Object>::SIZE)?;
         // SAFETY: The memory is not shared.
         unsafe { (*memory.as_raw()).device = $device.as_raw() };
         memory
@@ -119,15 +119,15 @@ pub(crate) use room;
 /// Returns whether a verb fills a whole structure, as it must. Two calls on memory with different
 /// contents must produce the same result.
 pub(crate) fn fills<T>(verb: impl Fn(*mut T) -> Result) -> Result<bool> {
-    let mut first = Memory::<T>::poisoned(0x5a)?;
-    let mut second = Memory::<T>::poisoned(0xa5)?;
+    let mut first = CoreMemory::<T>::poisoned(0x5a)?;
+    let mut second = CoreMemory::<T>::poisoned(0xa5)?;
     verb(first.as_raw())?;
     verb(second.as_raw())?;
     Ok(first.bytes() == second.bytes())
 }
 
 /// A completion queue of the kernel.
-pub(crate) struct Queue(pub(crate) Memory<bindings::ib_cq>);
+pub(crate) struct Queue(pub(crate) CoreMemory<bindings::ib_cq>);
 
 impl Queue {
     pub(crate) fn new(device: &Device<TestDriver>, entries: u32, vector: u32) -> Result<Self> {
@@ -156,7 +156,7 @@ impl Queue {
 
 /// A queue pair of the kernel, and the completion queues for its sends and receives.
 pub(crate) struct Pair {
-    pub(crate) raw: Memory<bindings::ib_qp>,
+    pub(crate) raw: CoreMemory<bindings::ib_qp>,
     pub(crate) queues: [Queue; 2],
     pub(crate) pd: Domain,
 }
@@ -253,7 +253,7 @@ pub(crate) fn new_shared(
     device: &Device<TestDriver>,
     pd: &Domain,
     udata: *mut bindings::ib_udata,
-) -> Result<Memory<bindings::ib_srq>> {
+) -> Result<CoreMemory<bindings::ib_srq>> {
     let mut srq = room!(device, ib_srq, Srq);
     // SAFETY: The core sets this member, too.
     unsafe { (*srq.as_raw()).pd = pd.0 };

@@ -171,8 +171,8 @@ pub(crate) use super::{
         room,
         second_port,
         verb,
+        CoreMemory,
         Domain,
-        Memory,
         Pair,
         Queue, //
     },

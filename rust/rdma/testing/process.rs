@@ -38,7 +38,7 @@ use super::{
     },
     objects::{
         verb,
-        Memory, //
+        CoreMemory, //
     }, //
 };
 use crate::{
@@ -50,7 +50,7 @@ use crate::{
 /// A process that has the device open.
 pub(crate) struct Process {
     pub(crate) memory: ProcessMemory,
-    pub(crate) context: Memory<bindings::ib_ucontext>,
+    pub(crate) context: CoreMemory<bindings::ib_ucontext>,
     pub(crate) file: UverbsFile,
 }
 
@@ -68,7 +68,7 @@ impl Process {
     ) -> Result<Self> {
         let memory = ProcessMemory::new(2)?;
         memory.write(request)?;
-        let mut context = Memory::<bindings::ib_ucontext>::new(Ucontext::<Object>::SIZE)?;
+        let mut context = CoreMemory::<bindings::ib_ucontext>::new(Ucontext::<Object>::SIZE)?;
         let raw = context.as_raw();
         // SAFETY: The memory is not shared, and is constructed next. Tests unmap device memory
         // before they end.
@@ -116,7 +116,7 @@ impl Process {
 /// # Invariants
 ///
 /// The memory starts with a bundle, which is followed by room for all attributes.
-pub struct UserCall(Memory<bindings::uverbs_attr_bundle>);
+pub struct UserCall(CoreMemory<bindings::uverbs_attr_bundle>);
 
 impl UserCall {
     /// Creates a call in `context`, which may be null. The driver's part of the request has
@@ -133,7 +133,7 @@ impl UserCall {
         // CAST: A small constant.
         const ATTRIBUTES: usize = bindings::uapi_radix_data_UVERBS_API_ATTR_BKEY_LEN as usize;
 
-        let mut bundle = Memory::<bindings::uverbs_attr_bundle>::new(
+        let mut bundle = CoreMemory::<bindings::uverbs_attr_bundle>::new(
             size_of::<bindings::uverbs_attr_bundle>()
                 + ATTRIBUTES * size_of::<bindings::uverbs_attr>(),
         )?;
