@@ -221,8 +221,8 @@ impl AddressSpace {
     /// Watches `length` bytes at `address` of the process. Sleeps.
     ///
     /// Returns `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more,
-    /// and `ENOMEM` if the page lists of all watched ranges would take more than a sixteenth of the
-    /// machine's memory.
+    /// and `ENOMEM` if the page lists of all watched ranges of this address space would take more
+    /// than a sixteenth of the machine's memory.
     pub fn watch<P: Pager>(&self, address: u64, length: usize, pager: P) -> Result<OnDemand<P>> {
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
         let counted = self.count(length)?;

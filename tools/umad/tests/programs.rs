@@ -484,7 +484,11 @@ fn diagnostics_show_the_subnet() {
     let hostname = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     let server_pong = format!("--- {}", hostname.trim());
     for (program, arguments, wanted) in [
-        ("ibping", &["-c", "2", "-t", "1000", peer][..], &*server_pong),
+        (
+            "ibping",
+            &["-c", "2", "-t", "1000", peer][..],
+            &*server_pong,
+        ),
         (
             "ibsysstat",
             &["-t", "1000", peer, "ping"],

@@ -9,9 +9,7 @@ use std::time::Duration;
 use vrnic_infiniband::{
     agent::Identity,
     hca::{Hca, Output},
-    mad::{
-        Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, OUI_AT, PerformanceMad, Route, Smp, class,
-    },
+    mad::{Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, OUI_AT, PerformanceMad, Route, Smp, class},
     packet::{Bth, Deth, Packet, check, set_lane},
     ping,
     port::{PortConfig, Speed, Width},
