@@ -8,7 +8,8 @@
 # parts above.
 #
 # The sources are hard links to the pristine ones; files that the patches change are separate copies. Sources and objects
-# are kept outside the tree, so that the next run, in any tree, compiles only what differs.
+# are kept outside the tree, so that the next run, in any tree, compiles only what differs. build/series/objects-* are
+# links to the objects.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
@@ -21,7 +22,8 @@ series=$PWD/build/series
 builds=$CACHE/series
 key=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG"; } | sha256sum | cut -c 1-16)
 tree=$builds/$key/tree
-objects=$builds/$key/objects-$infiniband
+name=objects-$infiniband
+objects=$builds/$key/$name
 
 # One build at a time. Remove the builds of other kernels.
 mkdir -p "$builds/$key"
@@ -64,6 +66,7 @@ run() { "$BUILT/make" -C "$tree" O="$objects" "$@"; }
 
 configure() {
 	mkdir -p "$objects"
+	ln -sfn "$objects" "$series/$name"
 	{
 		cat "$CONFIG"
 		sed "s/@INFINIBAND@/$infiniband/" tools/series/config
