@@ -2,7 +2,7 @@
 
 //! Abstractions for virtio drivers.
 //!
-//! A driver implements [`Driver`] and is declared with [`module_virtio_driver!`]. Its `probe` reads
+//! A driver implements [`Driver`] and is declared with `module_virtio_driver!`. Its `probe` reads
 //! the device's [configuration](Device::read_config), creates the [`Virtqueue`]s that it needs and
 //! passes them to [`Virtqueues`], which stands for all DMA and interrupts of the device. While that
 //! value exists, the device may use the memory that was added to a queue. Once it is dropped or

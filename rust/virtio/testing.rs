@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Shared parts of the tests: a device of a [`transport`] without a bus, bound to a [`driver`], or
+//! Shared parts of the tests: a device of a `transport` without a bus, bound to a `driver`, or
 //! only the DMA handle of a device.
 //!
 //! The tests of a module are in its `tests` submodule.
