@@ -90,11 +90,12 @@ programs: setup-packages
 provider: setup-packages
 	env -u MAKEFLAGS -u MFLAGS bash tools/libvrnic/build.sh build/provider
 
-# CHECK=m, y: the result is built too; CHECK=all: each commit; CHECK=style: checkpatch.pl reads it; CHECK=boot: the
-# whole kernel is built and boots in VMs, with KUnit. SIGNOFF=1: git config says who signs.
-series: $(if $(KDIR),kernel-own,kernel-lab) $(if $(filter boot,$(CHECK)),setup-qemu setup-guest userspace) ## make the patch series for Linux 7.3 in build/series (CHECK=m, y, all, boot: build it; CHECK=style: read it)
+# CHECK=m, y: the result is built too; CHECK=all: each commit; CHECK=style: checkpatch.pl reads it; CHECK=lint: clippy
+# and rustdoc read it; CHECK=boot: the whole kernel is built and boots in VMs, with KUnit. SIGNOFF=1: git config says
+# who signs.
+series: $(if $(KDIR),kernel-own,kernel-lab) $(if $(filter boot,$(CHECK)),setup-qemu setup-guest userspace) ## make the patch series for Linux 7.3 in build/series (CHECK=m, y, all, boot: build it; CHECK=style, lint: read it)
 	@bash tools/series/series.sh $(if $(SIGNOFF),--signoff)
-	@$(if $(CHECK),bash tools/series/$(or $(patsubst %,%.sh,$(filter style boot,$(CHECK))),$(if $(filter all,$(CHECK)),check.sh),build.sh $(CHECK)))
+	@$(if $(CHECK),bash tools/series/$(or $(patsubst %,%.sh,$(filter style lint boot,$(CHECK))),$(if $(filter all,$(CHECK)),check.sh),build.sh $(CHECK)))
 
 bundle: setup-bundle setup-qemu setup-guest module-stock userspace ## make build/bundle.tar.gz: the lab for machines without compiler, root or network
 	@bash tools/bundle/bundle.sh

@@ -5,7 +5,8 @@
 #   build.sh m|y [NUMBER] [TARGET...]
 #
 # INFINIBAND is a module (m) or built in (y). NUMBER limits how many patches are applied. TARGET is built instead of the
-# parts above.
+# parts above; it can also be a variable for make. CLIPPY=1 has objects of its own, because it compiles everything with
+# another compiler.
 #
 # The sources are hard links to the pristine ones; files that the patches change are separate copies. Sources and objects
 # are kept outside the tree, so that the next run, in any tree, compiles only what differs. build/series/objects-* are
@@ -23,6 +24,7 @@ builds=$CACHE/series
 key=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG"; } | sha256sum | cut -c 1-16)
 tree=$builds/$key/tree
 name=objects-$infiniband
+case " ${targets[*]} " in *" CLIPPY=1 "*) name=objects-clippy ;; esac
 objects=$builds/$key/$name
 
 # One build at a time. Remove the builds of other kernels.

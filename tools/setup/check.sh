@@ -101,24 +101,10 @@ kernel_clippy() {
 	! grep -qE '^(warning|error)' "$logs/kernel-clippy.log"
 }
 
-# Documents the module's crates with the flags of their clippy build: a kernel tree can document only its own crates.
+# A kernel tree can document only its own crates.
 kernel_docs() {
-	local crate saved flag flags bad=0
-	for crate in rust/wire/vrnic_wire rust/bindings/lib rust/virtio/lib rust/rdma/lib rust/rdma/example/lib drivers/infiniband/hw/vrnic/main; do
-		echo "$crate"
-		saved=$(sed -n '1s/^savedcmd_[^ ]* := //p' "build/clippy/${crate%/*}/.${crate##*/}.o.cmd")
-		flags=()
-		eval "set -- $saved"
-		for flag in "$@"; do
-			case $flag in
-			[A-Z]*=* | clippy-driver | -[AW]clippy::* | --emit=* | --out-dir | "${crate%/*}/") ;;
-			*) flags+=("$flag") ;;
-			esac
-		done
-		(cd build/clippy && RUSTC_BOOTSTRAP=1 OBJTREE=$kdir VRNIC_OBJTREE=$PWD RUST_MODFILE=./vrnic rustdoc "${flags[@]}" \
-			--document-private-items -Dwarnings -Arustdoc::private_intra_doc_links -o ../doc) || bad=1
-	done
-	return $bad
+	VRNIC_OBJTREE=$PWD/build/clippy bash tools/setup/rustdoc.sh build/clippy build/doc \
+		rust/{wire/vrnic_wire,bindings/lib,virtio/lib,rdma/lib,rdma/example/lib} drivers/infiniband/hw/vrnic/main
 }
 
 userspace_docs() { (cd tools && RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items); }
