@@ -371,6 +371,8 @@ impl Context {
             | EVENT_QP_ACCESS_ERR
             | EVENT_COMM_EST
             | EVENT_SQ_DRAINED
+            | EVENT_PATH_MIG
+            | EVENT_PATH_MIG_ERR
             | EVENT_QP_LAST_WQE_REACHED => {
                 // SAFETY: a QP event names a QP that cannot be destroyed before the event is acknowledged.
                 EventObject::Qp(unsafe { (*event.element.cast::<ibv_qp>()).qp_num })
