@@ -793,7 +793,7 @@ impl Scene {
                     flow_type: input.pick(&[0, 0, 0, 1, 2, 3]),
                     port: 1,
                     priority: (input.below(3) as u16).into(),
-                    flags: input.pick(&[0, 0, 2, 4]).into(),
+                    flags: input.pick(&[0u32, 0, 2, 4]).into(),
                     reserved,
                     value,
                     mask,

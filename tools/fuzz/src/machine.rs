@@ -92,7 +92,8 @@ impl Worker {
         Self {
             devices: devices
                 .map(|(index, settings)| {
-                    Device::new(index, settings, 1, network.path_mtu(index), waker.clone())
+                    let (mtu, frame_mtu) = (network.path_mtu(index), network.frame_mtu(index));
+                    Device::new(index, settings, 1, mtu, frame_mtu, waker.clone())
                 })
                 .collect(),
             shared: Shared {

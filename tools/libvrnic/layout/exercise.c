@@ -1913,6 +1913,7 @@ static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct i
 	CHECK(qp);
 	to_rts(qp);
 	CHECK(!ops.post_send(qp, &wr, &bad));
+	take_bits();
 	wr.opcode = IBV_WR_SEND_WITH_IMM;
 	CHECK(ops.post_send(qp, &wr, &bad) && bad == &wr);
 

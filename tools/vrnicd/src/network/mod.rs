@@ -710,6 +710,7 @@ mod tests {
         send(&mut network, 1, roce(0, 1));
         assert_eq!(next(&mut network), Some((0, roce(0, 1))));
 
+        network.set_flows(0, None);
         let world = world_with_flow(broadcast);
         network.set_flows(0, Some(world.nodes[0].rnic.flows()));
         assert_eq!(
