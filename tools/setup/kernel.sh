@@ -58,7 +58,7 @@ kernel_own() {
 	done
 	release=$(cat "$KERNEL_TREE/include/config/kernel.release")
 	[ "$(printf '%s\n' "$KERNEL_SERIES" "$release" | sort -V | head -n 1)" = "$KERNEL_SERIES" ] ||
-		die "the kernel in KDIR=$KDIR is $release, but the driver needs $KERNEL_SERIES or newer" "give the tree of a newer kernel, or unset KDIR to use Debian's"
+		die "the kernel in KDIR=$KDIR is $release, and the driver needs $KERNEL_SERIES or newer" "give the tree of a newer kernel, or unset KDIR: then it is Debian's"
 }
 
 # kernel_own_compilers: selects the compilers that built the tree of KDIR=. Only the rustc that wrote its metadata can
@@ -71,7 +71,7 @@ kernel_own_compilers() {
 		kernel_compilers "$(kernel_compiler "$KERNEL_TREE")" "$rustc"
 		return
 	done
-	die "the kernel in KDIR=$KDIR was built by another version of Rust: $made" "rebuild it with RUSTC=/usr/bin/rustc or RUSTC=$rustc"
+	die "the kernel in KDIR=$KDIR was built by another Rust: $made" "rebuild it with RUSTC=/usr/bin/rustc or RUSTC=$rustc"
 }
 
 # kernel_lab CC FRAGMENT...: builds Debian's source with the compiler CC and these configuration fragments.
@@ -118,7 +118,7 @@ setup_kernel() {
 	case $name in
 	own) kernel_own ;;
 	stock | lab | debug | races) ;;
-	*) die "VRNIC_KERNEL=$name is not a known kernel" "set it to stock, lab, debug or races" ;;
+	*) die "VRNIC_KERNEL=$name is no kernel" "set it to stock, lab, debug or races" ;;
 	esac
 	setup_compilers
 	case $name in

@@ -48,7 +48,7 @@ stock_prepare() {
 	fi
 	kernel_make "$dir" -j"$JOBS" modules_prepare
 	[ "$(cat "$dir/obj/include/config/kernel.release")" = "$version" ] || {
-		echo "this source has another version: $(cat "$dir/obj/include/config/kernel.release")"
+		echo "this source is of another version: $(cat "$dir/obj/include/config/kernel.release")"
 		return 1
 	}
 	cp "$headers/Module.symvers" "$dir/obj/"

@@ -69,5 +69,5 @@ setup_userland() {
 		ln -sfn "$dir" "$TREE/build/setup/userland"
 		return
 	done
-	say "continuing without rdma-core 65: its tests will fail"
+	say "going on without rdma-core 65: its tests will fail"
 }
