@@ -303,6 +303,7 @@ mod tests {
             };
             let (size, align) = match ty {
                 "__u8" => (1, 1),
+                "__u16" => (2, 2),
                 "__u32" => (4, 4),
                 "__aligned_u64" => (8, 8),
                 "struct vrnic_ring" => (16, 4),

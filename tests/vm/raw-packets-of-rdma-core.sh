@@ -2,7 +2,7 @@
 # rdma-core's own tests of flows and of raw packet queue pairs, which the pinned lists have as skipped because their labs
 # have no network device at the switch. Their frames have a source address of their own, which the port allows here.
 # lab: timeout=300
-# lab: switch
+# lab: fabric=roce
 # lab: vrnicd-port addresses = 1
 . "$LAB_LIB"
 

@@ -10,7 +10,7 @@ use std::{
 };
 use vrnic_engine::{
     Cause, Features, LinkLayer, RnicConfig, Segment, Segmentation,
-    segment::{Body, Payload, Position, SendTail},
+    segment::{Body, LidRoute, Path, Payload, Position, SendTail},
     testing::{
         ALTERNATE_TIMEOUT, Connection, Faults, QpOptions, Send, World, lid_of, migration,
         second_gid_of,
@@ -397,17 +397,20 @@ fn a_path_may_differ_by_its_pkey() {
     }
     write(&mut world, &mut c, 0);
     assert_eq!(c.migrations(&mut world), [Migration::Armed; 2]);
+    let qpns = [0, 1].map(|side| c.qps[side].qpn);
     let indices = |world: &mut World| {
-        [0, 1].map(|side| {
-            world
-                .paths(side, c.qps[side].qpn)
-                .attributes
-                .pkey_index
-                .get()
-        })
+        [0, 1].map(|side| world.paths(side, qpns[side]).attributes.pkey_index.get())
     };
     // It was sent before the peer was armed, and overtaken by later packets.
-    let late = forged(&c, 0xff_fff0);
+    let mut late = forged(&c, 0xff_fff0);
+    late.path = Path {
+        lids: Some(LidRoute {
+            source: lid_of(1),
+            destination: lid_of(0),
+            global: false,
+        }),
+        ..Path::default()
+    };
     c.receive(&mut world, 0, 5, &[]);
     world.deliver(late);
     assert_eq!(c.recv_cqs[0].drain().len(), 1);
@@ -415,18 +418,8 @@ fn a_path_may_differ_by_its_pkey() {
     assert_eq!(indices(&mut world), [0, 0]);
 
     assert_eq!(c.set_migration(&mut world, 0, Migration::Migrated), Ok(()));
-    // The packet that was sent by nobody has moved the PSN of this direction.
     write(&mut world, &mut c, 0);
     assert_eq!(c.migrations(&mut world), [Migration::Migrated; 2]);
-    let indices = |world: &mut World| {
-        [0, 1].map(|side| {
-            world
-                .paths(side, c.qps[side].qpn)
-                .attributes
-                .pkey_index
-                .get()
-        })
-    };
     assert_eq!(indices(&mut world), [1, 1]);
     assert_eq!(events(&mut world, 0), []);
     assert_eq!(events(&mut world, 1), [EventType::PathMigrated]);

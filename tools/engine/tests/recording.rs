@@ -137,7 +137,7 @@ fn a_recording_that_is_cut_short_says_so() {
     assert!(most + 2 >= whole, "{most} of {whole}");
     let error = replay(&recording[..recording.len() / 2]).unwrap_err();
     assert!(
-        error.to_string().contains("in the middle of something"),
+        error.to_string().contains("in the middle of an item"),
         "{error}"
     );
     assert!(replay(b"").is_err() && replay(b"VRNICREC\x03").is_err());

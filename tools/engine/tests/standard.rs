@@ -339,6 +339,7 @@ fn may_be_limited(qp_type: QpType, to: QpState) -> bool {
             | UnreliableDatagram
             | QpType::UnreliableConnection
             | QpType::XrcInitiator
+            | QpType::RawPacket
     );
     sends && !matches!(to, Reset | Error)
 }

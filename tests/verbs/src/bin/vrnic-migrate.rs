@@ -196,10 +196,15 @@ impl End {
         self.meet(place)
     }
 
-    /// Loads an alternate path and asks for REARM.
+    /// Loads the second or first path as the alternate path and asks for REARM.
     fn rearm(&self, second: bool) -> Outcome<()> {
+        self.rearm_by(self.path(second)?)
+    }
+
+    /// Loads an alternate path and asks for REARM.
+    fn rearm_by(&self, path: ibv_ah_attr) -> Outcome<()> {
         let attr = ibv_qp_attr {
-            alt_ah_attr: self.path(second)?,
+            alt_ah_attr: path,
             alt_port_num: 1,
             alt_timeout: 14,
             path_mig_state: REARM,
@@ -225,8 +230,8 @@ impl End {
     /// Makes both ends ready for migration to the second or first path. Traffic tells each of the other.
     fn arm(&mut self, to_second: bool) -> Outcome<()> {
         self.rearm(to_second)?;
-        self.meet("rearmed")?;
         self.expect_path(REARM, !to_second)?;
+        self.meet("rearmed")?;
         self.traffic("arming")?;
         self.expect_path(ARMED, !to_second)
     }
@@ -301,8 +306,12 @@ impl End {
     /// The client migrates to a path that the server does not have. The server
     /// tells its owner, once, and takes nothing.
     fn by_mistake(&mut self) -> Outcome<()> {
-        // Both use the first path, and the server has it as the alternate one as well.
-        self.rearm(self.client)?;
+        // Both use the first path. The server has an alternate path to a LID that nobody has.
+        let mut path = self.path(true)?;
+        if !self.client {
+            path.dlid += 100;
+        }
+        self.rearm_by(path)?;
         self.meet("rearmed for the mistake")?;
         self.traffic("arming for the mistake")?;
         self.expect_path(ARMED, false)?;
