@@ -10,17 +10,17 @@ mac_a=$(on a cat "/sys/class/net/$NETDEV/address")
 mac_b=$(on b cat "/sys/class/net/$NETDEV/address")
 on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
 
-spoofed() { vrnicctl --json switch | python3 -c "
+forged() { vrnicctl --json switch | python3 -c "
 import json, sys
-print(sum(dict(port['counters'])['rx_spoofed'] for port in json.load(sys.stdin)))"; }
+print(sum(dict(port['counters'])['rx_addresses'] for port in json.load(sys.stdin)))"; }
 
-before=$(spoofed)
+before=$(forged)
 on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
 receiver=$!
 within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver does not begin"
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver got something else"
-[ $(($(spoofed) - before)) = 2 ] || fail "2 forged frames, but $(spoofed) are counted, and $before before"
+[ $(($(forged) - before)) = 2 ] || fail "2 forged frames, but $(forged) are counted, and $before before"
 on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4 after the flows"
 
 # ethernet PROGRAM OPTION...: runs a program of perftest on both VMs.
