@@ -14,8 +14,8 @@ use zerocopy::transmute;
 /// Largest number of flows of a device. Each frame is compared with all of them.
 pub const MAX_FLOWS: usize = 512;
 
-/// Largest number of flows that leave frames to others, and of flows with the same priority and fields. Each of them may
-/// cost a copy of a frame.
+/// Largest number of flows that leave frames to others, and of flows with the same priority and fields. Each of them
+/// may cost a copy of a frame.
 pub const MAX_SHARED_FLOWS: usize = 64;
 
 /// Length of the header of an Ethernet frame without a tag.
@@ -273,8 +273,8 @@ impl FlowTable {
         self.generation
     }
 
-    /// Appends the queue pairs that get a frame to `qpns`, each once. Returns whether the port's network device gets it,
-    /// too.
+    /// Appends the queue pairs that get a frame to `qpns`, each once. Returns whether the port's network device gets
+    /// it, too.
     pub fn steer(&self, frame: &[u8], qpns: &mut Vec<u32>) -> bool {
         let Some(headers) = Headers::of(frame) else {
             return true;

@@ -536,8 +536,8 @@ impl Engine {
         found
     }
 
-    /// Receives a segment for a GID of this device, or a frame that arrived at its port. `io.outbox` takes back its payload.
-    /// The caller must call [`poll`](Self::poll) afterwards.
+    /// Receives a segment for a GID of this device, or a frame that arrived at its port. `io.outbox` takes back its
+    /// payload. The caller must call [`poll`](Self::poll) afterwards.
     pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
         if self.resources.faults.is_busy() {

@@ -377,8 +377,8 @@ pub enum Body {
     },
     /// A packet with this opcode of the reliable connection, which is reserved or whose operation does not exist.
     Unknown(u8),
-    /// A whole Ethernet frame, from the destination address on, which is the payload. It belongs to no RDMA transport: the
-    /// other parts of the segment have no meaning.
+    /// A whole Ethernet frame, from the destination address on, which is the payload. It belongs to no RDMA transport:
+    /// the other parts of the segment have no meaning.
     Frame,
     /// Congestion notification packet: packets of the connection were marked (annex A17, 9).
     CongestionNotification,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Raw packets: what queue pairs send and receive, and to which of them flows direct a frame. The flows are compared with
-//! a model that knows what is in a frame because it made the frame.
+//! Raw packets: what queue pairs send and receive, and to which of them flows direct a frame. The flows are compared
+//! with a model that knows what is in a frame because it made the frame.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use vrnic_engine::{

@@ -415,8 +415,8 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
     );
 }
 
-/// Returns the directories with the sources of the abstractions and of the driver: those of the kernel, if the driver is
-/// built in, otherwise those of this tree.
+/// Returns the directories with the sources of the abstractions and of the driver: those of the kernel, if the driver
+/// is built in, otherwise those of this tree.
 fn sources(settings: &Settings) -> Vec<PathBuf> {
     let kernel = &settings.kernel;
     let (tree, parts) = if kernel.has_driver() {

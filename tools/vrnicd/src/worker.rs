@@ -311,8 +311,8 @@ impl Worker {
         work
     }
 
-    /// Tells the network when the GIDs or flows of a device change. For a device on an InfiniBand subnet, synchronizes the
-    /// device and its port instead.
+    /// Tells the network when the GIDs or flows of a device change. For a device on an InfiniBand subnet, synchronizes
+    /// the device and its port instead.
     fn update_gids(&mut self, index: usize) {
         let device = &mut self.devices[index];
         if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(index)) {

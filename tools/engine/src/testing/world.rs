@@ -677,7 +677,8 @@ impl World {
         }
     }
 
-    /// Delivers a segment to the device that has its GID, or to all. A frame is for the devices with flows that match it.
+    /// Delivers a segment to the device that has its GID, or to all. A frame is for the devices with flows that match
+    /// it.
     pub fn deliver(&mut self, segment: Segment) {
         if let (Body::Frame, Payload::Bytes(frame)) = (segment.body, &segment.payload) {
             for node in &mut self.nodes {

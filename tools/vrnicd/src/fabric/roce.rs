@@ -48,8 +48,8 @@ impl RoceEnd {
         }));
     }
 
-    /// Writes a segment as a frame to `frame`, which must be empty. A raw packet already is one. If that is impossible, returns false and leaves
-    /// `frame` empty; the segment is then lost, as on any network.
+    /// Writes a segment as a frame to `frame`, which must be empty. A raw packet already is one. If that is
+    /// impossible, returns false and leaves `frame` empty; the segment is then lost, as on any network.
     pub fn write<M: Memory>(
         &mut self,
         segment: &Segment<'_>,

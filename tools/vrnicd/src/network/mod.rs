@@ -240,8 +240,8 @@ impl Network {
         link.map_or(Mtu::Mtu4096, vrnic_roce::path_mtu)
     }
 
-    /// Returns the largest number of bytes after the header and the tag of a frame, for a device whose port has a network
-    /// device, too.
+    /// Returns the largest number of bytes after the header and the tag of a frame, for a device whose port has a
+    /// network device, too.
     pub fn frame_mtu(&self, device: usize) -> Option<u16> {
         let config = self.switch.config(self.rnics[device]?.port);
         config
