@@ -142,7 +142,10 @@ fn a_recording_that_is_cut_short_says_so() {
     );
     assert!(replay(b"").is_err() && replay(b"VRNICREC\x03").is_err());
     let error = replay(b"\xd4\xc3\xb2\xa1 no recording at all").unwrap_err();
-    assert!(error.to_string().contains("no recording"), "{error}");
+    assert!(
+        error.to_string().contains("not a vrnic recording"),
+        "{error}"
+    );
 }
 
 #[test]

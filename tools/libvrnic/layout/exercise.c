@@ -973,7 +973,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	attr.cap.max_inline_data = 513;
 	CHECK(!ops.create_qp(pd, &attr) && errno == EINVAL);
 	attr.cap.max_inline_data = 60;
-	attr.qp_type = IBV_QPT_RAW_PACKET;
+	attr.qp_type = IBV_QPT_DRIVER;
 	CHECK(!ops.create_qp(pd, &attr) && errno == EOPNOTSUPP);
 	attr.qp_type = IBV_QPT_RC;
 	qp = ops.create_qp(pd, &attr);

@@ -225,10 +225,7 @@ fn what_is_broken_says_so() {
     let whole = world.recordings().remove(0);
     let cut = file("cut", &whole[..whole.len() - 4]);
     let (good, text) = run(&cut, &[]);
-    assert!(
-        !good && text.contains("in the middle of something"),
-        "{text}"
-    );
+    assert!(!good && text.contains("in the middle of an item"), "{text}");
     let other = file("other", b"#!/bin/sh\necho no recording\n");
     let (good, text) = run(&other, &[]);
     assert!(
