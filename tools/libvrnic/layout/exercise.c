@@ -1908,6 +1908,7 @@ static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct i
 	struct ibv_flow *flow;
 	struct ibv_qp *qp;
 
+	destroyed_flows = 0;
 	attr.cap = (struct ibv_qp_cap){ .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 };
 	qp = ops.create_qp(pd, &attr);
 	CHECK(qp);
