@@ -163,6 +163,11 @@ impl Flow {
     }
 }
 
+/// Returns the fields as words, which can be compared faster.
+fn words_of(fields: FlowFields) -> Words {
+    transmute!(fields)
+}
+
 /// The flows of a device.
 ///
 /// It is a value, so that the network can have a copy to find out which frames concern the device. What the device does
@@ -209,8 +214,8 @@ impl FlowTable {
             flow_type,
             priority: request.priority.get(),
             shares: flow_type != FlowType::Normal || flags & flow_flags::DONT_TRAP != 0,
-            value: transmute!(request.value),
-            mask: transmute!(request.mask),
+            value: words_of(request.value),
+            mask: words_of(request.mask),
         };
         let normal = flow_type == FlowType::Normal;
         let plain = flow.mask == Words::default() && flow.priority == 0 && flags == 0;

@@ -190,9 +190,12 @@ impl Worker {
                 self.deliver_segment(from, segment, now);
             } else if let Some(arrived) = self.network.next_frame(now, &mut self.shared.captures) {
                 let Arrived { to, raw, frame } = arrived;
-                self.devices[to].contained(&mut self.shared, |device, shared| match raw {
-                    false => device.receive_frame(shared, &frame, now),
-                    true => device.receive_raw(shared, &frame, now),
+                self.devices[to].contained(&mut self.shared, |device, shared| {
+                    if raw {
+                        device.receive_raw(shared, &frame, now);
+                    } else {
+                        device.receive_frame(shared, &frame, now);
+                    }
                 });
                 self.network.recycle(frame);
                 self.send(to, now);

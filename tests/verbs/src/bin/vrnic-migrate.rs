@@ -79,12 +79,11 @@ impl End {
 
         let number = args.get("port").unwrap_or(18900);
         let host = args.words().first();
-        let mut control = match host {
-            Some(host) => Control::connect(host, number, PATIENCE).during("connecting")?,
-            None => {
-                let mut listener = Control::listener(number).during("listening")?;
-                listener.accept().during("accepting")?
-            }
+        let mut control = if let Some(host) = host {
+            Control::connect(host, number, PATIENCE).during("connecting")?
+        } else {
+            let mut listener = Control::listener(number).during("listening")?;
+            listener.accept().during("accepting")?
         };
         let own = Words::default()
             .with("lid", port.lid)

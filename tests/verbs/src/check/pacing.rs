@@ -4,7 +4,7 @@
 
 use super::{Case, Env, LinkConfig};
 use crate::ensure;
-use crate::ffi::{ibv_qp_attr, ibv_qp_rate_limit_attr};
+use crate::ffi::{ibv_qp_attr, ibv_qp_rate_limit_attr, ibv_wc};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     Cq, Errno, QP_RATE_LIMIT, QP_STATE, QPS_ERR, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC,
@@ -75,7 +75,7 @@ fn one_of_two(env: &mut Env) -> Outcome<()> {
             fast.expect(round * 100 + id, WC_SUCCESS)?;
         }
     }
-    let mut early = [Default::default(); MESSAGES as usize];
+    let mut early = [ibv_wc::default(); MESSAGES as usize];
     let early = slow.cq.poll(&mut early).during("polling")? as u64;
     ensure!(
         early <= 2,

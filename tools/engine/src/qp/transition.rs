@@ -46,7 +46,7 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
             RawPacket => rule(0, PORT),
             _ => rule(0, PKEY_INDEX | PORT | ACCESS_FLAGS),
         },
-        (Init, ReadyToReceive) if raw => rule(0, 0),
+        (Init, ReadyToReceive) | (SendQueueDrain, SendQueueDrain) if raw => rule(0, 0),
         (Init, ReadyToReceive) => {
             let connected = ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN;
             if datagram {
@@ -83,7 +83,6 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
         (SendQueueError, ReadyToSend) if datagram => rule(0, CURRENT_STATE | QKEY),
         (SendQueueError, ReadyToSend) if !reliable => rule(0, CURRENT_STATE | ACCESS_FLAGS),
         (ReadyToSend, SendQueueDrain) => rule(0, EN_SQD_ASYNC_NOTIFY),
-        (SendQueueDrain, SendQueueDrain) if raw => rule(0, 0),
         (SendQueueDrain, SendQueueDrain) => {
             let connected = ADDRESS_VECTOR | ACCESS_FLAGS | PKEY_INDEX | MIGRATION;
             if datagram {
