@@ -261,6 +261,8 @@ fn flows_end_with_their_queue_pair() {
 
 #[test]
 fn each_fault_of_a_command_about_flows_has_its_status() {
+    use Status::{InvalidArgument, Malformed, NotFound};
+
     let mut world = World::pair(7);
     let b = end(&mut world, 1);
     let datagram = DatagramEnd::new(&mut world, 1, QpType::UnreliableDatagram, 0, 4096);
@@ -276,7 +278,6 @@ fn each_fault_of_a_command_about_flows_has_its_status() {
         mask: FlowFields::default(),
         ..good
     };
-    use Status::{InvalidArgument, Malformed, NotFound};
     let cases: Vec<(CreateFlow, Status)> = vec![
         (with(&|flow| flow.qpn = 0xfff.into()), NotFound),
         (with(&|flow| flow.port = 2), NotFound),
@@ -550,7 +551,6 @@ impl Content {
                 .map_or(none, |tag| whole(tag.to_be_bytes()[at - 14])),
             16..32 => addresses.map_or(none, |both| whole(both[0][at - 16])),
             32..48 => addresses.map_or(none, |both| whole(both[1][at - 32])),
-            48 => none,
             49..52 => label.map_or(none, |label| {
                 let bits = if at == 49 { 0x0f } else { 0xff };
                 (label.to_be_bytes()[at - 48], bits)
@@ -560,7 +560,7 @@ impl Content {
             54 => inner.map_or(none, |_| whole(limit)),
             56..58 => ports.map_or(none, |ports| whole(ports[0].to_be_bytes()[at - 56])),
             58..60 => ports.map_or(none, |ports| whole(ports[1].to_be_bytes()[at - 58])),
-            _ => none,
+            48 | 55 | 60.. => none,
         }
     }
 }
