@@ -162,9 +162,10 @@ fn on_demand_paging(
     }
 }
 
-/// Returns which rate limits queue pairs of a device can have.
-fn rate_limits(limits: &DeviceLimits) -> abi::QueryDeviceResponse {
+/// Returns which rate limits queue pairs of a device can have, with or without raw packets.
+fn rate_limits(limits: &DeviceLimits, raw_packets: bool) -> abi::QueryDeviceResponse {
     let types = |all: &[Type]| all.iter().fold(0, |set, ty| set | 1 << ty.raw());
+    let raw = raw_packets.then_some(Type::RawPacket);
     match limits.max_rate_limit.get() {
         0 => abi::QueryDeviceResponse::default(),
         max => abi::QueryDeviceResponse {
@@ -175,7 +176,7 @@ fn rate_limits(limits: &DeviceLimits) -> abi::QueryDeviceResponse {
                 Type::UnreliableConnection,
                 Type::UnreliableDatagram,
                 Type::XrcInitiator,
-            ]),
+            ]) | types(raw.as_slice()),
             ..Default::default()
         },
     }
@@ -290,7 +291,10 @@ impl Operations for Vrnic {
     }
 
     fn device_response(call: &Call<'_>) -> Result<QueryDeviceResponse> {
-        Ok(QueryDeviceResponse(rate_limits(&call.data().limits)))
+        Ok(QueryDeviceResponse(rate_limits(
+            &call.data().limits,
+            call.data().raw_packets,
+        )))
     }
 
     fn firmware_version(call: &Call<'_>, text: &mut dyn core::fmt::Write) {
