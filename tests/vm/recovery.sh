@@ -23,29 +23,10 @@ bystander=$!
 
 for fault in needs-reset event-device-fatal engine-panic; do
 	before=$(logged a "begins anew")
-	on -t 60 a sh -c "timeout 50 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
-	watch=$!
-	on -t 100 a sh -c "vrnic-stress --device $DEV --seconds $((60 * LAB_SLOWNESS)) --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
-	victim=$!
-	rm -f "$LAB_DIR/program"
-	on -t 200 a sh -c "RDMAV_ALLOW_DISASSOC_DESTROY=1 vrnic-verbs-check --device $DEV --gid $GID_INDEX --recover import zero-length extended-interface-all; echo program exit \$?" > "$LAB_DIR/program" &
-	program=$!
-	on a modprobe vrnic-drain
-	within 60 grep -sq 'kill the device' "$LAB_DIR/program" || fail "$fault: the program is not ready: $(cat "$LAB_DIR/program")"
-	within 20 on a grep -q 'async event FD' /tmp/events || fail "$fault: ibv_asyncwatch does not start"
+	before_failure $fault "vrnic-stress --device $DEV --seconds $((60 * LAB_SLOWNESS)) --patience 15"
 	vrnicctl fault add -d a $fault >/dev/null
-	wait $victim || fail "$fault: the program on the failed device does not end"
-	grep -q 'exit 1' "$LAB_DIR/victim" || fail "$fault: the program did not see an error: $(cat "$LAB_DIR/victim")"
-	wait $program || fail "$fault: the program does not end: $(cat "$LAB_DIR/program")"
+	after_failure $fault
 	tail -n 3 "$LAB_DIR/program"
-	grep -q 'program exit 0' "$LAB_DIR/program" ||
-		fail "$fault: the program could not continue: $(cat "$LAB_DIR/program")"
-	grep -q 'the device is back' "$LAB_DIR/program" || fail "$fault: the program did not notice"
-	within 20 on a grep -q DEVICE_FATAL /tmp/events || fail "$fault: no device-fatal event"
-	on a pkill -x ibv_asyncwatch || true
-	wait $watch
-	on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "$fault: the kernel's receives were not flushed"
-	on a modprobe -r vrnic-drain
 	vrnicctl fault clear >/dev/null
 	logs a "begins anew" "$before" || fail "$fault: the driver did not restart the device"
 	active a

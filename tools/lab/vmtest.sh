@@ -118,6 +118,36 @@ busy() {
 }
 enough() { on "$1" touch "/tmp/enough-$$-$2"; }
 
+# before_failure WHAT VICTIM: starts in VM a what notices that its device fails: the program VICTIM, which must end with
+# an error, one that opens the device again, a listener to events, and a kernel user. Returns when the last three are
+# ready. WHAT goes into messages.
+before_failure() {
+	on -t 60 a sh -c "timeout 50 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
+	watch=$!
+	on -t 100 a sh -c "$2; echo exit \$?" >"$LAB_DIR/victim" &
+	victim=$!
+	rm -f "$LAB_DIR/program"
+	on -t 200 a sh -c "RDMAV_ALLOW_DISASSOC_DESTROY=1 vrnic-verbs-check --device $DEV --gid $GID_INDEX --recover import zero-length extended-interface-all; echo program exit \$?" >"$LAB_DIR/program" &
+	program=$!
+	on a modprobe vrnic-drain
+	within 60 grep -sq 'kill the device' "$LAB_DIR/program" || fail "$1: the program is not ready: $(cat "$LAB_DIR/program")"
+	within 20 on a grep -q 'async event FD' /tmp/events || fail "$1: ibv_asyncwatch does not start"
+}
+
+# after_failure WHAT: waits until all of them have noticed, and the program works again with the device.
+after_failure() {
+	wait $victim || fail "$1: the program on the failed device does not end"
+	grep -q 'exit 1' "$LAB_DIR/victim" || fail "$1: the program did not see an error: $(cat "$LAB_DIR/victim")"
+	wait $program || fail "$1: the program does not end: $(cat "$LAB_DIR/program")"
+	grep -q 'program exit 0' "$LAB_DIR/program" || fail "$1: the program could not continue: $(cat "$LAB_DIR/program")"
+	grep -q 'the device is back' "$LAB_DIR/program" || fail "$1: the program did not notice"
+	within 20 on a grep -q DEVICE_FATAL /tmp/events || fail "$1: no device-fatal event"
+	on a pkill -x ibv_asyncwatch || true
+	wait $watch
+	on a dmesg | tail -n 60 | found "drained: 16 receives flushed, .* 0 others" || fail "$1: the kernel's receives were not flushed"
+	on a modprobe -r vrnic-drain
+}
+
 # active VM: waits until the RNIC's port is active.
 active() {
 	within 40 on "$1" sh -c "ibv_devinfo -d $DEV 2>/dev/null | grep -q PORT_ACTIVE" || fail "the port of VM $1 is not active"
