@@ -114,7 +114,7 @@ impl Hca {
         }
     }
 
-    /// Answers a packet that was delivered to the owner, if it is a [ping](crate::ping), as a machine with the name of
+    /// Answers a packet that was delivered to the owner, if it is a [ping], as a machine with the name of
     /// the HCA would. This is for HCAs without software.
     pub fn answer_ping(&mut self, packet: &Packet, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
