@@ -54,6 +54,9 @@ pub const WC_WITH_INV: u32 = 8;
 pub const QPT_RC: i32 = 2;
 pub const QPT_UC: i32 = 3;
 pub const QPT_UD: i32 = 4;
+pub const QPT_RAW_PACKET: i32 = 8;
+pub const QPT_XRC_RECV: i32 = 10;
+pub const QPT_DRIVER: i32 = 0xff;
 
 pub const ACCESS_LOCAL_WRITE: i32 = 1;
 pub const ACCESS_REMOTE_WRITE: i32 = 2;
@@ -108,6 +111,7 @@ pub const QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
 pub const QP_EX_WITH_FLUSH: u64 = 1 << 11;
 pub const QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;
 
+pub const DEVICE_MANAGED_FLOW_STEERING: u32 = 1 << 29;
 pub const DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
 pub const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 
