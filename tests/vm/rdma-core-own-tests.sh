@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # rdma-core's own tests run in loopback. Each has the outcome that the pinned list says, so no test is skipped by
-# accident.
+# accident. rdma-core 65's own tests (newer-rdma-core-own-tests) contain nearly all of them.
+# lab: long
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

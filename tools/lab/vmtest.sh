@@ -14,6 +14,9 @@ on() {
 	"$LAB_BIN" exec --vm "$vm" --timeout "$timeout" -- "$@" </dev/null
 }
 
+# thorough: whether all tests are wanted (make test-all). Without that, a test may leave out cases that are like others.
+thorough() { [ "$LAB_ALL" = true ]; }
+
 # lab REQUEST...: asks or steers the lab, see `vrnic-lab ctl --help`.
 lab() { "$LAB_BIN" ctl "$@"; }
 

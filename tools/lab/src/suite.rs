@@ -35,6 +35,7 @@ pub struct Choice {
     /// Only tests in guests, no host tests.
     pub guests: bool,
     /// Also long tests, and each test on all its fabrics. This always applies to tests that [`Choice::only`] names.
+    /// Tests can see it as `LAB_ALL`, `true` or `false`, and leave out cases that are like others.
     pub all: bool,
     /// RDMA device of the VM tests.
     pub device: Device,
@@ -1010,6 +1011,7 @@ fn one(
         ("DEV", lab.device("a").ibdev().to_owned()),
         ("FABRIC", settings.fabric.name().to_owned()),
         ("LAB_SLOWNESS", settings.slowness().to_string()),
+        ("LAB_ALL", choice.all.to_string()),
         ("NETDEV", "eth0".to_owned()),
         ("GID_INDEX", test_lab.gid.to_string()),
         ("VMS", NAMES.join(" ")),
