@@ -7,11 +7,11 @@ EOPNOTSUPP. So the list has a line for each test, with its outcome and, for a sk
 difference is an error. Two files beside this program are for all lists: skips.tsv has our reason for each message of
 the suite, and soft-roce-passes.txt names the tests that must be pinned as passed.
 
-inventory.py --device NAME [--suite DIRECTORY] [--part K/N | --test NAME] [--pinned FILE [--passes FILE]]
+inventory.py --device NAME [--suite DIRECTORY] [--part K/N | --test NAME] [--pinned FILE [--raw-packets]]
 
-Compares with the pinned list, or prints the list if none is given. --passes names tests that pass in this lab, whatever
-the pinned list says. DIRECTORY contains the tests; default: those of the system. --part runs one of N parts of the
-suite, and keeps classes together. --test runs only this test.
+Compares with FILE, or prints the list if no FILE is given. --raw-packets says that the device has raw packets: then
+the outcomes in raw-packets.tsv replace those in FILE. DIRECTORY contains the tests; default: those of the system.
+--part runs one of N parts of the suite, and keeps classes together. --test runs only this test.
 """
 
 import argparse
@@ -180,14 +180,14 @@ def main():
     options.add_argument("--part", type=Part, default=Part("0/1"), metavar="K/N")
     options.add_argument("--test")
     options.add_argument("--pinned", type=pathlib.Path)
-    options.add_argument("--passes", type=pathlib.Path)
+    options.add_argument("--raw-packets", action="store_true")
     options = options.parse_args()
     # The suite counts on processes that have what their parent has; Python 3.14 starts others.
     multiprocessing.set_start_method("fork")
     # Read before the suite changes the directory.
     pinned = {name: tuple(rest) for name, *rest in table(options.pinned)} if options.pinned else {}
-    passes = {name for name, in table(options.passes)} if options.passes else set()
-    pinned.update((name, ("ok",)) for name in passes & pinned.keys())
+    if options.raw_packets:
+        pinned.update((name, tuple(rest)) for name, *rest in table(HERE / "raw-packets.tsv") if name in pinned)
     reasons = {said for said, _reason in table(HERE / "skips.tsv")}
     must_pass = {name for name, in table(HERE / "soft-roce-passes.txt")}
     recorder = run(options.device, options.suite, options.part, options.test)
