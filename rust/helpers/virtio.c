@@ -48,10 +48,10 @@ __rust_helper u8 rust_helper_virtio_get_status(struct virtio_device *vdev)
 	return vdev->config->get_status(vdev);
 }
 
-__rust_helper bool rust_helper___virtio_test_bit(const struct virtio_device *vdev,
-						 unsigned int fbit)
+/* Returns the negotiated features; drivers know none beyond the first 64. */
+__rust_helper u64 rust_helper_virtio_features(const struct virtio_device *vdev)
 {
-	return __virtio_test_bit(vdev, fbit);
+	return vdev->features;
 }
 
 __rust_helper void rust_helper_virtio_cread_bytes(struct virtio_device *vdev,

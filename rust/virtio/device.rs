@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A virtio device: identity, features, status and configuration space.
+//! A virtio device: its features, status and configuration space.
 
 use core::{
     marker::PhantomData,
@@ -26,6 +26,7 @@ use kernel::{
 use crate::{
     bindings,
     compat,
+    feature::Features,
     region::{
         self,
         Region, //
@@ -34,31 +35,6 @@ use crate::{
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
-
-/// Number of a feature bit (virtio standard, section 2.2).
-#[repr(transparent)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Feature(u32);
-
-impl Feature {
-    /// The device complies with version 1 of the standard (`VIRTIO_F_VERSION_1`).
-    pub const VERSION_1: Self = Self(bindings::VIRTIO_F_VERSION_1);
-
-    /// The device uses addresses that the platform translates, so all memory that it accesses must
-    /// be mapped with the DMA API (`VIRTIO_F_ACCESS_PLATFORM`).
-    pub const ACCESS_PLATFORM: Self = Self(bindings::VIRTIO_F_ACCESS_PLATFORM);
-
-    /// Creates a feature bit of the device type.
-    pub const fn device(bit: u32) -> Self {
-        assert!(bit < bindings::VIRTIO_TRANSPORT_F_START);
-        Self(bit)
-    }
-
-    /// Returns the number of the bit.
-    pub const fn bit(self) -> u32 {
-        self.0
-    }
-}
 
 /// Device status field (virtio standard, section 2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,11 +99,11 @@ impl<Ctx: DeviceContext> Device<Ctx> {
 }
 
 impl Device<Bound> {
-    /// Returns whether `feature` was negotiated, that is, offered by the device and by the driver.
-    pub fn has_feature(&self, feature: Feature) -> bool {
-        // SAFETY: The device is valid, and `feature` is less than the number of features, as its
-        // constructors guarantee.
-        unsafe { bindings::__virtio_test_bit(self.as_raw(), feature.0) }
+    /// Returns the features that were negotiated, that is, offered by the device and accepted by
+    /// the driver.
+    pub fn features(&self) -> Features {
+        // SAFETY: The device is valid. The core set its features before it called the driver.
+        Features::from_raw(unsafe { bindings::virtio_features(self.as_raw()) })
     }
 
     /// Reads the device status field.

@@ -43,6 +43,7 @@ pub(crate) use vrnic_bindings::gate;
 mod chain;
 mod device;
 mod driver;
+mod feature;
 mod id;
 mod memory;
 mod pci;
@@ -65,12 +66,15 @@ pub use chain::{
 pub use compat::Completion;
 pub use device::{
     Device,
-    Feature,
     Status, //
 };
 pub use driver::{
     Adapter,
     Driver, //
+};
+pub use feature::{
+    Feature,
+    Features, //
 };
 pub use id::{
     DeviceId,

@@ -271,7 +271,7 @@ pub(crate) fn renegotiate(dev: &Device<CoreInternal<'_>>) -> Result {
     // SAFETY: The device is valid, and its features were negotiated when it was bound.
     to_result(unsafe { bindings::virtio_finalize_features(raw) })?;
     // Legacy devices do not have this bit.
-    if !dev.has_feature(Feature::VERSION_1) {
+    if !dev.features().contains(Feature::VERSION_1) {
         return Ok(());
     }
     status(bindings::VIRTIO_CONFIG_S_FEATURES_OK);

@@ -6,7 +6,6 @@ use kernel::prelude::*;
 
 use crate::{
     testing::driver::with_device,
-    Feature,
     Status, //
 };
 
@@ -23,13 +22,6 @@ mod cases {
         assert!(Status::from_raw(0x0f).driver_ok());
         assert!(!Status::from_raw(0x0b).driver_ok());
         assert!(Status::from_raw(0).is_reset());
-    }
-
-    #[test]
-    fn transport_features_have_the_numbers_of_the_standard() {
-        assert_eq!(Feature::VERSION_1.bit(), 32);
-        assert_eq!(Feature::ACCESS_PLATFORM.bit(), 33);
-        assert_eq!(Feature::device(5).bit(), 5);
     }
 
     #[test]

@@ -26,7 +26,10 @@ use rdma::{
     Umem,
     User, //
 };
-use virtio::SharedMemory;
+use virtio::{
+    Features,
+    SharedMemory, //
+};
 use vrnic_wire::{
     abi,
     command::{
@@ -45,6 +48,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    feature,
     kernel_cq::{
         CompletionRing,
         Polled,
@@ -134,10 +138,10 @@ impl Cq {
 /// Translates the core's flags of a queue; `EOPNOTSUPP` for flags that the device does not support.
 ///
 /// Completions always have a timestamp, so the flag for timestamps changes nothing.
-fn device_flags(flags: CqFlags, ignored_overrun: bool) -> Result<u16> {
+fn device_flags(flags: CqFlags, features: Features) -> Result<u16> {
     match flags.contains(CqFlag::IgnoreOverrun) {
         false => Ok(0),
-        true if ignored_overrun => Ok(cq_flags::IGNORE_OVERRUN),
+        true if features.contains(feature::IGNORED_OVERRUN) => Ok(cq_flags::IGNORE_OVERRUN),
         true => Err(EOPNOTSUPP),
     }
 }
@@ -170,7 +174,7 @@ impl CompletionQueue for Cq {
         user: User<'_, Vrnic, CreateCqRequest, Buffer<'_>>,
     ) -> Result<NewCq<impl PinInit<Self>, CreateCqResponse>> {
         let CreateCqRequest(request) = user.request;
-        let flags = device_flags(attributes.flags, call.data().ignored_overrun)?;
+        let flags = device_flags(attributes.flags, call.data().features)?;
         let limit = call.data().limits.max_cq_entries.get();
         let layout = user_layout(&request, attributes.entries, limit)?;
         let (umem, pages) = pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
@@ -363,9 +367,10 @@ mod tests {
     #[test]
     fn overruns_are_ignored_if_the_device_can() {
         let both = CqFlag::Timestamps | CqFlag::IgnoreOverrun;
-        assert_eq!(device_flags(CqFlags::default(), false), Ok(0));
-        assert_eq!(device_flags(CqFlag::Timestamps.into(), true), Ok(0));
-        assert_eq!(device_flags(both, true), Ok(cq_flags::IGNORE_OVERRUN));
-        assert_eq!(device_flags(both, false), Err(EOPNOTSUPP));
+        let (nothing, ignored) = (Features::default(), feature::IGNORED_OVERRUN.into());
+        assert_eq!(device_flags(CqFlags::default(), nothing), Ok(0));
+        assert_eq!(device_flags(CqFlag::Timestamps.into(), nothing), Ok(0));
+        assert_eq!(device_flags(both, ignored), Ok(cq_flags::IGNORE_OVERRUN));
+        assert_eq!(device_flags(both, nothing), Err(EOPNOTSUPP));
     }
 }

@@ -31,6 +31,7 @@ use rdma::{
     Netdev,
     Operations, //
 };
+use virtio::Features;
 use vrnic_wire::{
     abi,
     command::DeviceLimits,
@@ -50,6 +51,7 @@ use crate::{
         DEVICE_MEMORY, //
     },
     driver::Resources,
+    feature,
     flow::Flow,
     mr::Mr,
     mw::Mw,
@@ -95,14 +97,8 @@ fn queue_pairs_for_users(all: u32, link: Link) -> u32 {
     })
 }
 
-/// Returns the capabilities of a device with these limits, with or without memory placement, path
-/// migration and raw packets.
-fn capabilities(
-    limits: &DeviceLimits,
-    memory_placement: bool,
-    path_migration: bool,
-    raw_packets: bool,
-) -> Capabilities {
+/// Returns the capabilities of a device with these limits and features.
+fn capabilities(limits: &DeviceLimits, features: Features) -> Capabilities {
     let mut capabilities = Capability::BadPkeyCounter
         | Capability::BadQkeyCounter
         | Capability::CurrentQpState
@@ -121,14 +117,15 @@ fn capabilities(
     if limits.max_mw.get() != 0 {
         capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
     }
-    if memory_placement {
+    if features.contains(feature::MEMORY_PLACEMENT) {
         capabilities |=
             Capability::FlushGlobal | Capability::FlushPersistent | Capability::AtomicWrite;
     }
-    if path_migration {
+    // The core does not let connections on Ethernet have alternate paths.
+    if features.contains(feature::PATH_MIGRATION) && Link::of(features) == Link::InfiniBand {
         capabilities |= Capability::AutomaticPathMigration;
     }
-    if raw_packets {
+    if features.contains(feature::RAW_PACKETS) {
         capabilities |= Capability::ManagedFlowSteering;
     }
     capabilities
@@ -136,18 +133,14 @@ fn capabilities(
 
 /// Returns the operations that work with on-demand paging, on a device that has it: all operations
 /// that the device has.
-fn on_demand_paging(
-    limits: &DeviceLimits,
-    memory_placement: bool,
-    implicit: bool,
-) -> OnDemandPaging {
+fn on_demand_paging(limits: &DeviceLimits, features: Features) -> OnDemandPaging {
     let mut datagram = OnDemandOperation::Send | OnDemandOperation::Receive;
     if limits.max_srq.get() != 0 {
         datagram |= OnDemandOperation::SharedReceive;
     }
     let unreliable = datagram | OnDemandOperation::Write;
     let mut reliable = unreliable | OnDemandOperation::Read | OnDemandOperation::Atomic;
-    if memory_placement {
+    if features.contains(feature::MEMORY_PLACEMENT) {
         reliable |= OnDemandOperation::Flush | OnDemandOperation::AtomicWrite;
     }
     OnDemandPaging {
@@ -158,14 +151,16 @@ fn on_demand_paging(
             _ => reliable,
         },
         datagram,
-        implicit,
+        implicit: features.contains(feature::NESTED_PAGING),
     }
 }
 
-/// Returns which rate limits queue pairs of a device can have, with or without raw packets.
-fn rate_limits(limits: &DeviceLimits, raw_packets: bool) -> abi::QueryDeviceResponse {
+/// Returns which rate limits queue pairs can have on a device with these limits and features.
+fn rate_limits(limits: &DeviceLimits, features: Features) -> abi::QueryDeviceResponse {
     let types = |all: &[Type]| all.iter().fold(0, |set, ty| set | 1 << ty.raw());
-    let raw = raw_packets.then_some(Type::RawPacket);
+    let raw = features
+        .contains(feature::RAW_PACKETS)
+        .then_some(Type::RawPacket);
     match limits.max_rate_limit.get() {
         0 => abi::QueryDeviceResponse::default(),
         max => abi::QueryDeviceResponse {
@@ -213,8 +208,9 @@ impl Operations for Vrnic {
 
     fn query_device(call: &Call<'_>) -> Result<DeviceAttr> {
         let limits = &call.data().limits;
+        let features = call.data().features;
         // The commands have no limits other than the width of their fields.
-        let moderation = match call.data().completion_queue_changes {
+        let moderation = match features.contains(feature::COMPLETION_QUEUE_CHANGES) {
             true => u16::MAX,
             false => 0,
         };
@@ -225,13 +221,7 @@ impl Operations for Vrnic {
             vendor_id: PCI_VENDOR_ID.into(),
             vendor_part_id: PCI_DEVICE_ID.into(),
             hardware_version: 1,
-            capabilities: capabilities(
-                limits,
-                call.data().memory_placement,
-                // The core does not let connections on Ethernet have alternate paths.
-                call.data().path_migration && call.data().link == Link::InfiniBand,
-                call.data().raw_packets,
-            ),
+            capabilities: capabilities(limits, features),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
             max_qp: queue_pairs_for_users(limits.max_qp.get(), call.data().link),
@@ -278,11 +268,7 @@ impl Operations for Vrnic {
             max_pkeys: crate::port::immutable(call, Port::FIRST)?.pkey_table_length,
             ack_delay: ACK_DELAY,
             on_demand_paging: match &call.data().paging {
-                Some(_) => on_demand_paging(
-                    limits,
-                    call.data().memory_placement,
-                    call.data().nested_paging,
-                ),
+                Some(_) => on_demand_paging(limits, features),
                 None => OnDemandPaging::default(),
             },
             timestamp_mask: u64::MAX,
@@ -293,7 +279,7 @@ impl Operations for Vrnic {
     fn device_response(call: &Call<'_>) -> Result<QueryDeviceResponse> {
         Ok(QueryDeviceResponse(rate_limits(
             &call.data().limits,
-            call.data().raw_packets,
+            call.data().features,
         )))
     }
 
@@ -380,5 +366,51 @@ impl Operations for Vrnic {
 
     fn destroy_qp_counter(call: &Call<'_>, number: u32) {
         counter::destroy_set(call, number);
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_device)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_those_of_the_features() {
+        let limits = DeviceLimits::default();
+        let without = capabilities(&limits, Features::default());
+        let with = |features| capabilities(&limits, features) & !without;
+
+        assert_eq!(
+            with(feature::MEMORY_PLACEMENT.into()),
+            Capability::FlushGlobal | Capability::FlushPersistent | Capability::AtomicWrite
+        );
+        assert_eq!(
+            with(feature::RAW_PACKETS.into()),
+            Capability::ManagedFlowSteering.into()
+        );
+        assert_eq!(
+            with(feature::PATH_MIGRATION.into()),
+            Capabilities::default()
+        );
+        assert_eq!(
+            with(feature::PATH_MIGRATION | feature::INFINIBAND),
+            Capability::AutomaticPathMigration.into()
+        );
+    }
+
+    #[test]
+    fn raw_packets_have_rate_limits_if_the_device_has_both() {
+        let limited = DeviceLimits {
+            max_rate_limit: 7.into(),
+            ..Default::default()
+        };
+        let types =
+            |limits: &DeviceLimits, features| rate_limits(limits, features).rate_limit_types;
+        let raw = Features::from(feature::RAW_PACKETS);
+        let bit = 1 << Type::RawPacket.raw();
+
+        assert_eq!(types(&DeviceLimits::default(), raw), 0);
+        assert_eq!(types(&limited, Features::default()) & bit, 0);
+        assert_eq!(types(&limited, raw) & bit, bit);
     }
 }

@@ -17,7 +17,6 @@ use kernel::{
         Bound,
         Core, //
     },
-    page::PAGE_SIZE,
     prelude::*,
     sync::Arc, //
 };
@@ -36,6 +35,7 @@ use virtio::{
     DeviceId,
     Dma,
     Feature,
+    Features,
     IdTable,
     Region,
     Restarter,
@@ -49,28 +49,6 @@ use vrnic_wire::{
     config::{
         Config,
         DOORBELL_PAGE_SIZE,
-        F_CLOCK,
-        F_COMPLETION_QUEUE_CHANGES,
-        F_CONTEXT_NAMES,
-        F_COUNTER_SETS,
-        F_DOORBELL,
-        F_IGNORED_OVERRUN,
-        F_INFINIBAND,
-        F_MEMORY_EXTENSIONS,
-        F_MEMORY_PLACEMENT,
-        F_MEMORY_WINDOWS,
-        F_MULTICAST,
-        F_NESTED_PAGING,
-        F_NULL_KEY,
-        F_ON_DEMAND_PAGING,
-        F_PATH_MIGRATION,
-        F_PORT_STATE,
-        F_RATE_LIMITS,
-        F_RAW_PACKETS,
-        F_REREGISTRATION,
-        F_SHARED_RECEIVE_QUEUES,
-        F_UNRELIABLE_CONNECTIONS,
-        F_XRC,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
     },
@@ -102,6 +80,7 @@ use crate::{
         AsyncEvents,
         CompletionEventHandler, //
     },
+    feature,
     health::{
         supervise,
         Health,
@@ -116,108 +95,6 @@ use crate::{
     port::Link, //
 };
 
-/// The device has a doorbell region.
-const DOORBELL: Feature = Feature::device(F_DOORBELL);
-
-/// The device supports fast registration of memory by work requests.
-const MEMORY_EXTENSIONS: Feature = Feature::device(F_MEMORY_EXTENSIONS);
-
-/// The device has memory windows.
-const MEMORY_WINDOWS: Feature = Feature::device(F_MEMORY_WINDOWS);
-
-/// The device can change memory regions in place.
-const REREGISTRATION: Feature = Feature::device(F_REREGISTRATION);
-
-/// The device has shared receive queues.
-const SHARED_RECEIVE_QUEUES: Feature = Feature::device(F_SHARED_RECEIVE_QUEUES);
-
-/// The device has RDMA flushes and atomic writes.
-const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
-
-/// The device can resize completion queues and moderate their events.
-const COMPLETION_QUEUE_CHANGES: Feature = Feature::device(F_COMPLETION_QUEUE_CHANGES);
-
-/// The device has multicast groups.
-const MULTICAST: Feature = Feature::device(F_MULTICAST);
-
-/// The driver can set the state of the port, which follows that of the network device.
-const PORT_STATE: Feature = Feature::device(F_PORT_STATE);
-
-/// The device supports on-demand paging: it asks for pages when it needs them.
-const ON_DEMAND_PAGING: Feature = Feature::device(F_ON_DEMAND_PAGING);
-
-/// The device has a null key: memory that reads as zeros and drops writes.
-const NULL_KEY: Feature = Feature::device(F_NULL_KEY);
-
-/// The device has counter sets for single queue pairs.
-const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
-
-/// The device has unreliable connections. Without them the device rejects their creation, and
-/// nothing else in the driver depends on the feature.
-const UNRELIABLE_CONNECTIONS: Feature = Feature::device(F_UNRELIABLE_CONNECTIONS);
-
-/// The device has extended reliable connections. Without them the device's limit for XRC domains is
-/// 0.
-const XRC: Feature = Feature::device(F_XRC);
-
-/// The device's clock can be queried. Without the feature the device rejects the command.
-const CLOCK: Feature = Feature::device(F_CLOCK);
-
-/// Completion queues may ignore overruns.
-const IGNORED_OVERRUN: Feature = Feature::device(F_IGNORED_OVERRUN);
-
-/// The device takes the name of the process that a context is for.
-const CONTEXT_NAMES: Feature = Feature::device(F_CONTEXT_NAMES);
-
-/// On-demand regions can be made of other regions.
-const NESTED_PAGING: Feature = Feature::device(F_NESTED_PAGING);
-
-/// Connections can have alternate paths.
-const PATH_MIGRATION: Feature = Feature::device(F_PATH_MIGRATION);
-
-/// Queue pairs can have a rate limit.
-const RATE_LIMITS: Feature = Feature::device(F_RATE_LIMITS);
-
-/// There are queue pairs for raw packets, and flows.
-const RAW_PACKETS: Feature = Feature::device(F_RAW_PACKETS);
-
-/// The port is an InfiniBand port.
-const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
-
-/// The features that the driver accepts.
-const FEATURES: &[Feature] = {
-    const ALL: &[Feature] = &[
-        DOORBELL,
-        MEMORY_EXTENSIONS,
-        MEMORY_WINDOWS,
-        REREGISTRATION,
-        SHARED_RECEIVE_QUEUES,
-        MEMORY_PLACEMENT,
-        COMPLETION_QUEUE_CHANGES,
-        MULTICAST,
-        PORT_STATE,
-        ON_DEMAND_PAGING,
-        NULL_KEY,
-        COUNTER_SETS,
-        UNRELIABLE_CONNECTIONS,
-        XRC,
-        CLOCK,
-        IGNORED_OVERRUN,
-        CONTEXT_NAMES,
-        NESTED_PAGING,
-        PATH_MIGRATION,
-        RATE_LIMITS,
-        RAW_PACKETS,
-        INFINIBAND,
-    ];
-    assert!(ALL[0].bit() == F_DOORBELL);
-    match ALL {
-        // A process must not get access to more than its own doorbell page.
-        [_doorbell, others @ ..] if PAGE_SIZE != DOORBELL_PAGE_SIZE as usize => others,
-        all => all,
-    }
-};
-
 /// The driver.
 pub(crate) struct Driver;
 
@@ -226,7 +103,7 @@ virtio::virtio_device_table!(VIRTIO_TABLE, [DeviceId::new(VIRTIO_ID_RDMA as u32)
 impl virtio::Driver for Driver {
     type Data<'bound> = Data<'bound>;
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
-    const FEATURES: &'static [Feature] = FEATURES;
+    const FEATURES: &'static [Feature] = feature::ACCEPTED;
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,
@@ -307,6 +184,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) control: Arc<Control>,
     /// Tracks whether the device still works.
     pub(crate) health: Arc<Health>,
+    /// Optional features of the device.
+    pub(crate) features: Features,
     /// Limits of the device.
     pub(crate) limits: DeviceLimits,
     /// Configuration of the device.
@@ -315,30 +194,12 @@ pub(crate) struct Resources<'bound> {
     pub(crate) doorbells: Option<Region<'bound>>,
     /// Link layer of the port.
     pub(crate) link: Link,
-    /// Whether the state of the port can be set.
-    pub(crate) port_state: bool,
     /// Detaches queue pairs from multicast groups.
     pub(crate) detacher: Pin<KBox<Detacher>>,
-    /// Whether the device has RDMA flushes and atomic writes.
-    pub(crate) memory_placement: bool,
-    /// Whether completion queues can be resized and their events moderated.
-    pub(crate) completion_queue_changes: bool,
-    /// Whether completion queues may ignore overruns.
-    pub(crate) ignored_overrun: bool,
-    /// Whether the device has the null key.
-    pub(crate) null_key: bool,
-    /// Whether the device takes the names of the processes that contexts are for.
-    pub(crate) context_names: bool,
     /// Commands for on-demand paging, if the device has the feature.
     pub(crate) paging: Option<Arc<PageCommands>>,
     /// The device memory.
     pub(crate) device_memory: Arc<Pool>,
-    /// Whether on-demand regions can be made of other regions.
-    pub(crate) nested_paging: bool,
-    /// Whether connections can have alternate paths.
-    pub(crate) path_migration: bool,
-    /// Whether there are queue pairs for raw packets.
-    pub(crate) raw_packets: bool,
     /// Regions for which the device may ask for pages.
     pub(crate) faults: Arc<Faults>,
     /// Supervises the device for as long as there are users, who wait for posted requests.
@@ -356,7 +217,7 @@ impl<'bound> Resources<'bound> {
 
     /// Brings the device up as far as the verbs need it.
     fn new(dev: &'bound Device<Core<'_>>, restarter: Restarter) -> Result<(Self, Objects)> {
-        check_features(dev)?;
+        let features = check_features(dev)?;
         let config = read_config(dev)?;
         let doorbells = find_doorbells(dev, &config)?;
 
@@ -402,7 +263,7 @@ impl<'bound> Resources<'bound> {
         let limits = control.execute(&QueryDevice {})?;
         check_limits(dev, &limits)?;
         let dma = queues.dma();
-        let paging = if dev.has_feature(ON_DEMAND_PAGING) {
+        let paging = if features.contains(feature::ON_DEMAND_PAGING) {
             Some(PageCommands::new(dma, &control)?)
         } else {
             None
@@ -412,37 +273,30 @@ impl<'bound> Resources<'bound> {
             context: KernelContext::new(dma, &control, doorbells.as_ref())?,
             control,
             health,
+            features,
             limits,
             config,
             doorbells,
-            link: match dev.has_feature(INFINIBAND) {
-                true => Link::InfiniBand,
-                false => Link::Ethernet,
-            },
-            port_state: dev.has_feature(PORT_STATE),
+            link: Link::of(features),
             detacher: Detacher::new()?,
             device_memory: Pool::new()?,
-            nested_paging: dev.has_feature(NESTED_PAGING),
-            path_migration: dev.has_feature(PATH_MIGRATION),
-            raw_packets: dev.has_feature(RAW_PACKETS),
             paging,
             faults,
-            memory_placement: dev.has_feature(MEMORY_PLACEMENT),
-            completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
-            ignored_overrun: dev.has_feature(IGNORED_OVERRUN),
-            null_key: dev.has_feature(NULL_KEY),
-            context_names: dev.has_feature(CONTEXT_NAMES),
-            local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
+            local_dma_key: features
+                .contains(feature::MEMORY_EXTENSIONS)
+                .then_some(LOCAL_DMA_KEY),
             queues,
         };
         Ok((resources, objects))
     }
 }
 
-/// Rejects a device that predates the specification or bypasses the platform's DMA.
-fn check_features(dev: &Device<Bound>) -> Result {
-    if dev.has_feature(Feature::VERSION_1) && dev.has_feature(Feature::ACCESS_PLATFORM) {
-        return Ok(());
+/// Returns the features of a device. Rejects one that predates the specification or bypasses the
+/// platform's DMA.
+fn check_features(dev: &Device<Bound>) -> Result<Features> {
+    let features = dev.features();
+    if features.contains(Feature::VERSION_1) && features.contains(Feature::ACCESS_PLATFORM) {
+        return Ok(features);
     }
     dev_err!(
         dev,
@@ -521,7 +375,7 @@ fn find_doorbells<'bound>(
     dev: &'bound Device<Bound>,
     config: &Config,
 ) -> Result<Option<Region<'bound>>> {
-    if !dev.has_feature(DOORBELL) {
+    if !dev.features().contains(feature::DOORBELL) {
         return Ok(None);
     }
     let needed = u64::from(config.doorbell_pages.get()) * u64::from(DOORBELL_PAGE_SIZE);

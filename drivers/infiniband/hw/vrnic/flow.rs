@@ -25,6 +25,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    feature,
     object::{
         create,
         Object, //
@@ -200,7 +201,7 @@ impl FlowRule for Flow {
         qp: &rdma::Qp<Qp>,
         attributes: &FlowAttr<'_>,
     ) -> Result<impl PinInit<Self>> {
-        if !call.data().raw_packets {
+        if !call.data().features.contains(feature::RAW_PACKETS) {
             return Err(EOPNOTSUPP);
         }
         let request = request(qp.number(), attributes)?;

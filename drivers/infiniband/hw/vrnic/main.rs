@@ -7,8 +7,8 @@
 //!
 //! Each kind of object has a module, with the same name as in `rdma`. The `kernel_*` modules
 //! contain the posting and polling for the kernel, which for processes is in their provider. The
-//! other modules connect the objects to the device: `driver`, `control`, `object`, `page_list`,
-//! `event`, `health`.
+//! other modules connect the objects to the device: `driver`, `feature`, `control`, `object`,
+//! `page_list`, `event`, `health`.
 
 #![deny(unsafe_code)]
 #![recursion_limit = "256"]
@@ -21,6 +21,7 @@ mod device;
 mod dm;
 mod driver;
 mod event;
+mod feature;
 mod flow;
 mod gid;
 mod health;

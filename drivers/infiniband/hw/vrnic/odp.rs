@@ -86,6 +86,7 @@ use crate::{
         Prepared, //
     },
     device::Call,
+    feature,
     mr::{
         first_address,
         may_have_windows, //
@@ -599,7 +600,7 @@ impl Paged {
         let iova = first_address(range.iova, access);
         let writable = access.contains(Access::LocalWrite);
         let (space, start, length) = if is_space {
-            if !call.data().nested_paging {
+            if !call.data().features.contains(feature::NESTED_PAGING) {
                 return Err(EOPNOTSUPP);
             }
             if iova != 0 {

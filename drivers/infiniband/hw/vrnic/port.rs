@@ -22,6 +22,7 @@ use rdma::{
     },
     Netdev, //
 };
+use virtio::Features;
 use vrnic_wire::{
     command::{
         modify_port_flags,
@@ -38,7 +39,10 @@ use vrnic_wire::{
     }, //
 };
 
-use crate::device::Call;
+use crate::{
+    device::Call,
+    feature, //
+};
 
 /// Link layer of the port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -50,6 +54,14 @@ pub(crate) enum Link {
 }
 
 impl Link {
+    /// Returns the link layer of the port of a device with these features.
+    pub(crate) fn of(features: Features) -> Self {
+        match features.contains(feature::INFINIBAND) {
+            true => Self::InfiniBand,
+            false => Self::Ethernet,
+        }
+    }
+
     /// Returns the core's name for the link layer.
     pub(crate) fn layer(self) -> LinkLayer {
         match self {
@@ -120,7 +132,9 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
     let netdev = call.with_netdev(port, |netdev| (netdev.is_active(), netdev.mtu()));
     let state = wanted_state(netdev.is_some_and(|(active, _)| active));
     let followed = ask(call, port).and_then(|now| {
-        if call.data().port_state && now.administrative_state != state.raw() {
+        if call.data().features.contains(feature::PORT_STATE)
+            && now.administrative_state != state.raw()
+        {
             call.data().control.execute(&SetPortState {
                 port: port.number().into(),
                 state: state.raw(),

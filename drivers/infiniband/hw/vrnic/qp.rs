@@ -69,6 +69,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    feature,
     kernel_context::SLOTS,
     kernel_cq::Room,
     kernel_qp::{
@@ -426,18 +427,10 @@ impl QueuePair for Qp {
             return Err(EINVAL);
         }
 
-        let data = call.data();
         let command = ModifyQp {
             qpn: qp.object.number().into(),
             reserved: 0.into(),
-            attributes: attr::to_wire(
-                mask,
-                attributes,
-                request,
-                data.memory_placement,
-                data.path_migration,
-                data.limits.max_rate_limit.get() != 0,
-            )?,
+            attributes: attr::to_wire(mask, attributes, request, call.data().features)?,
         };
         let alternate = match &attributes.alternate {
             Some(alternate) => Some(attr::alternate_to_wire(alternate)?),
@@ -496,7 +489,7 @@ impl QueuePair for Qp {
         };
         let qpn = qp.object.number().into();
         let control = &call.data().control;
-        let reply = if call.data().path_migration {
+        let reply = if call.data().features.contains(feature::PATH_MIGRATION) {
             control.execute(&QueryQpPaths {
                 qpn,
                 ..Default::default()

@@ -45,6 +45,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    feature,
     object::{
         create,
         Object, //
@@ -125,7 +126,7 @@ impl rdma::UserContext for UserContext {
             },
         )?;
 
-        if call.data().context_names {
+        if call.data().features.contains(feature::CONTEXT_NAMES) {
             let Process { pid, name } = Process::current();
             call.data().control.execute(&NameContext {
                 context: reply.context,
@@ -138,7 +139,7 @@ impl rdma::UserContext for UserContext {
             max_inline_data: call.data().limits.max_inline.get(),
             ..Default::default()
         };
-        if call.data().null_key {
+        if call.data().features.contains(feature::NULL_KEY) {
             response.comp_mask |= abi::CONTEXT_NULL_KEY;
             response.null_key = NULL_KEY;
         }

@@ -19,6 +19,7 @@ use rdma::{
         State, //
     }, //
 };
+use virtio::Features;
 use vrnic_wire::{
     command::QpPaths,
     memory::access,
@@ -31,6 +32,7 @@ use vrnic_wire::{
 
 use crate::{
     ah,
+    feature,
     port::Link,
     udata::ModifyQpRequest, //
 };
@@ -42,26 +44,25 @@ const MIGRATION: u32 = attribute::ALTERNATE_PATH | attribute::PATH_MIGRATION_STA
 const KNOWN: u32 = (attribute::DEST_QPN << 1) - 1 - MIGRATION - attribute::CAPACITIES;
 
 /// Translates attributes, except the alternate path, and those of a process's request. `EOPNOTSUPP`
-/// for attributes that the device does not support, which may lack memory placement, path migration
-/// and rate limits. `EINVAL` if the request belongs to an attribute that is not in `mask`.
+/// for attributes that a device with these features does not support. `EINVAL` if the request
+/// belongs to an attribute that is not in `mask`.
 pub(crate) fn to_wire(
     mask: AttributeMask,
     attributes: &QpAttr<Any>,
     request: &ModifyQpRequest,
-    memory_placement: bool,
-    path_migration: bool,
-    rate_limits: bool,
+    features: Features,
 ) -> Result<QpAttributes> {
     let mut known = KNOWN;
-    if path_migration {
+    if features.contains(feature::PATH_MIGRATION) {
         known |= MIGRATION;
     }
-    if rate_limits {
+    if features.contains(feature::RATE_LIMITS) {
         known |= attribute::RATE_LIMIT;
     }
     if mask.bits() & !known != 0 {
         return Err(EOPNOTSUPP);
     }
+    let memory_placement = features.contains(feature::MEMORY_PLACEMENT);
     let ModifyQpRequest(burst) = request;
     let has_burst = burst.max_burst != 0 || burst.typical_packet != 0;
     if has_burst && !mask.contains(Attribute::RateLimit) {
@@ -210,7 +211,7 @@ mod tests {
             ..Default::default()
         };
         let mask = Attribute::State | Attribute::PathMtu;
-        let wire = to_wire(mask, &attributes, &NOTHING, true, false, false)?;
+        let wire = to_wire(mask, &attributes, &NOTHING, Features::default())?;
         assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
         let reply = QpPaths {
             attributes: wire,
@@ -218,23 +219,19 @@ mod tests {
         };
         assert_eq!(from_wire(&reply, Link::Ethernet)?, attributes);
         for migration in [Attribute::AlternatePath, Attribute::PathMigrationState] {
-            let known = |feature| {
-                let mask = mask | migration;
-                to_wire(mask, &attributes, &NOTHING, true, feature, false)
-            };
-            assert_eq!(known(false).err(), Some(EOPNOTSUPP));
-            assert!(known(true).is_ok());
+            let with = |features| to_wire(mask | migration, &attributes, &NOTHING, features);
+            assert_eq!(with(Features::default()).err(), Some(EOPNOTSUPP));
+            assert!(with(feature::PATH_MIGRATION.into()).is_ok());
         }
         let flush = QpAttr {
             access: attributes.access | Access::FlushGlobal,
             ..attributes
         };
-        let access = |memory_placement| -> Result<u32> {
-            let wire = to_wire(mask, &flush, &NOTHING, memory_placement, true, true)?;
-            Ok(wire.access.get())
-        };
-        assert_eq!(access(true)?, flush.access.bits());
-        assert_eq!(access(false)?, attributes.access.bits());
+        let access = |features| to_wire(mask, &flush, &NOTHING, features).map(|wire| wire.access);
+        let placement = access(feature::MEMORY_PLACEMENT.into())?;
+        assert_eq!(placement.get(), flush.access.bits());
+        let nothing = access(Features::default())?;
+        assert_eq!(nothing.get(), attributes.access.bits());
         Ok(())
     }
 
@@ -262,7 +259,7 @@ mod tests {
             };
             let mask = Attribute::AlternatePath | Attribute::PathMigrationState;
             let mut reply = QpPaths {
-                attributes: to_wire(mask, &attributes, &NOTHING, true, true, true)?,
+                attributes: to_wire(mask, &attributes, &NOTHING, feature::PATH_MIGRATION.into())?,
                 alternate: alternate_to_wire(&alternate)?,
             };
             assert_eq!(from_wire(&reply, Link::InfiniBand)?, attributes);
@@ -290,7 +287,8 @@ mod tests {
             ..Default::default()
         });
         let limit = AttributeMask::from(Attribute::RateLimit);
-        let wire = to_wire(limit, &attributes, &burst, true, true, true)?;
+        let limits = Features::from(feature::RATE_LIMITS);
+        let wire = to_wire(limit, &attributes, &burst, limits)?;
         assert_eq!(wire.mask.get(), attribute::RATE_LIMIT);
         assert_eq!(wire.rate_limit.get(), 80_000);
         assert_eq!(
@@ -303,11 +301,11 @@ mod tests {
         };
         assert_eq!(from_wire(&reply, Link::InfiniBand)?, attributes);
 
-        let refused = to_wire(limit, &attributes, &burst, true, true, false);
+        let refused = to_wire(limit, &attributes, &burst, Features::default());
         assert_eq!(refused.err(), Some(EOPNOTSUPP));
         // Without the attribute, there is nothing that a burst could belong to.
         let other = AttributeMask::from(Attribute::State);
-        let refused = to_wire(other, &Default::default(), &burst, true, true, true);
+        let refused = to_wire(other, &Default::default(), &burst, limits);
         assert_eq!(refused.err(), Some(EINVAL));
         Ok(())
     }
