@@ -315,6 +315,9 @@ impl Dispatcher {
 
     /// Notifies all users of a port event. Returns whether the device is registered and has such a
     /// port. May be called in any context.
+    ///
+    /// The core reads the state of the ports while the device is being registered. If it can change
+    /// at that time, the driver must raise the event again afterwards.
     pub fn port_event(&self, port: Port, event: PortEvent) -> bool {
         self.device_event(event.raw(), port.number())
     }

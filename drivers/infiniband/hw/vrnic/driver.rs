@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   probe    configuration ─▶ queues ─▶ ready ─▶ QUERY_DEVICE ─▶ kernel's context ─▶ RDMA device
+//!            ─▶ buffers for asynchronous events
 //!   remove   RDMA device ─▶ kernel's context ─▶ reset ─▶ queues
 //! ```
 //!
@@ -39,6 +40,7 @@ use virtio::{
     IdTable,
     Region,
     Restarter,
+    Virtqueue,
     Virtqueues, //
 };
 use vrnic_wire::{
@@ -137,10 +139,18 @@ pub(crate) struct Data<'bound> {
 
 impl<'bound> Data<'bound> {
     fn new(dev: &'bound Device<Core<'_>>, restarter: Restarter) -> Result<Self> {
-        let (resources, objects) = Resources::new(dev, restarter)?;
+        let (resources, objects, events) = Resources::new(dev, restarter)?;
         let health = resources.health.clone();
+        let registration = register(dev.parent(), objects, resources)?;
+        // Only now is there somebody to notify of events of the port. The device keeps them until
+        // it has buffers.
+        match event::fill(&*events) {
+            // The supervision restarts a failed device.
+            Err(_) if health.has_failed() => {}
+            filled => filled?,
+        }
         Ok(Self {
-            _registration: register(dev.parent(), objects, resources)?,
+            _registration: registration,
             health,
         })
     }
@@ -216,7 +226,12 @@ impl<'bound> Resources<'bound> {
     }
 
     /// Brings the device up as far as the verbs need it.
-    fn new(dev: &'bound Device<Core<'_>>, restarter: Restarter) -> Result<(Self, Objects)> {
+    ///
+    /// Also returns the queue of asynchronous events, to which no buffers were added yet.
+    fn new(
+        dev: &'bound Device<Core<'_>>,
+        restarter: Restarter,
+    ) -> Result<(Self, Objects, Arc<Virtqueue<AsyncEvents>>)> {
         let features = check_features(dev)?;
         let config = read_config(dev)?;
         let doorbells = find_doorbells(dev, &config)?;
@@ -253,13 +268,12 @@ impl<'bound> Resources<'bound> {
         }
 
         queues.ready()?;
-        event::fill(&*async_queue)?;
         for queue in &completion_queues {
             event::fill(&**queue)?;
         }
 
         let stopper = queues.stopper();
-        let control = Control::new(control_queue, async_queue, stopper, health.clone())?;
+        let control = Control::new(control_queue, async_queue.clone(), stopper, health.clone())?;
         let limits = control.execute(&QueryDevice {})?;
         check_limits(dev, &limits)?;
         let dma = queues.dma();
@@ -287,7 +301,7 @@ impl<'bound> Resources<'bound> {
                 .then_some(LOCAL_DMA_KEY),
             queues,
         };
-        Ok((resources, objects))
+        Ok((resources, objects, async_queue))
     }
 }
 
