@@ -505,17 +505,8 @@ impl QueuePair for Qp {
             })
         };
         if reply.is_err() && call.data().control.is_stopped() {
-            // As good as in error; the caller may be about to destroy the queue pair.
-            let state = match qp.condition.lock().state {
-                State::Reset => State::Reset,
-                _ => State::Error,
-            };
-            let attributes = QpAttr {
-                state,
-                current_state: state,
-                ..Default::default()
-            };
-            return Ok(describe(attributes));
+            let last = qp.condition.lock().state;
+            return Ok(describe(attr::of_stopped(last, call.data().link)));
         }
         Ok(describe(attr::from_wire(&reply?, call.data().link)?))
     }

@@ -155,6 +155,21 @@ pub(crate) fn from_wire(paths: &QpPaths, link: Link) -> Result<QpAttr<Any>> {
     })
 }
 
+/// Returns the attributes of a queue pair, last in state `last`, of a stopped device. It is as good
+/// as in error; the caller may be about to destroy it.
+pub(crate) fn of_stopped(last: State, link: Link) -> QpAttr<Any> {
+    let state = match last {
+        State::Reset => State::Reset,
+        _ => State::Error,
+    };
+    QpAttr {
+        state,
+        current_state: state,
+        path: ah::from_wire(&Default::default(), link),
+        ..Default::default()
+    }
+}
+
 // The wire format uses the verbs' numbers for states and attributes.
 const _: () = {
     assert!(QpState::Reset.raw() as u32 == State::Reset.raw());
@@ -233,6 +248,19 @@ mod tests {
         let nothing = access(Features::default())?;
         assert_eq!(nothing.get(), attributes.access.bits());
         Ok(())
+    }
+
+    #[test]
+    fn a_queue_pair_of_a_stopped_device_is_in_error() {
+        let link = Link::InfiniBand;
+        assert_eq!(of_stopped(State::Reset, link).state, State::Reset);
+        for last in [State::Init, State::ReadyToSend, State::Error] {
+            assert_eq!(of_stopped(last, link).current_state, State::Error);
+        }
+        // Paths are of the kind that the port has.
+        let path = |link| of_stopped(State::ReadyToSend, link).path;
+        assert!(matches!(path(Link::InfiniBand), Any::InfiniBand(_)));
+        assert!(matches!(path(Link::Ethernet), Any::Roce(_)));
     }
 
     #[test]
