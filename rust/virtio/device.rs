@@ -158,7 +158,8 @@ impl Device<Bound> {
         Ok(unsafe { config.assume_init() })
     }
 
-    /// Returns the device of which this one is a function, and which does the DMA.
+    /// Returns the device of which this one is a function. It does the DMA, unless the transport
+    /// maps memory in a way of its own (`struct virtio_map_ops`).
     pub fn parent(&self) -> &device::Device<Bound> {
         // SAFETY: The device is valid. A transport creates a virtio device as the child of the
         // device it is bound to, keeps it so, and unregisters the child before it is unbound; so

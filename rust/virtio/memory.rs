@@ -137,7 +137,8 @@ impl SharedMemory {
     /// Size of a page in bytes, and its alignment for CPU and device.
     pub const PAGE_SIZE: usize = 4096;
 
-    /// Allocates `len` bytes. `ENODEV` if the device has no queues any more.
+    /// Allocates `len` bytes. `ENODEV` if the device has no queues any more, or if its transport
+    /// does not use the DMA API.
     pub fn new(dma: &Dma, len: usize) -> Result<Self> {
         if len == 0 {
             return Err(EINVAL);

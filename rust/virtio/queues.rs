@@ -14,6 +14,7 @@ use core::{
 use kernel::{
     device::{
         self,
+        Bound,
         Core,
         CoreInternal,
         DeviceContext, //
@@ -177,6 +178,17 @@ impl Queues {
     }
 }
 
+/// Creates the DMA handle of a device. It is closed from the start if the transport maps memory in
+/// a way of its own: there is then no device that does DMA.
+fn dma_of(dev: &Device<Bound>) -> Result<Dma> {
+    let dma = Dma::new(dev.parent())?;
+    // SAFETY: The device is valid. The transport set `map` before it registered the device.
+    if !unsafe { (*dev.as_raw()).map }.is_null() {
+        dma.close();
+    }
+    Ok(dma)
+}
+
 /// Resets the device, unless it is gone: then it does not respond, and needs no reset.
 ///
 /// On return the device accesses no memory and no interrupt handler of it runs.
@@ -299,7 +311,7 @@ impl Drop for Claimed {
 /// deleted once the driver has released the device.
 pub struct Virtqueues<'bound> {
     queues: Arc<Queues>,
-    _bound: PhantomData<&'bound Device<kernel::device::Bound>>,
+    _bound: PhantomData<&'bound Device<Bound>>,
 }
 
 impl<'bound> Virtqueues<'bound> {
@@ -331,7 +343,7 @@ impl<'bound> Virtqueues<'bound> {
 
         let queues = Arc::pin_init(
             try_pin_init!(Queues {
-                dma: Dma::new(dev.parent())?,
+                dma: dma_of(dev)?,
                 watchdogs: Watchdogs::new()?,
                 dev: dev.into(),
                 queues: queues.keep(),

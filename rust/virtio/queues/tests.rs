@@ -4,6 +4,10 @@
 
 use core::{
     mem::transmute,
+    ptr::{
+        self,
+        NonNull, //
+    },
     sync::atomic::{
         AtomicU32,
         Ordering::SeqCst, //
@@ -21,7 +25,11 @@ use kernel::{
 };
 
 use crate::{
-    queues::Claimed,
+    compat,
+    queues::{
+        dma_of,
+        Claimed, //
+    },
     testing::driver::{
         with_device,
         Counted,
@@ -29,6 +37,7 @@ use crate::{
     },
     AnyVirtqueue,
     Chain,
+    SharedMemory,
     Stopper,
     Virtqueue,
     Virtqueues, //
@@ -37,6 +46,30 @@ use crate::{
 #[kunit_tests(virtio_queues)]
 mod cases {
     use super::*;
+
+    #[test]
+    fn a_device_without_dma_has_no_shared_memory() -> Result {
+        with_device(
+            |dev, _, _| {
+                let (raw, parent) = (dev.as_raw(), compat::device_as_raw(dev.parent()));
+                // SAFETY: Both devices are valid, and nothing else uses these members meanwhile.
+                unsafe { (*parent).coherent_dma_mask = u64::MAX };
+                let dma = dma_of(dev)?;
+                let memory = SharedMemory::new(&dma, 1).map(drop);
+                dma.close();
+                memory?;
+
+                // SAFETY: As above.
+                unsafe { (*raw).map = NonNull::dangling().as_ptr() };
+                let dma = dma_of(dev);
+                // SAFETY: As above.
+                unsafe { (*raw).map = ptr::null() };
+                assert_eq!(SharedMemory::new(&dma?, 1).err(), Some(ENODEV));
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
 
     #[test]
     fn queues_go_with_the_lock_of_their_device() -> Result {
