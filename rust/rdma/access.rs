@@ -64,6 +64,7 @@ impl AccessFlags {
     }
 
     /// Restores rights from bits that a device stored; unknown bits are dropped.
+    #[inline]
     pub fn from_bits(bits: u32) -> Self {
         Self(bits & bindings::ib_access_flags_IB_ACCESS_SUPPORTED)
     }

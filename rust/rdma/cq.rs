@@ -182,6 +182,7 @@ core_object! {
 
 impl<T: CompletionQueue> Cq<T> {
     /// Returns the number by which events refer to the queue.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.place.number()
     }
@@ -192,6 +193,7 @@ impl<T: CompletionQueue> Cq<T> {
     }
 
     /// Returns the completion vector on which the queue's events arrive.
+    #[inline]
     pub fn vector(&self) -> u32 {
         // SAFETY: The C structure is valid; the vector does not change.
         unsafe { (*self.as_raw()).comp_vector }
@@ -205,6 +207,7 @@ impl<T: CompletionQueue> Cq<T> {
     }
 
     /// Returns the number of completions that the queue can hold.
+    #[inline]
     pub fn entries(&self) -> u32 {
         self.told_entries().load(Relaxed).unsigned_abs()
     }

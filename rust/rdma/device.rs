@@ -110,6 +110,7 @@ pub struct Call<'bound, T: Operations> {
 
 impl<'bound, T: Operations> Call<'bound, T> {
     /// Returns the device.
+    #[inline]
     pub fn device(&self) -> &Device<T> {
         // SAFETY: Registered by the type invariant, hence valid.
         unsafe { self.device.as_ref() }
@@ -121,6 +122,7 @@ impl<'bound, T: Operations> Call<'bound, T> {
     }
 
     /// Returns the driver's data for the device.
+    #[inline]
     pub fn data(&self) -> &T::RegistrationData<'bound> {
         &self.registered().data
     }
@@ -145,6 +147,7 @@ impl<'bound, T: Operations> Call<'bound, T> {
     }
 
     /// Returns the ports of the device.
+    #[inline]
     pub fn ports(&self) -> impl ExactSizeIterator<Item = Port> {
         self.device().ports()
     }
@@ -399,6 +402,7 @@ impl<T: Operations> Device<T> {
     }
 
     /// Returns the ports of the device.
+    #[inline]
     pub fn ports(&self) -> impl ExactSizeIterator<Item = Port> {
         // SAFETY: Set before anybody else had the device.
         Port::all(unsafe { (*self.as_raw()).phys_port_cnt })
@@ -767,6 +771,7 @@ impl<'a, T: Operations> Registration<'a, T> {
     }
 
     /// Returns the device.
+    #[inline]
     pub fn device(&self) -> &Device<T> {
         // SAFETY: Valid as long as `self`.
         unsafe { self.device.raw.as_ref() }

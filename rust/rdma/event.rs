@@ -139,6 +139,7 @@ impl Objects {
     }
 
     /// Returns the dispatcher. It finds no objects once the device is gone.
+    #[inline]
     pub fn dispatcher(&self) -> &Arc<Dispatcher> {
         &self.0
     }
@@ -158,6 +159,7 @@ pub struct Dispatcher {
 
 impl Dispatcher {
     /// Returns the number of completion vectors.
+    #[inline]
     pub fn vectors(&self) -> u32 {
         // CAST: `Objects::new` was given a `u32`.
         self.vectors.len() as u32

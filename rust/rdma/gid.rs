@@ -50,21 +50,25 @@ impl<'a> GidAttr<'a> {
     }
 
     /// Returns the index in the table.
+    #[inline]
     pub fn index(&self) -> u32 {
         self.0.index.into()
     }
 
     /// Returns the port that the table belongs to.
+    #[inline]
     pub fn port(&self) -> Result<Port> {
         Port::try_from(self.0.port_num)
     }
 
     /// Returns the GID.
+    #[inline]
     pub fn gid(&self) -> Gid {
         Gid::from_raw(&self.0.gid)
     }
 
     /// Returns the type of the GID; `EINVAL` for types without a name here.
+    #[inline]
     pub fn kind(&self) -> Result<Type> {
         Type::try_from(self.0.gid_type)
     }

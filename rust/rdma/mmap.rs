@@ -240,6 +240,7 @@ impl Mapped {
     }
 
     /// Returns the offset to pass to `mmap`.
+    #[inline]
     pub fn offset(&self) -> u64 {
         self.offset
     }

@@ -86,6 +86,7 @@ impl Netdev {
     }
 
     /// Returns the MTU: the maximum frame length in bytes, without the link layer header.
+    #[inline]
     pub fn mtu(&self) -> u32 {
         // SAFETY: Valid by the type invariant.
         unsafe { bindings::netdev_mtu(self.as_raw()) }

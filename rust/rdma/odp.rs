@@ -446,27 +446,32 @@ impl<P: Pager> Memory<P> {
     }
 
     /// Returns the driver's data for the memory.
+    #[inline]
     pub fn pager(&self) -> &P {
         &self.pager
     }
 
     /// Returns the number of pages of [`PAGE_SIZE`] bytes, counted from the page with the first
     /// byte.
+    #[inline]
     pub fn pages(&self) -> usize {
         self.pages
     }
 
     /// Returns the offset of the memory in its first page.
+    #[inline]
     pub fn offset(&self) -> usize {
         self.address % PAGE_SIZE
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.length
     }
 
     /// Returns whether the memory is empty.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -93,6 +93,7 @@ c_enum! {
 
 impl Type {
     /// Returns whether each send carries its destination.
+    #[inline]
     pub const fn is_datagram(self) -> bool {
         matches!(self, Self::Smi | Self::Gsi | Self::UnreliableDatagram)
     }
@@ -350,11 +351,13 @@ core_object! {
 
 impl<T: QueuePair> Qp<T> {
     /// Returns the number of the queue pair, 24 bits.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.place.number()
     }
 
     /// Returns the completion queue for the sends, unless the queue pair has none.
+    #[inline]
     pub fn send_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
         // SAFETY: Set when the queue pair was created, which holds a reference to the completion
         // queue.
@@ -362,6 +365,7 @@ impl<T: QueuePair> Qp<T> {
     }
 
     /// Returns the completion queue for the receives, unless the queue pair has none.
+    #[inline]
     pub fn recv_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
         // SAFETY: As above.
         unsafe { cq_from_raw((*self.as_raw()).recv_cq) }

@@ -210,6 +210,7 @@ core_object! {
 
 impl<T: SharedReceiveQueue> Srq<T> {
     /// Returns the number by which events refer to the queue.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.place.number()
     }

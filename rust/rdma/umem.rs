@@ -143,12 +143,14 @@ impl Umem {
     }
 
     /// Returns the number of pinned bytes, as requested.
+    #[inline]
     pub fn len(&self) -> usize {
         // SAFETY: Valid by the type invariant.
         unsafe { (*self.raw.as_ptr()).length }
     }
 
     /// Returns the address of the first byte in the process, or its offset in the dma-buf.
+    #[inline]
     pub fn address(&self) -> u64 {
         // SAFETY: Valid by the type invariant.
         // CAST: `c_ulong` has at most 64 bits.
@@ -156,11 +158,13 @@ impl Umem {
     }
 
     /// Returns whether the memory is empty. It never is: the core does not pin empty ranges.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Returns whether the memory belongs to a dma-buf.
+    #[inline]
     pub fn is_dma_buf(&self) -> bool {
         // SAFETY: Valid by the type invariant.
         unsafe { (*self.raw.as_ptr()).is_dmabuf() != 0 }
@@ -306,16 +310,19 @@ pub struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     /// Returns the binary logarithm of the page size.
+    #[inline]
     pub fn shift(&self) -> u32 {
         self.size.trailing_zeros()
     }
 
     /// Returns the offset of the memory in its first page.
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Returns the number of pages.
+    #[inline]
     pub fn count(&self) -> usize {
         // SAFETY: The umem is valid, the page size is not 0.
         unsafe { bindings::ib_umem_num_dma_blocks(self.umem.raw.as_ptr(), self.size) }

@@ -91,6 +91,7 @@ c_enum! {
 
 impl Opcode {
     /// Returns whether this is the completion of a receive.
+    #[inline]
     pub const fn is_receive(self) -> bool {
         matches!(self, Self::Receive | Self::ReceiveWriteWithImmediate)
     }
@@ -274,16 +275,19 @@ impl<'a> Completions<'a> {
     }
 
     /// Returns the number of completions passed to the poller so far.
+    #[inline]
     pub fn len(&self) -> usize {
         self.taken
     }
 
     /// Returns whether no completion was passed to the poller so far.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.taken == 0
     }
 
     /// Returns whether the poller's array is full.
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.taken == self.room
     }

@@ -49,16 +49,19 @@ impl<C> Chain<C> {
     }
 
     /// Returns the driver's context.
+    #[inline]
     pub fn context(&self) -> &C {
         &self.context
     }
 
     /// Returns the part that the device reads.
+    #[inline]
     pub fn readable_mut(&mut self) -> &mut [u8] {
         &mut self.readable
     }
 
     /// Returns the part that the device writes.
+    #[inline]
     pub fn writable(&self) -> &[u8] {
         &self.writable
     }
@@ -83,11 +86,13 @@ impl<C> Used<C> {
     }
 
     /// Returns the driver's context.
+    #[inline]
     pub fn context(&self) -> &C {
         &self.chain.context
     }
 
     /// Returns the buffer for reuse.
+    #[inline]
     pub fn into_chain(self) -> KBox<Chain<C>> {
         self.chain
     }

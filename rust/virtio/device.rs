@@ -45,11 +45,13 @@ impl Status {
     const ALL_ONES: u8 = !0;
 
     /// Returns whether the device waits for a reset after an error from which it cannot recover.
+    #[inline]
     pub fn needs_reset(self) -> bool {
         !self.is_gone() && u32::from(self.0) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
     }
 
     /// Returns whether the driver has told the device that it is ready.
+    #[inline]
     pub fn driver_ok(self) -> bool {
         u32::from(self.0) & bindings::VIRTIO_CONFIG_S_DRIVER_OK != 0
     }
@@ -60,11 +62,13 @@ impl Status {
     }
 
     /// Returns whether the device is reset.
+    #[inline]
     pub fn is_reset(self) -> bool {
         self.0 == 0
     }
 
     /// Returns whether the device has been removed, in which case all its registers read as ones.
+    #[inline]
     pub fn is_gone(self) -> bool {
         self.0 == Self::ALL_ONES
     }
@@ -101,6 +105,7 @@ impl<Ctx: DeviceContext> Device<Ctx> {
 impl Device<Bound> {
     /// Returns the features that were negotiated, that is, offered by the device and accepted by
     /// the driver.
+    #[inline]
     pub fn features(&self) -> Features {
         // SAFETY: The device is valid. The core set its features before it called the driver.
         Features::from_raw(unsafe { bindings::virtio_features(self.as_raw()) })
@@ -160,6 +165,7 @@ impl Device<Bound> {
 
     /// Returns the device of which this one is a function. It does the DMA, unless the transport
     /// maps memory in a way of its own (`struct virtio_map_ops`).
+    #[inline]
     pub fn parent(&self) -> &device::Device<Bound> {
         // SAFETY: The device is valid. A transport creates a virtio device as the child of the
         // device it is bound to, keeps it so, and unregisters the child before it is unbound; so

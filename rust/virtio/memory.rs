@@ -164,11 +164,13 @@ impl SharedMemory {
 
     /// Returns the length of the memory in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns the DMA addresses of the pages.
+    #[inline]
     pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
         self.pages.iter().map(Page::dma_address)
     }

@@ -440,6 +440,7 @@ impl<'bound> Virtqueues<'bound> {
     }
 
     /// Returns the DMA handle of the device.
+    #[inline]
     pub fn dma(&self) -> &Dma {
         &self.queues.dma
     }
@@ -451,6 +452,7 @@ impl<'bound> Virtqueues<'bound> {
     }
 
     /// Returns a handle that stops the device.
+    #[inline]
     pub fn stopper(&self) -> Stopper {
         Stopper(self.queues.clone())
     }

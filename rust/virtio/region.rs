@@ -105,17 +105,20 @@ impl<'bound> Region<'bound> {
     }
 
     /// Returns the BAR that contains the structure.
+    #[inline]
     pub fn bar(&self) -> &'bound Resource {
         self.bar
     }
 
     /// Returns the offset of the structure in the BAR.
+    #[inline]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
     /// Returns the length of the structure in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    #[inline]
     pub fn len(&self) -> u64 {
         self.len
     }

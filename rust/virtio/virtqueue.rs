@@ -197,6 +197,7 @@ impl<H: Handler> Virtqueue<H> {
     }
 
     /// Returns the handler of the queue.
+    #[inline]
     pub fn handler(&self) -> &H {
         &self.handler
     }

@@ -100,11 +100,13 @@ impl UserPages {
 
     /// Returns the length of the memory in bytes, a multiple of the page size.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.pages.len() * PAGE_SIZE
     }
 
     /// Returns the DMA addresses of the pages, which have [`PAGE_SIZE`] bytes each.
+    #[inline]
     pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
         self.pages.iter().map(|mapped| mapped.dma)
     }

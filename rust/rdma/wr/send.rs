@@ -291,6 +291,7 @@ impl<'a, T: Operations> SendRequest<'a, T> {
     /// Marks the request as posted: its user then waits for the completion.
     ///
     /// Must be called in the order of the queue, while other posters are locked out.
+    #[inline]
     pub fn post(self) -> Continuation {
         self.posting.post()
     }
