@@ -33,7 +33,7 @@ pub trait DmBuffer: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<DmBuffer = Self>;
 
-    /// Whether there is device memory: as [`Unsupported`](crate::Unsupported) says, not here.
+    /// Whether the driver has device memory; `false` only for [`Unsupported`](crate::Unsupported).
     const IS_SUPPORTED: bool = true;
 
     /// Allocates `length` bytes for a process, aligned to 2 to the power of `alignment`. Both

@@ -130,13 +130,18 @@ pub struct Specs<'a> {
 }
 
 impl Specs<'_> {
-    /// Takes the next structure, which is of this type and this number of bytes.
-    fn take<R>(bytes: &[u8], size: usize) -> Result<R> {
+    /// Reads the structure at the start of `bytes`, which says that it has `size` bytes. `EINVAL`
+    /// if an `R` has another size, or if there are fewer bytes.
+    ///
+    /// # Safety
+    ///
+    /// Any bytes must be a valid `R`.
+    unsafe fn read<R>(bytes: &[u8], size: usize) -> Result<R> {
         if size != size_of::<R>() || bytes.len() < size {
             return Err(EINVAL);
         }
-        // SAFETY: The structures are plain data, for which any bytes are valid, and there are
-        // enough. They may be unaligned, because each has the length of its own type.
+        // SAFETY: There are enough bytes, and the caller guarantees that they are valid. They may
+        // be unaligned, because the structures in front have various lengths.
         Ok(unsafe { bytes.as_ptr().cast::<R>().read_unaligned() })
     }
 
@@ -149,7 +154,8 @@ impl Specs<'_> {
         let bytes = core::mem::replace(&mut self.bytes, rest);
         Ok(match ty {
             bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH => {
-                let raw = Self::take::<bindings::ib_flow_spec_eth>(bytes, size)?;
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_eth>(bytes, size) }?;
                 let read = |raw: bindings::ib_flow_eth_filter| Ethernet {
                     destination: raw.dst_mac,
                     source: raw.src_mac,
@@ -162,7 +168,8 @@ impl Specs<'_> {
                 })
             }
             bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV4 => {
-                let raw = Self::take::<bindings::ib_flow_spec_ipv4>(bytes, size)?;
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_ipv4>(bytes, size) }?;
                 let read = |raw: bindings::ib_flow_ipv4_filter| Ipv4 {
                     // In memory, both are in network order.
                     source: raw.src_ip.to_ne_bytes(),
@@ -178,7 +185,8 @@ impl Specs<'_> {
                 })
             }
             bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV6 => {
-                let raw = Self::take::<bindings::ib_flow_spec_ipv6>(bytes, size)?;
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_ipv6>(bytes, size) }?;
                 let read = |raw: bindings::ib_flow_ipv6_filter| Ipv6 {
                     source: raw.src_ip,
                     destination: raw.dst_ip,
@@ -194,7 +202,8 @@ impl Specs<'_> {
             }
             bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP
             | bindings::ib_flow_spec_type_IB_FLOW_SPEC_UDP => {
-                let raw = Self::take::<bindings::ib_flow_spec_tcp_udp>(bytes, size)?;
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_tcp_udp>(bytes, size) }?;
                 let read = |raw: bindings::ib_flow_tcp_udp_filter| Ports {
                     source: u16::from_be(raw.src_port),
                     destination: u16::from_be(raw.dst_port),
@@ -234,7 +243,8 @@ pub struct FlowAttr<'a> {
     pub priority: u16,
     /// Port.
     pub port: Port,
-    /// Whether flows behind this one get the frames, too.
+    /// Whether flows that come after this one get the frames, too
+    /// (`IB_FLOW_ATTR_FLAGS_DONT_TRAP`).
     pub continues: bool,
     /// Specifications, all of which a frame must fit.
     pub specs: Specs<'a>,
