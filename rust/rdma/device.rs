@@ -33,6 +33,7 @@ use crate::{
     cq::CompletionQueue,
     dm::DmBuffer,
     dma::Mapper,
+    dmah::DmaHandle,
     event::{
         Dispatcher,
         Objects, //
@@ -210,6 +211,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type MemoryWindow: MemoryWindow<Driver = Self>;
     /// The driver's device memory, or [`Unsupported`](crate::Unsupported).
     type DmBuffer: DmBuffer<Driver = Self>;
+    /// The driver's DMA handles, or [`Unsupported`](crate::Unsupported).
+    type DmaHandle: DmaHandle<Driver = Self>;
     /// The driver's flows, or [`Unsupported`](crate::Unsupported).
     type FlowRule: FlowRule<Driver = Self>;
     /// The driver's address handles, or [`Unsupported`](crate::Unsupported).

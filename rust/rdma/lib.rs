@@ -6,9 +6,9 @@
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
-//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`], [`DmBuffer`] and [`FlowRule`]. It
-//! uses [`Unsupported`] for kinds that its devices lack. The implementing type *is* the object:
-//! the core allocates the C structure with room for the driver's type (this crate does so for
+//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`], [`DmBuffer`], [`DmaHandle`] and
+//! [`FlowRule`]. It uses [`Unsupported`] for kinds that its devices lack. The implementing type *is*
+//! the object: the core allocates the C structure with room for the driver's type (this crate does so for
 //! memory regions, device memory and flows), and a create verb constructs the type in place. A
 //! destroy verb has two steps: first the driver makes the hardware release the object, then
 //! [`Drop`] runs. The first step cannot fail, except for memory regions: for all other objects the
@@ -120,6 +120,7 @@ pub mod cq;
 pub mod device;
 pub mod dm;
 mod dma;
+pub mod dmah;
 pub mod event;
 pub mod flow;
 pub mod gid;
@@ -165,6 +166,10 @@ pub use device::{
 pub use dm::{
     Dm,
     DmBuffer, //
+};
+pub use dmah::{
+    DmaHandle,
+    Dmah, //
 };
 pub use flow::FlowRule;
 pub use mmap::UserPages;

@@ -31,6 +31,10 @@ use crate::{
         Dm,
         DmRange, //
     },
+    dmah::{
+        DmaHandle,
+        Dmah, //
+    },
     object::respond,
     odp::Pager,
     pd::{
@@ -121,21 +125,25 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
-    /// Registers memory of the calling process.
+    /// Registers memory of the calling process. The DMA handle, if there is one, lives at least as
+    /// long as the region.
     fn register_user(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         range: &Range,
         access: AccessFlags,
+        handle: Option<&Dmah<<Self::Driver as Operations>::DmaHandle>>,
         user: User<'_, Self::Driver, Self::Request>,
     ) -> Result<NewMr<impl PinInit<Self>, Self::Response>>;
 
-    /// Registers a part of a dma-buf for the calling process.
+    /// Registers a part of a dma-buf for the calling process. The DMA handle, if there is one, lives
+    /// at least as long as the region.
     fn register_dma_buf(
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         _range: &DmaBufRange,
         _access: AccessFlags,
+        _handle: Option<&Dmah<<Self::Driver as Operations>::DmaHandle>>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
@@ -376,6 +384,29 @@ fn rights<T: Operations>(access: c_int) -> Result<AccessFlags> {
     Ok(access)
 }
 
+/// Borrows the DMA handle that memory is registered with, if there is one. `EINVAL` if the memory is
+/// on demand, whose pages come and go.
+///
+/// # Safety
+///
+/// `dmah` must be null or a constructed handle of a device of `T` that does not go away during `'a`.
+unsafe fn handle<'a, T: Operations>(
+    dmah: *mut bindings::ib_dmah,
+    access: AccessFlags,
+) -> Result<Option<&'a Dmah<T::DmaHandle>>> {
+    if dmah.is_null() {
+        return Ok(None);
+    }
+    if !T::DmaHandle::IS_SUPPORTED {
+        return Err(EOPNOTSUPP);
+    }
+    if access.contains(Access::OnDemand) {
+        return Err(EINVAL);
+    }
+    // SAFETY: Guaranteed by the caller.
+    Ok(Some(unsafe { Dmah::from_raw(dmah) }))
+}
+
 /// Returns a region or an error to C.
 fn from_region_result(result: Result<*mut bindings::ib_mr>) -> *mut bindings::ib_mr {
     result.unwrap_or_else(Error::to_ptr)
@@ -383,7 +414,8 @@ fn from_region_result(result: Result<*mut bindings::ib_mr>) -> *mut bindings::ib
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T`, `dmah` and `udata` those of the call.
+/// `pd` must be a constructed domain of a device of `T`, `dmah` null or a constructed handle of that
+/// device, and `udata` that of the call.
 pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     start: u64,
@@ -406,15 +438,14 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
     // processes have udata.
     from_region_result(unsafe {
         device.with_caller(udata.is_some(), |call| {
-            if !dmah.is_null() {
-                return Err(EOPNOTSUPP);
-            }
             let udata = udata.as_ref().ok_or(EINVAL)?;
             let user = udata.user::<T, _>()?;
             let access = rights::<T>(access)?;
+            let handle = handle::<T>(dmah, access)?;
 
             create(call, pd, Some(udata), || {
-                T::MemoryRegion::register_user(call, Pd::from_raw(pd), &range, access, user)
+                let pd = Pd::from_raw(pd);
+                T::MemoryRegion::register_user(call, pd, &range, access, handle, user)
             })
         })
     })
@@ -422,7 +453,8 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T`, `dmah` and `attributes` those of the call.
+/// `pd` must be a constructed domain of a device of `T`, `dmah` null or a constructed handle of that
+/// device, and `attributes` those of the call.
 pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     offset: u64,
@@ -446,13 +478,11 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
     // the call has no driver-specific request.
     from_region_result(unsafe {
         device.with_caller(!attributes.is_null(), |call| {
-            if !dmah.is_null() {
-                return Err(EOPNOTSUPP);
-            }
             let access = rights::<T>(access)?;
+            let handle = handle::<T>(dmah, access)?;
 
             create(call, pd, None, || {
-                T::MemoryRegion::register_dma_buf(call, Pd::from_raw(pd), &range, access)
+                T::MemoryRegion::register_dma_buf(call, Pd::from_raw(pd), &range, access, handle)
             })
         })
     })

@@ -20,6 +20,11 @@ use crate::{
         Operations, //
     },
     dm::DmBuffer,
+    dmah::{
+        DmaHandle,
+        Dmah,
+        Hints, //
+    },
     flow::{
         FlowAttr,
         FlowRule, //
@@ -109,6 +114,20 @@ impl<T: Operations<DmBuffer = Self>> DmBuffer for Unsupported<T> {
         _alignment: u32,
     ) -> Result<impl PinInit<Self>> {
         Err::<Self, _>(EOPNOTSUPP)
+    }
+}
+
+impl<T: Operations<DmaHandle = Self>> DmaHandle for Unsupported<T> {
+    type Driver = T;
+
+    const IS_SUPPORTED: bool = false;
+
+    fn alloc(_call: &Call<'_, T>, _hints: &Hints) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
+    }
+
+    fn dealloc(handle: &Dmah<Self>, _call: &Call<'_, T>) {
+        match handle.never {}
     }
 }
 

@@ -38,6 +38,11 @@ use crate::{
         self,
         DmBuffer, //
     },
+    dmah::{
+        self,
+        DmaHandle,
+        Dmah, //
+    },
     flow::{
         self,
         FlowRule, //
@@ -419,12 +424,28 @@ impl<T: Operations> VTable<T> {
             None
         },
 
+        alloc_dmah: if T::DmaHandle::IS_SUPPORTED {
+            Some(dmah::alloc_callback::<T>)
+        } else {
+            None
+        },
+        dealloc_dmah: if T::DmaHandle::IS_SUPPORTED {
+            Some(dmah::dealloc_callback::<T>)
+        } else {
+            None
+        },
+
         size_ib_ah: if T::AddressHandle::IS_SUPPORTED {
             Ah::<T::AddressHandle>::SIZE
         } else {
             0
         },
         size_ib_cq: Cq::<T::CompletionQueue>::SIZE,
+        size_ib_dmah: if T::DmaHandle::IS_SUPPORTED {
+            Dmah::<T::DmaHandle>::SIZE
+        } else {
+            0
+        },
         size_ib_mw: if T::MemoryWindow::IS_SUPPORTED {
             Mw::<T::MemoryWindow>::SIZE
         } else {

@@ -172,6 +172,7 @@ impl Operations for Efa {
     type MemoryRegion = mr::Region;
     type MemoryWindow = Unsupported<Self>;
     type DmBuffer = Unsupported<Self>;
+    type DmaHandle = Unsupported<Self>;
     type FlowRule = Unsupported<Self>;
     type AddressHandle = Handle;
     type Pager = Unsupported<Self>;

@@ -18,10 +18,12 @@ use rdma::{
         Kind,
         Method, //
     },
+    Dmah,
     MemoryRegion,
     Mr,
     Pd,
     Umem,
+    Unsupported,
     User, //
 };
 
@@ -51,6 +53,7 @@ impl MemoryRegion for Region {
         pd: &Pd<Domain>,
         range: &Range,
         access: AccessFlags,
+        _handle: Option<&Dmah<Unsupported<Efa>>>,
         _user: User<'_, Efa, ()>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         // Peers may read. A device that lets them write says so in its capabilities. Writes are

@@ -254,6 +254,7 @@ mod cases {
             assert!(ops.get_dev_fw_str.is_none() && ops.report_port_event.is_none());
             assert!(ops.query_ucontext.is_none() && ops.counter_bind_qp.is_none());
             assert_eq!((ops.size_ib_mw, ops.size_ib_srq), (0, 0));
+            assert!(ops.alloc_dmah.is_none() && ops.size_ib_dmah == 0);
             Ok(())
         })
     }

@@ -47,7 +47,7 @@ mod cases {
                 length,
                 iova,
             };
-            assert_eq!(log.asked(), Some(Asked::Region(range, access, 10)));
+            assert_eq!(log.asked(), Some(Asked::Region(range, access, None, 10)));
             assert_eq!(process.memory.read()?, !10);
             // SAFETY: The region was just created.
             let (both, number) = unsafe { region(mr) };
@@ -134,7 +134,7 @@ mod cases {
                 length: 0x222,
                 iova: 0x333,
             };
-            assert_eq!(log.asked(), Some(Asked::DmaBuf(range, access)));
+            assert_eq!(log.asked(), Some(Asked::DmaBuf(range, access, None)));
             to_result(verb!(device, dereg_mr(mr, null_mut())))?;
 
             let mr = from_err_ptr(verb!(device, get_dma_mr(pd.0, raw)))?;

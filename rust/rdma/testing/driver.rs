@@ -44,6 +44,7 @@ mod ah;
 mod cq;
 mod device;
 mod dm;
+mod dmah;
 mod flow;
 mod log;
 mod mr;

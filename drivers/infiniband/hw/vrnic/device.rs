@@ -50,6 +50,7 @@ use crate::{
         QueryDm,
         DEVICE_MEMORY, //
     },
+    dmah::Dmah,
     driver::Resources,
     feature,
     flow::Flow,
@@ -192,6 +193,7 @@ impl Operations for Vrnic {
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
     type DmBuffer = Dm;
+    type DmaHandle = Dmah;
     type FlowRule = Flow;
     type AddressHandle = Ah;
     type Pager = BoxedPager;

@@ -19,6 +19,7 @@ mod counter;
 mod cq;
 mod device;
 mod dm;
+mod dmah;
 mod driver;
 mod event;
 mod feature;

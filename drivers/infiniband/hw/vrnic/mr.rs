@@ -57,6 +57,7 @@ use crate::{
         Vrnic, //
     },
     dm::Dm,
+    dmah::Dmah,
     object::{
         create,
         Object, //
@@ -444,6 +445,7 @@ impl MemoryRegion for Mr {
         pd: &rdma::Pd<Pd>,
         range: &Range,
         access: AccessFlags,
+        _handle: Option<&rdma::Dmah<Dmah>>,
         _user: User<'_, Vrnic, ()>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         let registered = Registered::of_process(call, pd.number(), range, access)?;
@@ -455,6 +457,7 @@ impl MemoryRegion for Mr {
         pd: &rdma::Pd<Pd>,
         range: &DmaBufRange,
         access: AccessFlags,
+        _handle: Option<&rdma::Dmah<Dmah>>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         let get = || UserMemory::get_dma_buf(call, range, access);
         let registered = Registered::in_place(call, pd.number(), access, get)?;

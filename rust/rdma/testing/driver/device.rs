@@ -158,6 +158,7 @@ impl Operations for TestDriver {
     type MemoryRegion = Object;
     type MemoryWindow = Object;
     type DmBuffer = Object;
+    type DmaHandle = Object;
     type FlowRule = Object;
     type AddressHandle = Object;
     type Pager = Object;

@@ -25,6 +25,7 @@ use crate::{
         CqInitAttr, //
     },
     dm::DmRange,
+    dmah::Hints,
     event::Dispatcher,
     flow,
     mmap::UserPages,
@@ -80,8 +81,11 @@ pub(crate) enum Asked {
     SharedQueue(SrqAttr, Option<u64>),
     SharedResize(u32, Option<u64>),
     Limit(u32),
-    Region(mr::Range, AccessFlags, u64),
-    DmaBuf(mr::DmaBufRange, AccessFlags),
+    /// With the number of the DMA handle.
+    Region(mr::Range, AccessFlags, Option<u32>, u64),
+    /// As above.
+    DmaBuf(mr::DmaBufRange, AccessFlags, Option<u32>),
+    DmaHandle(Hints),
     AllMemory(AccessFlags),
     Fast(u32),
     Change {

@@ -25,6 +25,7 @@ use crate::{
         Dm,
         DmRange, //
     },
+    dmah::Dmah,
     mr::{
         self,
         MemoryRegion,
@@ -63,10 +64,12 @@ impl MemoryRegion for Object {
         _pd: &Pd<Self>,
         range: &mr::Range,
         access: AccessFlags,
+        handle: Option<&Dmah<Self>>,
         user: User<'_, TestDriver, u64>,
     ) -> Result<NewMr<impl PinInit<Self>, u64>> {
+        let handle = handle.map(|handle| handle.number);
         call.data()
-            .note(Asked::Region(*range, access, user.request));
+            .note(Asked::Region(*range, access, handle, user.request));
         Ok(new_region(call, !user.request))
     }
 
@@ -75,8 +78,10 @@ impl MemoryRegion for Object {
         _pd: &Pd<Self>,
         range: &mr::DmaBufRange,
         access: AccessFlags,
+        handle: Option<&Dmah<Self>>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
-        call.data().note(Asked::DmaBuf(*range, access));
+        let handle = handle.map(|handle| handle.number);
+        call.data().note(Asked::DmaBuf(*range, access, handle));
         Ok(new_region(call, ()))
     }
 
