@@ -218,6 +218,26 @@ int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_ini
 	vmr->ibv_mr.lkey = 14;
 	return fail_next;
 }
+
+int ibv_cmd_alloc_dmah(struct ibv_context *ctx, struct verbs_dmah *dmah, struct ibv_dmah_init_attr *attr)
+{
+	CHECK(ctx && attr->comp_mask == IBV_DMAH_INIT_ATTR_MASK_PH && attr->ph == 3);
+	dmah->handle = 15;
+	return fail_next;
+}
+
+int ibv_cmd_free_dmah(struct verbs_dmah *dmah)
+{
+	CHECK(dmah->handle == 15);
+	return fail_next;
+}
+
+int ibv_cmd_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed)
+{
+	CHECK(context && port_num == 1);
+	*port_speed = 400;
+	return fail_next;
+}
 #endif
 
 int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
@@ -1841,6 +1861,18 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	fail_next = ENOMEM;
 	CHECK(!ops.reg_mr_ex(pd, &init) && errno == ENOMEM);
 	fail_next = 0;
+
+	struct ibv_dmah_init_attr hints = { .comp_mask = IBV_DMAH_INIT_ATTR_MASK_PH, .ph = 3 };
+	struct ibv_dmah *handle = ops.alloc_dmah(context, &hints);
+	uint64_t speed;
+
+	CHECK(handle && handle->context == context);
+	fail_next = EBUSY;
+	CHECK(ops.dealloc_dmah(handle) == EBUSY);
+	CHECK(!ops.alloc_dmah(context, &hints) && errno == EBUSY);
+	fail_next = 0;
+	CHECK(!ops.dealloc_dmah(handle));
+	CHECK(!ops.query_port_speed(context, 1, &speed) && speed == 400);
 #endif
 	mr = ops.reg_dmabuf_mr(pd, 4096, 8, 0x10000, 3, 1);
 	CHECK(mr && mr->lkey == 9);

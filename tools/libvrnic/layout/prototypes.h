@@ -28,6 +28,13 @@ int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_a
 			 uint32_t cmd_flags);
 int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_init_attr *mr_init_attr);
 struct ibv_mr *op_reg_mr_ex(struct ibv_pd *, struct ibv_mr_init_attr *);
+int ibv_cmd_alloc_dmah(struct ibv_context *ctx, struct verbs_dmah *dmah, struct ibv_dmah_init_attr *attr);
+int ibv_cmd_free_dmah(struct verbs_dmah *dmah);
+int ibv_cmd_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed);
+/* A handle begins with what programs see of it. */
+struct ibv_dmah *op_alloc_dmah(struct ibv_context *, struct ibv_dmah_init_attr *);
+int op_dealloc_dmah(struct ibv_dmah *);
+int op_query_port_speed(struct ibv_context *, uint32_t, uint64_t *);
 #endif
 int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer *driver);
 int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd);
@@ -215,6 +222,10 @@ SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
 #if IBVERBS_PABI_VERSION != 34
 SAME_TYPE(reg_mr_ex, op_reg_mr_ex);
+SAME_TYPE(alloc_dmah, op_alloc_dmah);
+SAME_TYPE(dealloc_dmah, op_dealloc_dmah);
+SAME_TYPE(query_port_speed, op_query_port_speed);
+_Static_assert(offsetof(struct verbs_dmah, dmah.context) == 0, "dmah");
 #endif
 SAME_TYPE(rereg_mr, op_rereg_mr);
 SAME_TYPE(resize_cq, op_resize_cq);

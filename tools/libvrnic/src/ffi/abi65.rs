@@ -39,11 +39,26 @@ impl verbs_context {
     };
 }
 
+c_struct!(
+    /// A DMA handle.
+    ibv_dmah {
+        context: *mut ibv_context,
+    }
+);
+
+c_struct!(
+    /// A DMA handle as libibverbs keeps it.
+    verbs_dmah {
+        dmah: ibv_dmah,
+        handle: u32,
+    }
+);
+
 context_ops! {
     advise_mr: use,
     alloc_buf,
     alloc_dm: use,
-    alloc_dmah,
+    alloc_dmah: use,
     alloc_mw: use,
     alloc_null_mr: use,
     alloc_parent_domain: use,
@@ -68,7 +83,7 @@ context_ops! {
     create_srq: use,
     create_srq_ex: use,
     create_wq,
-    dealloc_dmah,
+    dealloc_dmah: use,
     dealloc_mw: use,
     dealloc_pd: use,
     dealloc_td: use,
@@ -112,7 +127,7 @@ context_ops! {
     query_device_ex: use,
     query_ece,
     query_port: use,
-    query_port_speed,
+    query_port_speed: use,
     query_qp: use,
     query_qp_data_in_order,
     query_rt_values: use,

@@ -112,6 +112,8 @@ const ABI34: &[Layout] = &[
 const ABI65: &[Layout] = &[
     abi65::verbs_context::LAYOUT,
     abi65::verbs_context_ops::LAYOUT,
+    abi65::ibv_dmah::LAYOUT,
+    abi65::verbs_dmah::LAYOUT,
 ];
 
 #[test]

@@ -182,6 +182,8 @@ pub mod op {
 
     pub type alloc_dm =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
+    pub type alloc_dmah =
+        unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut super::super::abi65::verbs_dmah;
     pub type alloc_mw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
     pub type alloc_null_mr = unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr;
     pub type alloc_parent_domain =
@@ -206,6 +208,7 @@ pub mod op {
     pub type create_srq = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     pub type create_srq_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
+    pub type dealloc_dmah = unsafe extern "C" fn(*mut super::super::abi65::verbs_dmah) -> c_int;
     pub type dealloc_mw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
     pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
     pub type dealloc_td = unsafe extern "C" fn(*mut ibv_td) -> c_int;
@@ -243,6 +246,7 @@ pub mod op {
         usize,
     ) -> c_int;
     pub type query_port = unsafe extern "C" fn(*mut ibv_context, u8, *mut Opaque) -> c_int;
+    pub type query_port_speed = unsafe extern "C" fn(*mut ibv_context, u32, *mut u64) -> c_int;
     pub type query_qp =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     pub type query_rt_values = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;

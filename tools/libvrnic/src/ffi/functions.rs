@@ -7,6 +7,8 @@
 //! check compiles it against the headers of each release.
 
 use super::Opaque;
+#[cfg(feature = "pabi65")]
+use super::abi::verbs_dmah;
 use super::abi::{verbs_context, verbs_context_ops};
 use super::command::*;
 use super::driver::*;
@@ -71,6 +73,12 @@ unsafe extern "C" {
         cmd_size: usize,
     ) -> c_int;
 
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_query_port_speed(
+        context: *mut ibv_context,
+        port_num: u32,
+        port_speed: *mut u64,
+    ) -> c_int;
     pub fn ibv_cmd_alloc_pd(
         context: *mut ibv_context,
         pd: *mut ibv_pd,
@@ -110,6 +118,14 @@ unsafe extern "C" {
         vmr: *mut verbs_mr,
         mr_init_attr: *mut Opaque,
     ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_alloc_dmah(
+        ctx: *mut ibv_context,
+        dmah: *mut verbs_dmah,
+        attr: *mut Opaque,
+    ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_free_dmah(dmah: *mut verbs_dmah) -> c_int;
     pub fn ibv_cmd_alloc_dm(
         ctx: *mut ibv_context,
         dm_attr: *const ibv_alloc_dm_attr,

@@ -13,6 +13,8 @@ pub mod allocator;
 pub mod context;
 pub mod cq;
 pub mod dm;
+#[cfg(feature = "pabi65")]
+pub mod dmah;
 pub mod flow;
 pub mod mr;
 pub mod mw;
@@ -34,6 +36,8 @@ use core::ptr;
 pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     advise_mr: Some(crate::ffi::functions::ibv_cmd_advise_mr),
     alloc_dm: Some(dm::alloc_dm),
+    #[cfg(feature = "pabi65")]
+    alloc_dmah: Some(dmah::alloc_dmah),
     alloc_mw: Some(mw::alloc_mw),
     alloc_null_mr: Some(mr::alloc_null_mr),
     alloc_parent_domain: Some(pd::alloc_parent_domain),
@@ -51,6 +55,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     create_qp_ex: Some(qp::create_qp_ex),
     create_srq: Some(srq::create_srq),
     create_srq_ex: Some(srq::create_srq_ex),
+    #[cfg(feature = "pabi65")]
+    dealloc_dmah: Some(dmah::dealloc_dmah),
     dealloc_mw: Some(mw::dealloc_mw),
     dealloc_pd: Some(pd::dealloc_pd),
     dealloc_td: Some(pd::dealloc_td),
@@ -79,6 +85,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     post_srq_recv: Some(srq::post_srq_recv),
     query_device_ex: Some(context::query_device_ex),
     query_port: Some(context::query_port),
+    #[cfg(feature = "pabi65")]
+    query_port_speed: Some(crate::ffi::functions::ibv_cmd_query_port_speed),
     query_qp: Some(qp::query_qp),
     query_rt_values: Some(context::query_rt_values),
     query_srq: Some(srq::query_srq),
