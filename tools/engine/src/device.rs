@@ -5,12 +5,13 @@
 use crate::{
     explain::Explanation,
     fault::{BadSpec, Delivery, Faults, Spec},
+    flow::Steered,
     memory::{HostRange, Memory},
     rate::RateLimit,
     recording::{Digest, Flight, Halves, Header, Input, Kind, Put, Recorder, put_range},
     resources::Io,
     rnic::{Engine, RnicConfig},
-    segment::Segment,
+    segment::{Payload, Segment},
     subnet::{HcaPort, PortAnswer, PortRequest, Violation},
     time::Instant,
     trace::TracePage,
@@ -301,6 +302,24 @@ impl Rnic {
             |engine, io| engine.receive(segment, io),
             nothing
         );
+    }
+
+    /// Receives a frame that arrived at the port for its network device. `io.outbox` is used as by
+    /// [`receive`](Self::receive), and the caller must call [`poll`](Self::poll) afterwards, too.
+    pub fn receive_frame<M: Memory>(&mut self, frame: &[u8], io: &mut Io<'_, M>) -> Steered {
+        let steered = self.engine.steer(frame);
+        if steered.taken {
+            let segment = Segment::of_frame(Payload::Frame(frame));
+            self.flight.at(io.now).packet(&segment);
+            call!(
+                self,
+                io,
+                |recorder| recorder.begin_received(io.now, &segment),
+                |engine, io| engine.receive_steered(segment, io),
+                nothing
+            );
+        }
+        steered
     }
 
     /// Counts a packet that is not a segment or not for a GID of this device.

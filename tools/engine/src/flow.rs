@@ -168,30 +168,25 @@ fn words_of(fields: FlowFields) -> Words {
     transmute!(fields)
 }
 
+/// Who gets a frame that arrived at the port for its network device.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Steered {
+    /// Whether flows direct it to queue pairs.
+    pub taken: bool,
+    /// Whether the network device gets it.
+    pub passes: bool,
+}
+
 /// The flows of a device.
-///
-/// It is a value, so that the network can have a copy to find out which frames concern the device. What the device does
-/// with them only depends on its own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FlowTable {
     /// In the order in which they are tried.
     flows: Vec<Flow>,
     /// Number of the last new flow.
     last: u32,
-    /// Increases by one with each change.
-    generation: u64,
 }
 
 impl FlowTable {
-    /// Creates a table without flows whose generation counts from `generation`, which should differ between devices, so
-    /// that a copy of the table of one device is not taken for that of another.
-    pub(crate) fn new(generation: u64) -> Self {
-        Self {
-            generation,
-            ..Self::default()
-        }
-    }
-
     /// Adds the flow of a request, whose queue pair and port are valid, and returns its number.
     ///
     /// # Errors
@@ -240,27 +235,19 @@ impl FlowTable {
         flow.number = self.last;
         let place = self.flows.partition_point(|it| it.rank() <= flow.rank());
         self.flows.insert(place, flow);
-        self.generation = self.generation.wrapping_add(1);
         Ok(self.last)
     }
 
     /// Removes the flow with this number. Returns whether there was one.
     pub(crate) fn remove(&mut self, number: u32) -> bool {
-        self.retain(|flow| flow.number != number)
+        let before = self.flows.len();
+        self.flows.retain(|flow| flow.number != number);
+        self.flows.len() != before
     }
 
     /// Removes all flows of a queue pair.
     pub(crate) fn forget(&mut self, qpn: u32) {
-        self.retain(|flow| flow.qpn != qpn);
-    }
-
-    /// Removes the other flows. Returns whether there were any.
-    fn retain(&mut self, stays: impl Fn(&Flow) -> bool) -> bool {
-        let before = self.flows.len();
-        self.flows.retain(stays);
-        let changed = self.flows.len() != before;
-        self.generation = self.generation.wrapping_add(changed.into());
-        changed
+        self.flows.retain(|flow| flow.qpn != qpn);
     }
 
     /// Returns the number of flows.
@@ -271,11 +258,6 @@ impl FlowTable {
     /// Returns whether there are no flows.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
-    }
-
-    /// Returns a number that changes whenever the flows do.
-    pub fn generation(&self) -> u64 {
-        self.generation
     }
 
     /// Appends the queue pairs that get a frame to `qpns`, each once. Returns whether the port's network device gets

@@ -8,7 +8,7 @@ use crate::{
     command::memory::Resolution,
     context::Context,
     event::names_port,
-    flow::FlowTable,
+    flow::{FlowTable, Steered},
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
     qp::Qp,
@@ -257,7 +257,7 @@ pub struct Engine {
     pub(crate) xrcds: Table<Xrcd>,
     pub(crate) qps: QueuePairs,
     pub(crate) flows: FlowTable,
-    /// Queue pairs that get a frame. Kept only to reuse the allocation.
+    /// Queue pairs that get the frame that is being received.
     #[serde(skip)]
     steered: Vec<u32>,
     /// Number of host ranges used by all page lists.
@@ -311,12 +311,6 @@ impl Engine {
             resources.port.link = false;
         }
         resources.recovers_selectively = config.recovery == Recovery::Selective;
-        // No two devices have the same seed.
-        let generation = config
-            .seed
-            .first_chunk()
-            .copied()
-            .map_or(0, u64::from_le_bytes);
         config.seed = [0; 32];
         Self {
             resources,
@@ -332,7 +326,7 @@ impl Engine {
                 ready: VecDeque::new(),
                 held_back: VecDeque::new(),
             },
-            flows: FlowTable::new(generation),
+            flows: FlowTable::default(),
             steered: Vec::new(),
             translations: 0,
             resolution: None,
@@ -550,7 +544,13 @@ impl Engine {
     pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.note_arrived(&segment);
         if matches!(segment.body, Body::Frame) {
-            self.receive_frame(&segment, io);
+            let frame: &[u8] = match &segment.payload {
+                Payload::Bytes(bytes) => bytes,
+                Payload::Frame(bytes) => bytes,
+                Payload::Empty | Payload::Ranges(_) => &[],
+            };
+            self.steer(frame);
+            self.deliver_frame(&segment, io);
             return io.outbox.recycle(segment.payload);
         }
         if segment.path.is_multicast() {
@@ -608,17 +608,30 @@ impl Engine {
         &self.flows
     }
 
-    /// Delivers a frame to all queue pairs to which flows direct it.
-    fn receive_frame<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
-        let frame: &[u8] = match &segment.payload {
-            Payload::Bytes(bytes) => bytes,
-            Payload::Frame(bytes) => bytes,
-            Payload::Empty | Payload::Ranges(_) => &[],
-        };
-        let mut qpns = std::mem::take(&mut self.steered);
-        if self.resources.port.is_active() {
-            self.flows.steer(frame, &mut qpns);
+    /// Finds the queue pairs to which flows direct a frame. [`receive_steered`](Self::receive_steered) delivers it.
+    pub(crate) fn steer(&mut self, frame: &[u8]) -> Steered {
+        self.steered.clear();
+        let active = self.resources.port.is_active();
+        Steered {
+            passes: !active || self.flows.steer(frame, &mut self.steered),
+            taken: !self.steered.is_empty(),
         }
+    }
+
+    /// Receives the frame that was just [steered](Self::steer).
+    pub(crate) fn receive_steered<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+        self.resources.now = io.now;
+        if self.resources.faults.is_busy() {
+            return self.arrive(segment, io);
+        }
+        self.resources.note_arrived(&segment);
+        self.deliver_frame(&segment, io);
+        io.outbox.recycle(segment.payload);
+    }
+
+    /// Delivers the frame that was just [steered](Self::steer).
+    fn deliver_frame<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
+        let mut qpns = std::mem::take(&mut self.steered);
         if qpns.is_empty() {
             self.resources.counters.count(Counter::Dropped);
         }

@@ -5,8 +5,8 @@
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use vrnic_engine::{
-    Cause, Features, RnicConfig,
-    flow::{MAX_FLOWS, MAX_SHARED_FLOWS},
+    Cause, Features, Io, Outbox, RnicConfig,
+    flow::{MAX_FLOWS, MAX_SHARED_FLOWS, Steered},
     recording::replay,
     testing::{DatagramEnd, Send, World},
 };
@@ -370,6 +370,85 @@ fn there_is_room_for_many_flows_and_few_copies() {
     }
     assert_eq!(try_add(&mut world, 1, distinct(MAX_FLOWS)), full);
     assert_eq!(world.nodes[1].rnic.flows().len(), MAX_FLOWS);
+}
+
+/// Receives a frame at a device as its network does.
+fn arrive(world: &mut World, node: usize, frame: &[u8]) -> Steered {
+    let node = &mut world.nodes[node];
+    let mut io = Io {
+        memory: &node.guest.view,
+        now: world.now,
+        outbox: &mut Outbox::new(),
+    };
+    node.rnic.receive_frame(frame, &mut io)
+}
+
+#[test]
+fn the_network_learns_who_gets_a_frame() {
+    let mut world = World::recorded(&[RnicConfig::default()], 512, 11);
+    let mut a = end(&mut world, 0);
+    let nobody = Steered {
+        taken: false,
+        passes: true,
+    };
+    let only_flows = Steered {
+        taken: true,
+        passes: false,
+    };
+    let both = Steered {
+        taken: true,
+        passes: true,
+    };
+    let group = [0xff; 6];
+    assert_eq!(arrive(&mut world, 0, &frame(A, 60)), nobody);
+    let flow = add(&mut world, 0, to(&a, A));
+    add(&mut world, 0, to(&a, group));
+    // What is not for flows is not a packet that this device dropped, and does not fill its recordings.
+    let before = world.nodes[0].rnic.recorder().expect("recorder").length();
+    assert_eq!(arrive(&mut world, 0, &frame(B, 60)), nobody);
+    assert_eq!(arrive(&mut world, 0, &frame(A, 60)[..13]), nobody);
+    let after = world.nodes[0].rnic.recorder().expect("recorder").length();
+    assert_eq!((after, dropped(&world, 0)), (before, 0));
+    for (destination, steered) in [(A, only_flows), (group, both)] {
+        receive(&mut world, &mut a, 100);
+        assert_eq!(arrive(&mut world, 0, &frame(destination, 60)), steered);
+        assert_eq!(got(&mut a), [frame(destination, 60)]);
+    }
+    // A frame that a flow takes is not for the network device, even if the queue pair has no room.
+    assert_eq!(arrive(&mut world, 0, &frame(A, 60)), only_flows);
+    assert_eq!(dropped(&world, 0), 1);
+    // While the port is down, flows take nothing away.
+    world.nodes[0].rnic.set_link(false);
+    assert_eq!(arrive(&mut world, 0, &frame(A, 60)), nobody);
+    world.nodes[0].rnic.set_link(true);
+    assert_eq!(arrive(&mut world, 0, &frame(A, 60)), only_flows);
+    remove(&mut world, 0, flow).expect("it is there");
+    assert_eq!(arrive(&mut world, 0, &frame(A, 60)), nobody);
+    for recording in world.recordings() {
+        replay(&recording).expect("the same again");
+    }
+}
+
+#[test]
+fn what_a_fault_does_to_a_frame_is_only_seen_by_queue_pairs() {
+    let mut world = World::recorded(&[RnicConfig::default()], 512, 12);
+    let mut a = end(&mut world, 0);
+    add(&mut world, 0, to(&a, A));
+    for (fault, copies) in [("duplicate dir=in", 2), ("drop dir=in", 0)] {
+        let fault = fault.parse().expect("fault");
+        let now = world.now;
+        let mut faults = world.nodes[0].rnic.faults_mut();
+        faults.arm(fault, now).expect("armed");
+        receive(&mut world, &mut a, 100);
+        receive(&mut world, &mut a, 100);
+        let steered = arrive(&mut world, 0, &frame(A, 60));
+        assert!(steered.taken && !steered.passes);
+        world.settle();
+        assert_eq!(got(&mut a).len(), copies);
+    }
+    for recording in world.recordings() {
+        replay(&recording).expect("the same again");
+    }
 }
 
 #[test]

@@ -372,13 +372,9 @@ impl Network {
             let ends = ends_of(&frame, self.harm.devices).unwrap_or((0, None));
             self.harm.add(ends);
         }
-        let mut leaving = Vec::new();
         let time = Duration::from_nanos(now.as_nanos());
         hub.switch.receive(from, frame, time);
-        hub.switch.drain(|to, frame| {
-            leaving.push((to, frame));
-            Ok(())
-        });
+        let leaving: Vec<_> = std::iter::from_fn(|| hub.switch.pop()).collect();
         let mut all = Vec::new();
         for (to, frame) in leaving {
             let hub = &mut self.hubs[switch];

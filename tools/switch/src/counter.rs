@@ -75,7 +75,7 @@ pub struct Counters {
     pub rx_frames: u64,
     /// Bytes of these frames.
     pub rx_bytes: u64,
-    /// Frames delivered to endpoints.
+    /// Frames that left for endpoints, including those that were lost on the way to them.
     pub tx_frames: u64,
     /// Bytes of these frames.
     pub tx_bytes: u64,

@@ -2,7 +2,7 @@
 //! A small learning Ethernet switch as a plain data structure: frames and the time go in, frames come out.
 //!
 //! ```text
-//!  receive(endpoint, frame, now) ──▶ admission ─▶ address table ─▶ queues ──▶ drain(…)
+//!  receive(endpoint, frame, now) ──▶ admission ─▶ address table ─▶ queues ──▶ pop()
 //!                                    VLAN, MTU,   learns, ages     one per endpoint,
 //!                                    source                        bounded
 //! ```
@@ -40,12 +40,8 @@
 //! // A broadcast of Ethernet type 0x88b5, which is for experiments.
 //! let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xb5], &[0; 46]].concat();
 //! switch.receive(from, frame.clone(), Duration::ZERO);
-//! let mut arrived = Vec::new();
-//! switch.drain(|endpoint, frame| {
-//!     arrived.push((endpoint, frame));
-//!     Ok(())
-//! });
-//! assert_eq!(arrived, [(to, frame)]);
+//! assert_eq!(switch.pop(), Some((to, frame)));
+//! assert_eq!(switch.pop(), None);
 //! ```
 
 #![forbid(unsafe_code)]

@@ -144,13 +144,6 @@ impl Port {
         frame
     }
 
-    /// Puts back a frame from [`pop`](Self::pop).
-    pub(crate) fn put_back(&mut self, member: Member, frame: Vec<u8>) {
-        if let Some(station) = self.station(member) {
-            station.queue.put_back(frame);
-        }
-    }
-
     pub(crate) fn is_up(&self, member: Member) -> bool {
         self.look_at(member).is_some_and(|station| station.up)
     }

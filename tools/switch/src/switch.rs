@@ -85,7 +85,7 @@ impl Switch {
         self.pool.put(buffer);
     }
 
-    /// Processes a frame from an endpoint. The frames that result wait for [`drain`](Self::drain).
+    /// Processes a frame from an endpoint. The frames that result wait for [`pop`](Self::pop).
     pub fn receive(&mut self, from: Endpoint, frame: Vec<u8>, now: Duration) {
         self.ports[from.port.0].counters.received(frame.len());
         match self.admit(from, &frame, now) {
@@ -94,37 +94,21 @@ impl Switch {
         }
     }
 
-    /// Passes queued frames to `deliver`. If `deliver` returns a frame as the error, that endpoint's frames stay
-    /// queued, and the other endpoints' frames are still delivered. Returns true if any frame was accepted.
-    pub fn drain(
-        &mut self,
-        mut deliver: impl FnMut(Endpoint, Vec<u8>) -> Result<(), Vec<u8>>,
-    ) -> bool {
-        let mut any = false;
-        for _ in 0..self.ready.len() {
-            let Some(endpoint) = self.ready.pop_front() else {
-                break;
-            };
+    /// Takes the next queued frame, and returns it with the endpoint that it is for. If the endpoint has no room for it,
+    /// the frame is [lost](Self::lose): others never wait for it.
+    pub fn pop(&mut self) -> Option<(Endpoint, Vec<u8>)> {
+        while let Some(&endpoint) = self.ready.front() {
             let port = &mut self.ports[endpoint.port.0];
-            while let Some(frame) = port.pop(endpoint.member) {
-                let length = frame.len();
-                match deliver(endpoint, frame) {
-                    Ok(()) => {
-                        any = true;
-                        port.counters.sent(length);
-                    }
-                    Err(frame) => {
-                        port.put_back(endpoint.member, frame);
-                        self.ready.push_back(endpoint);
-                        break;
-                    }
-                }
+            if let Some(frame) = port.pop(endpoint.member) {
+                port.counters.sent(frame.len());
+                return Some((endpoint, frame));
             }
+            self.ready.pop_front();
         }
-        any
+        None
     }
 
-    /// Returns whether [`drain`](Self::drain) has frames to deliver.
+    /// Returns whether [`pop`](Self::pop) has to be called until it returns nothing.
     pub fn has_output(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -369,7 +353,8 @@ impl Switch {
         self.lose(to.port, reason, frame);
     }
 
-    fn lose(&mut self, port: PortId, reason: Drop, frame: Vec<u8>) {
+    /// Counts a frame as lost at this port, and takes back its buffer.
+    pub fn lose(&mut self, port: PortId, reason: Drop, frame: Vec<u8>) {
         self.ports[port.0].counters.dropped(reason);
         self.pool.put(frame);
     }

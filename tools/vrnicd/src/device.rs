@@ -727,16 +727,35 @@ impl Device {
         }
     }
 
-    /// Receives a frame that flows of this device may direct to queue pairs.
-    pub fn receive_raw(&mut self, shared: &mut Shared, frame: &[u8], now: Instant) {
-        let segment = Segment::of_frame(Payload::Frame(frame));
-        if shared.captures.is_empty() {
-            return self.receive(shared, segment, now);
+    /// Receives a frame that is for the network device of the port unless flows of this device take it. Returns whether
+    /// the network device gets it.
+    pub fn receive_raw(&mut self, shared: &mut Shared, frame: &[u8], now: Instant) -> bool {
+        self.show_firings(shared, None);
+        let index = self.index;
+        let Some(Session {
+            rnic: Some(rnic),
+            memory,
+            ..
+        }) = &mut self.session
+        else {
+            return true;
+        };
+        let memory = shared.regions.device(index, memory);
+        let steered = rnic.receive_frame(
+            frame,
+            &mut Io {
+                memory: &memory,
+                now,
+                outbox: &mut shared.outbox,
+            },
+        );
+        if steered.taken && !shared.captures.is_empty() {
+            let note = self.show_firings(shared, Some(0));
+            let segment = Segment::of_frame(Payload::Frame(frame));
+            let captures = &mut shared.captures;
+            captures.frame(index, Direction::In, &segment, frame, &note);
         }
-        let seen = segment.clone();
-        let note = self.receive_noted(shared, segment, now);
-        let captures = &mut shared.captures;
-        captures.frame(self.index, Direction::In, &seen, frame, &note);
+        steered.passes
     }
 
     /// Returns whether queue pairs of this device are in the multicast group.

@@ -190,14 +190,19 @@ impl Worker {
                 self.deliver_segment(from, segment, now);
             } else if let Some(arrived) = self.network.next_frame(now, &mut self.shared.captures) {
                 let Arrived { to, raw, frame } = arrived;
-                self.devices[to].contained(&mut self.shared, |device, shared| {
+                let passes = self.devices[to].contained(&mut self.shared, |device, shared| {
                     if raw {
-                        device.receive_raw(shared, &frame, now);
-                    } else {
-                        device.receive_frame(shared, &frame, now);
+                        return device.receive_raw(shared, &frame, now);
                     }
+                    device.receive_frame(shared, &frame, now);
+                    false
                 });
-                self.network.recycle(frame);
+                // A device that failed takes nothing away.
+                if passes.unwrap_or(raw) {
+                    self.network.pass_on(to, frame);
+                } else {
+                    self.network.recycle(frame);
+                }
                 self.send(to, now);
             } else if let Some(subnet) = &mut self.subnet
                 && let Some((to, packet)) = subnet.next_packet()
@@ -314,8 +319,8 @@ impl Worker {
         work
     }
 
-    /// Tells the network when the GIDs or flows of a device change. For a device on an InfiniBand subnet, synchronizes
-    /// the device and its port instead.
+    /// Tells the network when the GIDs of a device change, and whether it has flows. For a device on an InfiniBand
+    /// subnet, synchronizes the device and its port instead.
     fn update_gids(&mut self, index: usize) {
         let device = &mut self.devices[index];
         if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(index)) {
@@ -325,8 +330,8 @@ impl Worker {
             });
             return;
         }
-        self.network
-            .set_flows(index, device.rnic().map(|rnic| rnic.flows()));
+        let steers = device.rnic().is_some_and(|rnic| !rnic.flows().is_empty());
+        self.network.set_steering(index, steers);
         let generation = device.rnic().map(|rnic| rnic.gid_generation());
         if generation == self.gid_generations[index] {
             return;

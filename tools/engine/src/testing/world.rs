@@ -677,21 +677,16 @@ impl World {
         }
     }
 
-    /// Delivers a segment to the device that has its GID, or to all. A frame is for the devices with flows that match
-    /// it.
+    /// Delivers a segment to the device that has its GID, or to all. A frame passes all ports.
     pub fn deliver(&mut self, segment: Segment) {
         if let (Body::Frame, Payload::Bytes(frame)) = (segment.body, &segment.payload) {
             for node in &mut self.nodes {
-                let mut qpns = Vec::new();
-                node.rnic.flows().steer(frame, &mut qpns);
-                if !qpns.is_empty() {
-                    let mut io = Io {
-                        memory: &node.guest.view,
-                        now: self.now,
-                        outbox: &mut self.outbox,
-                    };
-                    node.rnic.receive(segment.clone(), &mut io);
-                }
+                let mut io = Io {
+                    memory: &node.guest.view,
+                    now: self.now,
+                    outbox: &mut self.outbox,
+                };
+                node.rnic.receive_frame(frame, &mut io);
             }
             self.delivered += 1;
             return self.outbox.recycle(segment.payload);

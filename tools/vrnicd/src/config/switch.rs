@@ -359,6 +359,14 @@ impl Port {
         }
     }
 
+    /// Returns the limits of each of its queues of frames that leave.
+    pub fn queue(&self) -> QueueLimits {
+        QueueLimits {
+            frames: self.queue_frames,
+            bytes: self.queue_bytes,
+        }
+    }
+
     /// Returns the settings of the port for the switch. `mac` is the MAC address of the device at the port, if there is
     /// one. `rnic` tells whether the device's RNIC is on the switch.
     pub fn settings(&self, mac: Option<Mac>, rnic: bool) -> Result<PortConfig> {
@@ -382,10 +390,7 @@ impl Port {
             vlans: self.vlans()?,
             mtu: self.mtu,
             group: self.group.or(self.link.map(|_| LINK_GROUP)),
-            queue: QueueLimits {
-                frames: self.queue_frames,
-                bytes: self.queue_bytes,
-            },
+            queue: self.queue(),
             impairment: self.impairment.settings(),
         })
     }

@@ -10,8 +10,8 @@ use vrnic_switch::{Queue, QueueLimits};
 
 use crate::waker::Waker;
 
-/// Limits of each queue between the threads. Each port has one per direction.
-const LIMITS: QueueLimits = QueueLimits {
+/// Limits of the queue of frames that came to a port from outside.
+const INBOUND: QueueLimits = QueueLimits {
     frames: 1024,
     bytes: 4 << 20,
 };
@@ -20,7 +20,7 @@ const LIMITS: QueueLimits = QueueLimits {
 pub struct Hub {
     ports: Vec<HubPort>,
     worker: Arc<Waker>,
-    /// Set when something arrived from outside, a port went up or down, or there is room again.
+    /// Set when something arrived from outside, or a port went up or down.
     news: AtomicBool,
     /// Wakes the network thread.
     pub network: Waker,
@@ -29,10 +29,10 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Creates a hub with this many ports, all down.
-    pub fn new(ports: usize, worker: Arc<Waker>) -> io::Result<Self> {
+    /// Creates a hub with a port, which is down, for each of `limits`, those of its queue of frames for the outside.
+    pub fn new(limits: &[QueueLimits], worker: Arc<Waker>) -> io::Result<Self> {
         Ok(Self {
-            ports: (0..ports).map(|_| HubPort::default()).collect(),
+            ports: limits.iter().copied().map(HubPort::new).collect(),
             worker,
             news: AtomicBool::new(false),
             network: Waker::new()?,
@@ -79,19 +79,13 @@ impl Hub {
 }
 
 /// One port.
-#[derive(Default)]
 pub struct HubPort {
     up: AtomicBool,
     inbound: Mutex<Queue>,
     overruns: AtomicU64,
-    outbound: Mutex<Outbound>,
-}
-
-#[derive(Default)]
-struct Outbound {
-    queue: Queue,
-    /// Whether the worker had a frame for which there was no room.
-    refused: bool,
+    outbound: Mutex<Queue>,
+    /// Limits of `outbound`.
+    limits: QueueLimits,
 }
 
 /// Locks a mutex even if it is poisoned: a panic of the other thread cannot leave the data inconsistent.
@@ -100,6 +94,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl HubPort {
+    fn new(limits: QueueLimits) -> Self {
+        Self {
+            up: AtomicBool::new(false),
+            inbound: Mutex::default(),
+            overruns: AtomicU64::new(0),
+            outbound: Mutex::default(),
+            limits,
+        }
+    }
+
     /// Returns whether a peer is connected to the port.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::SeqCst)
@@ -108,14 +112,14 @@ impl HubPort {
     /// Sets whether a peer is connected to the port. Drops frames that waited for the previous peer.
     pub fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::SeqCst);
-        *lock(&self.outbound) = Outbound::default();
+        *lock(&self.outbound) = Queue::default();
     }
 
     /// Queues frames for the worker. Frames for which there is no room are dropped and counted.
     pub fn deliver(&self, frames: &mut Vec<Vec<u8>>) {
         let mut inbound = lock(&self.inbound);
         for frame in frames.drain(..) {
-            if inbound.has_room(LIMITS, frame.len()) {
+            if inbound.has_room(INBOUND, frame.len()) {
                 inbound.push(frame);
             } else {
                 self.overruns.fetch_add(1, Ordering::Relaxed);
@@ -133,31 +137,25 @@ impl HubPort {
         mem::take(&mut lock(&self.inbound))
     }
 
-    /// Returns whether there is room for a frame of that length to the outside. If not, the worker will be told when
-    /// there is.
-    pub fn takes(&self, length: usize) -> bool {
-        let mut outbound = lock(&self.outbound);
-        let room = outbound.queue.has_room(LIMITS, length);
-        outbound.refused |= !room;
-        room
+    /// Returns the number of frames that wait for the outside.
+    pub fn waiting(&self) -> usize {
+        lock(&self.outbound).len()
     }
 
     /// Queues a frame for the outside; returns the frame as the error if there is no room.
     pub fn offer(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
         let mut outbound = lock(&self.outbound);
-        if outbound.queue.has_room(LIMITS, frame.len()) {
-            outbound.queue.push(frame);
+        if outbound.has_room(self.limits, frame.len()) {
+            outbound.push(frame);
             Ok(())
         } else {
-            outbound.refused = true;
             Err(frame)
         }
     }
 
-    /// Takes all frames for the outside. Also returns whether the worker has more.
-    pub fn take_outbound(&self) -> (Queue, bool) {
-        let Outbound { queue, refused } = mem::take(&mut *lock(&self.outbound));
-        (queue, refused)
+    /// Takes all frames for the outside.
+    pub fn take_outbound(&self) -> Queue {
+        mem::take(&mut lock(&self.outbound))
     }
 }
 
@@ -168,31 +166,35 @@ mod tests {
     #[test]
     fn what_waits_is_bounded_both_ways() {
         let worker = Arc::new(Waker::new().unwrap());
-        let hub = Hub::new(1, worker).unwrap();
+        let limits = QueueLimits {
+            frames: 3,
+            bytes: 100,
+        };
+        let hub = Hub::new(&[limits], worker).unwrap();
         let port = hub.port(0);
-        let mut frames = vec![vec![0; 60]; LIMITS.frames + 5];
+        let mut frames = vec![vec![0; 60]; INBOUND.frames + 5];
         port.deliver(&mut frames);
         assert!(frames.is_empty());
         assert_eq!(port.overruns(), 5);
         let mut taken = port.take_inbound();
-        assert_eq!(std::iter::from_fn(|| taken.pop()).count(), LIMITS.frames);
+        assert_eq!(std::iter::from_fn(|| taken.pop()).count(), INBOUND.frames);
         assert!(port.take_inbound().is_empty());
 
-        assert!(port.offer(vec![1; LIMITS.bytes]).is_ok());
-        assert_eq!(port.offer(vec![2]), Err(vec![2]));
-        let (mut queue, refused) = port.take_outbound();
-        assert!(refused);
-        assert_eq!(queue.pop().unwrap().len(), LIMITS.bytes);
-        assert!(!port.take_outbound().1);
+        assert!(port.offer(vec![1; 99]).is_ok() && port.offer(vec![2]).is_ok());
+        assert_eq!(port.offer(vec![3]), Err(vec![3]));
+        assert_eq!(port.waiting(), 2);
+        let mut queue = port.take_outbound();
+        assert_eq!((queue.len(), port.waiting()), (2, 0));
+        assert_eq!(queue.pop(), Some(vec![1; 99]));
         port.set_up(true);
-        assert!(port.is_up() && port.offer(vec![3]).is_ok());
+        assert!(port.is_up() && port.offer(vec![4]).is_ok());
         port.set_up(false);
-        assert!(!port.is_up() && port.take_outbound().0.is_empty());
+        assert!(!port.is_up() && port.take_outbound().is_empty());
     }
 
     #[test]
     fn news_is_told_once() {
-        let hub = Hub::new(0, Arc::new(Waker::new().unwrap())).unwrap();
+        let hub = Hub::new(&[], Arc::new(Waker::new().unwrap())).unwrap();
         assert!(!hub.take_news() && !hub.take_outbound());
         hub.tell_worker();
         hub.tell_network();

@@ -9,7 +9,11 @@
 //!                                      for each port      link     another vrnicd
 //! ```
 //!
-//! Neither thread ever waits for the other. If a queue is full, frames of its port are dropped and counted.
+//! Neither thread ever waits for the other. If a queue is full, frames of its port are dropped and counted, and no
+//! others.
+//!
+//! A frame for the network device of a port with an RNIC that has flows goes to the RNIC first, which says whether the
+//! network device gets it, too. So flows do not depend on how fast the network device is, or whether there is one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,9 +22,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tracing::info;
 use vrnic_engine::fault::{Armory, Direction, Kind};
-use vrnic_engine::flow::FlowTable;
 use vrnic_engine::time::Instant;
-use vrnic_switch::{Counters, Drop, Endpoint, Member, PortConfig, Switch, Vlan};
+use vrnic_switch::{Counters, Drop, Endpoint, Member, PortConfig, PortId, Switch, Vlan};
 use vrnic_wire::port::Mtu;
 
 use crate::capture::{Captures, Direction as Way};
@@ -65,16 +68,18 @@ pub struct Network {
     /// For each port, its faults.
     faults: Vec<PortFaults>,
     hub: Arc<Hub>,
-    /// For each device, its flows.
-    flows: Vec<FlowTable>,
-    arrived: VecDeque<Arrived>,
+    /// Frames that have left the switch and passed the faults of their port, each with its endpoint.
+    passed: VecDeque<(Endpoint, Vec<u8>)>,
+    /// Whether the network thread has not been told of the last frames for the outside.
+    offered: bool,
 }
 
 /// A frame for an RNIC.
 pub struct Arrived {
     /// Index of the device.
     pub to: usize,
-    /// Whether the frame is for the port's network device, and flows of the RNIC match it. If not, it is RoCE.
+    /// Whether the frame is for the port's network device, so that the RNIC's flows decide who gets it. If it is not
+    /// taken away from the network device, it has to be [passed on](Network::pass_on). If not raw, it is RoCE.
     pub raw: bool,
     /// The frame.
     pub frame: Vec<u8>,
@@ -86,6 +91,10 @@ struct Owners {
     outside: Option<usize>,
     /// Whether the RNIC is up.
     rnic_up: bool,
+    /// Whether the RNIC has flows.
+    steers: bool,
+    /// Whether something is connected to the hub port.
+    connected: bool,
     /// MAC address of the port.
     mac: Option<vrnic_switch::Mac>,
 }
@@ -121,7 +130,7 @@ pub struct PortView<'a> {
     overruns: u64,
     /// Losses between the port and the host's network.
     losses: &'a Losses,
-    /// Number of frames that wait for the port in the switch.
+    /// Number of frames that wait for the port in the switch, or to be sent by the network thread.
     pub waiting: usize,
     /// How often faults of the port fired.
     pub faults: u64,
@@ -159,16 +168,17 @@ impl Network {
     pub fn new(config: &Config, waker: Arc<Waker>) -> Result<(Self, Option<NetworkThread>)> {
         let defaults = config::Switch::default();
         let settings = config.switch.as_ref().unwrap_or(&defaults);
-        let mut media = Vec::new();
+        let (mut media, mut limits) = (Vec::new(), Vec::new());
         let losses: Vec<Arc<Losses>> = settings.ports.iter().map(|_| Arc::default()).collect();
         for (port, losses) in settings.ports.iter().zip(&losses) {
             if port.has_medium() {
                 let medium = medium::open(port, &config.devices, losses.clone())
                     .with_context(|| format!("switch port `{}`", port.name))?;
                 media.push((port.name.clone(), medium));
+                limits.push(port.queue());
             }
         }
-        let hub = Arc::new(Hub::new(media.len(), waker)?);
+        let hub = Arc::new(Hub::new(&limits, waker)?);
         let mut network = Self {
             switch: Switch::new(Duration::from_secs(settings.address_age_s)),
             rnics: vec![None; config.devices.len()],
@@ -179,8 +189,8 @@ impl Network {
             outside: Vec::new(),
             faults: Vec::new(),
             hub: hub.clone(),
-            flows: vec![FlowTable::default(); config.devices.len()],
-            arrived: VecDeque::new(),
+            passed: VecDeque::new(),
+            offered: false,
         };
         for port in &settings.ports {
             let named = |device: &config::Device| Some(&device.name) == port.device.as_ref();
@@ -249,14 +259,32 @@ impl Network {
             .then(|| u16::try_from(config.mtu).unwrap_or(u16::MAX))
     }
 
-    /// Sets the flows of a device; `None` if it has no engine.
-    pub fn set_flows(&mut self, device: usize, flows: Option<&FlowTable>) {
-        let known = &mut self.flows[device];
-        match flows {
-            Some(flows) if known.generation() != flows.generation() => known.clone_from(flows),
-            Some(_) => {}
-            None if known.is_empty() => {}
-            None => *known = FlowTable::default(),
+    /// Sets whether a device has flows.
+    pub fn set_steering(&mut self, device: usize, steers: bool) {
+        if let Some(Endpoint { port, .. }) = self.rnics[device]
+            && std::mem::replace(&mut self.owners[port.index()].steers, steers) != steers
+        {
+            self.renew_netdev(port);
+        }
+    }
+
+    /// Notes whether something is connected to the hub port of a port.
+    fn set_connected(&mut self, port: PortId, connected: bool) {
+        let was = std::mem::replace(&mut self.owners[port.index()].connected, connected);
+        if was && !connected {
+            let member = Member::Netdev;
+            self.switch.set_up(Endpoint { port, member }, false);
+        }
+        self.renew_netdev(port);
+    }
+
+    /// Lets the switch send frames for the network device of a port if it is connected, or flows may direct them
+    /// elsewhere.
+    fn renew_netdev(&mut self, port: PortId) {
+        let (owners, member) = (self.owners[port.index()], Member::Netdev);
+        let (endpoint, up) = (Endpoint { port, member }, owners.connected || owners.steers);
+        if up != self.switch.is_up(endpoint) {
+            self.switch.set_up(endpoint, up);
         }
     }
 
@@ -327,10 +355,7 @@ impl Network {
             for index in 0..self.outside.len() {
                 let (endpoint, hub) = (self.outside[index], self.hub.clone());
                 let port = hub.port(index);
-                let up = port.is_up();
-                if up != self.switch.is_up(endpoint) {
-                    self.switch.set_up(endpoint, up);
-                }
+                self.set_connected(endpoint.port, port.is_up());
                 let mut frames = port.take_inbound();
                 while let Some(frame) = frames.pop() {
                     self.enter(endpoint, frame, now, captures);
@@ -360,13 +385,7 @@ impl Network {
                         let from = Endpoint { port, member };
                         self.switch.receive(from, frame, since_start(now));
                     }
-                    // If there is no room, the frame is lost, as it could be anywhere on its way.
-                    Direction::In => {
-                        let owners = self.owners[index];
-                        let (flows, arrived) = (&self.flows, &mut self.arrived);
-                        let _ = hand_over(owners, member, frame, flows, &self.hub, arrived);
-                        self.hub.tell_network();
-                    }
+                    Direction::In => self.passed.push_back((Endpoint { port, member }, frame)),
                 }
             }
         }
@@ -375,62 +394,82 @@ impl Network {
 
     /// Returns the next frame for an RNIC. Also forwards frames for the outside.
     pub fn next_frame(&mut self, now: Instant, captures: &mut Captures) -> Option<Arrived> {
-        if self.arrived.is_empty() && self.switch.has_output() {
-            self.drain(now, captures);
+        while let Some((endpoint, frame)) = self.next_leaving(now, captures) {
+            let owners = self.owners[endpoint.port.index()];
+            let raw = endpoint.member == Member::Netdev;
+            match owners.device {
+                Some(to) if !raw || owners.steers => return Some(Arrived { to, raw, frame }),
+                _ => self.forward(endpoint.port, frame),
+            }
         }
-        self.arrived.pop_front()
+        if std::mem::take(&mut self.offered) {
+            self.hub.tell_network();
+        }
+        None
     }
 
-    /// Empties the switch. Outgoing frames are shown to the faults of their ports.
-    fn drain(&mut self, now: Instant, captures: &mut Captures) {
-        let mut offered = false;
-        let Self {
-            switch,
-            names,
-            owners,
-            faults,
-            hub,
-            flows,
-            arrived,
-            ..
-        } = self;
-        let mut made = Vec::new();
-        switch.drain(|to, frame| {
-            let (port, member) = (to.port.index(), to.member);
-            let owners = owners[port];
+    /// Passes a [raw](Arrived::raw) frame on to the network device beside the RNIC of a device.
+    pub fn pass_on(&mut self, device: usize, frame: Vec<u8>) {
+        match self.rnics[device] {
+            Some(rnic) => self.forward(rnic.port, frame),
+            None => self.switch.recycle(frame),
+        }
+    }
+
+    /// Forwards a frame to what is attached to a port apart from an RNIC. If there is no room, the frame is lost, as in
+    /// a device without free buffers.
+    fn forward(&mut self, port: PortId, frame: Vec<u8>) {
+        let owners = self.owners[port.index()];
+        let (reason, frame) = match owners.outside.filter(|_| owners.connected) {
+            None => (Drop::DownLeaving, frame),
+            Some(outside) => match self.hub.port(outside).offer(frame) {
+                Ok(()) => {
+                    self.offered = true;
+                    return;
+                }
+                Err(frame) => (Drop::QueueFull, frame),
+            },
+        };
+        self.switch.lose(port, reason, frame);
+    }
+
+    /// Returns the next frame that leaves the switch and passes the faults of its port, and the endpoint that it is for.
+    fn next_leaving(
+        &mut self,
+        now: Instant,
+        captures: &mut Captures,
+    ) -> Option<(Endpoint, Vec<u8>)> {
+        loop {
+            if let Some(passed) = self.passed.pop_front() {
+                return Some(passed);
+            }
+            let (to, frame) = self.switch.pop()?;
+            let port = to.port.index();
+            let owners = self.owners[port];
             let stays = || {
                 owners
                     .mac
                     .is_some_and(|own| frame.get(6..12) == Some(&own.0[..]))
             };
-            if faults[port].is_idle() || member != owners.roce_member() || stays() {
-                hand_over(owners, member, frame, flows, hub, arrived)?;
-                offered |= member == Member::Netdev;
-                return Ok(());
+            let faults = &mut self.faults[port];
+            if faults.is_idle() || to.member != owners.roce_member() || stays() {
+                return Some((to, frame));
             }
-            // If there is no room, the frame has to wait, and is shown to the faults only later, so that they see it
-            // once.
-            if let Some(outside) = owners.outside.filter(|_| member == Member::Netdev)
-                && !hub.port(outside).takes(frame.len())
-            {
-                return Err(frame);
-            }
+            let mut made = Vec::new();
+            let struck = faults.pass(Direction::In, &frame, now, &mut made);
             let mut show = |frame: &[u8], note: &str| {
-                captures.outside(port, &names[port], Way::Out, frame, note);
+                captures.outside(port, &self.names[port], Way::Out, frame, note);
             };
-            match faults[port].pass(Direction::In, &frame, now, &mut made) {
-                None => hand_over(owners, member, frame, flows, hub, arrived)?,
-                struck => show(&frame, &note(struck)),
+            if struck.is_some() {
+                show(&frame, &note(struck));
+                self.switch.recycle(frame);
+            } else {
+                self.passed.push_back((to, frame));
             }
-            for Made { frame, by } in made.drain(..) {
+            for Made { frame, by } in made {
                 show(&frame, &made_by(by));
-                let _ = hand_over(owners, member, frame, flows, hub, arrived);
+                self.passed.push_back((to, frame));
             }
-            offered |= member == Member::Netdev;
-            Ok(())
-        });
-        if offered {
-            self.hub.tell_network();
         }
     }
 
@@ -452,12 +491,14 @@ impl Network {
                 device,
                 rnic_up: self.switch.is_up(rnic),
                 medium: self.media[port.index()].as_deref(),
-                medium_up: self.switch.is_up(netdev),
+                medium_up: self.owners[port.index()].connected,
                 config: self.switch.config(port),
                 counters: self.switch.counters(port),
                 overruns: outside.map_or(0, |outside| self.hub.port(outside).overruns()),
                 losses: &self.losses[port.index()],
-                waiting: self.switch.waiting(rnic) + self.switch.waiting(netdev),
+                waiting: self.switch.waiting(rnic)
+                    + self.switch.waiting(netdev)
+                    + outside.map_or(0, |outside| self.hub.port(outside).waiting()),
                 faults: self.faults[port.index()].faults().fired(),
             }
         })
@@ -525,48 +566,6 @@ impl Network {
     }
 }
 
-/// Gives a frame to a member of a port; returns the frame as the error if there is no room.
-fn hand_over(
-    owners: Owners,
-    member: Member,
-    frame: Vec<u8>,
-    flows: &[FlowTable],
-    hub: &Hub,
-    arrived: &mut VecDeque<Arrived>,
-) -> Result<(), Vec<u8>> {
-    match (member, owners.device, owners.outside) {
-        (Member::Rnic, Some(to), _) => arrived.push_back(Arrived {
-            to,
-            raw: false,
-            frame,
-        }),
-        (Member::Netdev, Some(to), Some(outside)) if !flows[to].is_empty() => {
-            let mut qpns = Vec::new();
-            let passes = flows[to].steer(&frame, &mut qpns);
-            let raw = !qpns.is_empty();
-            let port = hub.port(outside);
-            match (raw, passes) {
-                (false, _) => port.offer(frame)?,
-                (true, false) => arrived.push_back(Arrived { to, raw, frame }),
-                (true, true) => {
-                    // The frame must not be steered again if it has to wait.
-                    let copy = frame.clone();
-                    port.offer(frame)?;
-                    arrived.push_back(Arrived {
-                        to,
-                        raw,
-                        frame: copy,
-                    });
-                }
-            }
-        }
-        (Member::Netdev, _, Some(outside)) => hub.port(outside).offer(frame)?,
-        // Cannot happen: an endpoint is created together with its owner.
-        _ => {}
-    }
-    Ok(())
-}
-
 /// Converts a direction as seen from what is attached to the port to one as seen from the switch, which captures use.
 fn way(direction: Direction) -> Way {
     match direction {
@@ -598,17 +597,13 @@ fn since_start(now: Instant) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vrnic_engine::RnicConfig;
     use vrnic_engine::memory::Nowhere;
     use vrnic_engine::psn::Psn;
     use vrnic_engine::segment::{
         Body, Path, Payload, Position, Segment, SendTail, Service, Touched,
     };
-    use vrnic_engine::testing::{DatagramEnd, World};
     use vrnic_roce::FrameError;
-    use vrnic_wire::command::{CreateFlow, FlowFields};
     use vrnic_wire::port::NO_VLAN;
-    use vrnic_wire::qp::QpType;
 
     /// Creates a network with devices 0 and 1, of which the first also has a virtio-net, and a device 2 on the local
     /// fabric.
@@ -646,104 +641,120 @@ mod tests {
         network.next_frame(Instant::default(), &mut Captures::new(Vec::new()))
     }
 
-    /// Returns a device with a flow for frames with this destination.
-    fn world_with_flow(destination: [u8; 6]) -> World {
-        let mut world = World::new(1, 512, &RnicConfig::default(), 1);
-        let end = DatagramEnd::new(&mut world, 0, QpType::RawPacket, 0, 4096);
-        let node = &mut world.nodes[0];
-        let request = CreateFlow {
-            qpn: end.qp.qpn.into(),
-            port: 1,
-            value: FlowFields {
-                destination_mac: destination,
-                ..FlowFields::default()
-            },
-            mask: FlowFields {
-                destination_mac: [0xff; 6],
-                ..FlowFields::default()
-            },
-            ..CreateFlow::default()
-        };
-        node.guest.command(&mut node.rnic, request).unwrap();
-        world
+    /// Returns how many frames were lost at the first port for this reason.
+    fn lost(network: &Network, reason: &str) -> u64 {
+        let port = network.ports().next().unwrap();
+        let mut drops = port.drops();
+        drops.find(|(name, _)| *name == reason).unwrap().1
+    }
+
+    fn turn(network: &mut Network) {
+        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
     }
 
     #[test]
-    fn flows_take_frames_from_the_network_device_and_copy_others() {
+    fn flows_see_what_is_for_the_network_device_first() {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, _thread) = network(directory.path());
         let hub = network.hub.clone();
         hub.port(0).set_up(true);
         hub.tell_worker();
-        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        turn(&mut network);
         network.set_rnic_up(0, true);
         network.set_rnic_up(1, true);
         let plain =
             |to: [u8; 6], from: u8| [&to[..], &[2, 0, 0, 0, 0, from, 0x88, 0xb5, 1]].concat();
         let (unicast, broadcast) = ([2, 0, 0, 0, 0, 0], [0xff; 6]);
-        // What the network device gets, and what the flows get, of a frame of the other RNIC.
-        let passes = |network: &mut Network, frame: Vec<u8>| {
-            send(network, 1, frame);
+        // What the RNIC gets of a frame of the other RNIC.
+        let raw = |network: &mut Network, frame: &[u8]| {
+            send(network, 1, frame.to_vec());
             let raw = next_of_any(network).map(|arrived| {
                 assert!(arrived.raw && arrived.to == 0);
                 arrived.frame
             });
             assert!(next_of_any(network).is_none());
-            (hub.port(0).take_outbound().0.pop(), raw)
+            raw
         };
-        let frame = plain(unicast, 1);
-        assert_eq!(
-            passes(&mut network, frame.clone()),
-            (Some(frame.clone()), None)
-        );
-        let world = world_with_flow(unicast);
-        network.set_flows(0, Some(world.nodes[0].rnic.flows()));
-        assert_eq!(
-            passes(&mut network, frame.clone()),
-            (None, Some(frame.clone()))
-        );
-        let all = plain(broadcast, 1);
-        assert_eq!(passes(&mut network, all.clone()), (Some(all.clone()), None));
+        for to in [unicast, broadcast] {
+            let frame = plain(to, 1);
+            assert_eq!(raw(&mut network, &frame), None, "no flows");
+            assert!(hub.take_outbound());
+            assert_eq!(hub.port(0).take_outbound().pop(), Some(frame.clone()));
+            network.set_steering(0, true);
+            assert_eq!(raw(&mut network, &frame), Some(frame.clone()));
+            assert!(!hub.has_outbound() && hub.port(0).take_outbound().is_empty());
+            network.pass_on(0, frame.clone());
+            assert!(next_of_any(&mut network).is_none() && hub.take_outbound());
+            assert_eq!(hub.port(0).take_outbound().pop(), Some(frame));
+            network.set_steering(0, false);
+        }
+        network.set_steering(0, true);
         let forged = plain(unicast, 9);
-        assert_eq!(passes(&mut network, forged), (None, None));
+        assert_eq!(raw(&mut network, &forged), None);
         // RoCE is not for flows.
         send(&mut network, 1, roce(0, 1));
         assert_eq!(next(&mut network), Some((0, roce(0, 1))));
-
-        network.set_flows(0, None);
-        let world = world_with_flow(broadcast);
-        network.set_flows(0, Some(world.nodes[0].rnic.flows()));
-        assert_eq!(
-            passes(&mut network, all.clone()),
-            (Some(all.clone()), Some(all))
-        );
-        assert_eq!(
-            passes(&mut network, frame.clone()),
-            (Some(frame.clone()), None)
-        );
-        network.set_flows(0, None);
-        assert_eq!(passes(&mut network, frame.clone()), (Some(frame), None));
+        assert!(hub.port(0).take_outbound().is_empty());
     }
 
     #[test]
-    fn a_frame_that_waits_for_the_network_device_reaches_flows_once() {
+    fn a_slow_network_device_keeps_nothing_from_flows() {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, _thread) = network(directory.path());
         let hub = network.hub.clone();
         hub.port(0).set_up(true);
         hub.tell_worker();
-        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        turn(&mut network);
+        network.set_rnic_up(0, true);
         network.set_rnic_up(1, true);
-        let world = world_with_flow([0xff; 6]);
-        network.set_flows(0, Some(world.nodes[0].rnic.flows()));
-        while hub.port(0).offer(vec![0; 4000]).is_ok() {}
-        let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5, 1]].concat();
+        network.set_steering(0, true);
+        while hub.port(0).offer(vec![0; 60]).is_ok() {}
+        let full = hub.port(0).waiting();
+        let frame = |number: u8| [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5, number]].concat();
+        for number in 0..10 {
+            send(&mut network, 1, frame(number));
+            let arrived = next_of_any(&mut network).unwrap();
+            assert!(arrived.raw && arrived.frame == frame(number));
+            network.pass_on(0, arrived.frame);
+            assert!(next_of_any(&mut network).is_none(), "once");
+        }
+        assert_eq!(hub.port(0).waiting(), full);
+        assert_eq!(lost(&network, "tx_queue_full"), 10);
+        assert_eq!(network.ports().next().unwrap().waiting, full);
+        hub.port(0).take_outbound();
+        network.pass_on(0, frame(10));
+        assert_eq!(hub.port(0).take_outbound().pop(), Some(frame(10)));
+    }
+
+    #[test]
+    fn flows_need_no_network_device_that_is_connected() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let hub = network.hub.clone();
+        network.set_rnic_up(0, true);
+        network.set_rnic_up(1, true);
+        let frame = [2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0x88, 0xb5, 1].to_vec();
         send(&mut network, 1, frame.clone());
         assert!(next_of_any(&mut network).is_none());
-        hub.port(0).take_outbound();
-        assert_eq!(next_of_any(&mut network).unwrap().frame, frame);
+        assert_eq!(lost(&network, "tx_down"), 1);
+        network.set_steering(0, true);
+        for connected in [false, true, false] {
+            hub.port(0).set_up(connected);
+            hub.tell_worker();
+            turn(&mut network);
+            assert_eq!(network.ports().next().unwrap().medium_up, connected);
+            let before = lost(&network, "tx_down");
+            send(&mut network, 1, frame.clone());
+            let arrived = next_of_any(&mut network).unwrap();
+            assert!(arrived.raw && arrived.frame == frame);
+            network.pass_on(0, arrived.frame);
+            assert_eq!(hub.port(0).waiting(), usize::from(connected));
+            let lost = lost(&network, "tx_down") - before;
+            assert_eq!(lost, u64::from(!connected));
+        }
+        network.set_steering(0, false);
+        send(&mut network, 1, frame);
         assert!(next_of_any(&mut network).is_none());
-        assert_eq!(hub.port(0).take_outbound().0.pop(), Some(frame));
     }
 
     #[test]
@@ -812,7 +823,7 @@ mod tests {
         send(&mut network, 1, roce(0, 1));
         assert_eq!(next(&mut network), None);
         assert!(hub.take_outbound());
-        assert_eq!(hub.port(0).take_outbound().0.pop(), Some(roce(0, 1)));
+        assert_eq!(hub.port(0).take_outbound().pop(), Some(roce(0, 1)));
     }
 
     /// Returns a RoCE version 2 request in a frame.
@@ -898,13 +909,13 @@ mod tests {
         send(&mut network, 1, packet(0, 1, 7));
         assert!(next(&mut network).is_none());
         assert!(
-            hub.port(0).take_outbound().0.is_empty(),
+            hub.port(0).take_outbound().is_empty(),
             "partition is both ways"
         );
         assert_eq!(network.faults("vm").unwrap().clear(None), 2);
         send(&mut network, 1, packet(0, 1, 8));
         assert!(next(&mut network).is_none());
-        assert_eq!(hub.port(0).take_outbound().0.pop(), Some(packet(0, 1, 8)));
+        assert_eq!(hub.port(0).take_outbound().pop(), Some(packet(0, 1, 8)));
         let fired: Vec<u64> = network.ports().map(|port| port.faults).collect();
         assert_eq!(fired, [3, 2]);
         assert!(network.faults("2").is_none());
@@ -946,27 +957,28 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_waits_meets_the_faults_once() {
+    fn a_frame_for_which_there_is_no_room_meets_the_faults_once() {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, _thread) = network(directory.path());
         let hub = network.hub.clone();
         hub.port(0).set_up(true);
         network.set_rnic_up(1, true);
         hub.tell_worker();
-        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        turn(&mut network);
         arm(&mut network, "vm", "drop dir=in nth=2");
-        while hub.port(0).offer(vec![0; 4000]).is_ok() {}
+        while hub.port(0).offer(vec![0; 60]).is_ok() {}
         send(&mut network, 1, packet(0, 1, 1));
-        send(&mut network, 1, packet(0, 1, 2));
         for _ in 0..3 {
             assert!(next(&mut network).is_none());
         }
-        assert_eq!(network.faults("vm").unwrap().list()[0].seen, 0);
+        assert_eq!(network.faults("vm").unwrap().list()[0].seen, 1);
+        assert_eq!(lost(&network, "tx_queue_full"), 1);
         hub.port(0).take_outbound();
+        send(&mut network, 1, packet(0, 1, 2));
+        send(&mut network, 1, packet(0, 1, 3));
         assert!(next(&mut network).is_none());
-        let mut left = hub.port(0).take_outbound().0;
-        assert_eq!((left.pop(), left.pop()), (Some(packet(0, 1, 1)), None));
-        assert_eq!(network.faults("vm").unwrap().list()[0].seen, 2);
+        let mut left = hub.port(0).take_outbound();
+        assert_eq!((left.pop(), left.pop()), (Some(packet(0, 1, 3)), None));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! The thread that moves frames between the switch and the outside.
 //!
 //! It waits for all descriptors at once. If one of them accepts no data, only frames for its own port wait: in a batch
-//! here, in a queue in the [`Hub`] and in a queue in the switch. All of these are bounded.
+//! here, and then in a queue in the [`Hub`]. Both are bounded, and frames for which the queue has no room are lost.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -212,11 +212,7 @@ impl NetworkThread {
                 break;
             }
             if port.sending.is_empty() {
-                let (mut queue, refused) = hub_port.take_outbound();
-                port.sending.extend(std::iter::from_fn(|| queue.pop()));
-                if refused {
-                    self.hub.tell_worker();
-                }
+                port.sending.extend(hub_port.take_outbound());
             }
             let outcome = port.medium.write(&mut port.sending, &mut |mut buffer| {
                 if buffers.len() < BUFFERS {
