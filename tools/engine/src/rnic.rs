@@ -39,6 +39,10 @@ const LOOKS_PER_TURN: usize = 32;
 /// Maximum number of timers that expire in a turn.
 const TIMERS_PER_TURN: usize = 64;
 
+/// Maximum number of bytes of additional copies of frames before the device has its next turn: the length of a port's
+/// queue.
+const COPIES_PER_TURN: u64 = 8 << 20;
+
 /// How messages are divided into segments.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Segmentation {
@@ -270,7 +274,7 @@ pub struct Engine {
     next_look: usize,
     /// Enforces the rate limit of the device.
     pacer: Pacer,
-    /// Bytes by which earlier turns exceeded their budgets.
+    /// Bytes by which earlier turns exceeded their budgets, and of additional copies of frames.
     overdrawn: u64,
     /// Whether a fault made the device fail.
     pub(crate) failing: bool,
@@ -635,7 +639,15 @@ impl Engine {
         if qpns.is_empty() {
             self.resources.counters.count(Counter::Dropped);
         }
-        for qpn in qpns.drain(..) {
+        for (copies, qpn) in qpns.drain(..).enumerate() {
+            // The sender has paid for one copy. This device pays for the others, so that they do not slow down others.
+            if copies > 0 {
+                if self.overdrawn >= COPIES_PER_TURN {
+                    self.resources.counters.count(Counter::Dropped);
+                    continue;
+                }
+                self.overdrawn += segment.payload.len();
+            }
             self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
             self.qps.schedule(qpn);
         }

@@ -430,6 +430,30 @@ fn the_network_learns_who_gets_a_frame() {
 }
 
 #[test]
+fn a_device_pays_for_additional_copies() {
+    let mut world = World::new(1, 512, &RnicConfig::default(), 13);
+    let ends = [(); 3].map(|()| end(&mut world, 0));
+    for end in &ends {
+        add(&mut world, 0, to(end, A));
+    }
+    let received = |world: &World| {
+        let counters = world.nodes[0].rnic.counters();
+        counters[Counter::ReceivePackets as usize]
+    };
+    let frame = frame(A, 9014);
+    // Frames arrive faster than the device has turns.
+    let count = 1000;
+    for _ in 0..count {
+        arrive(&mut world, 0, &frame);
+    }
+    let copies = (8 << 20) / 9014 + 1;
+    assert_eq!(received(&world), count + copies, "one of each, and more");
+    world.settle();
+    arrive(&mut world, 0, &frame);
+    assert_eq!(received(&world), count + copies + 3, "all copies again");
+}
+
+#[test]
 fn what_a_fault_does_to_a_frame_is_only_seen_by_queue_pairs() {
     let mut world = World::recorded(&[RnicConfig::default()], 512, 12);
     let mut a = end(&mut world, 0);
