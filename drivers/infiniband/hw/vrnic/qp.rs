@@ -421,8 +421,9 @@ impl QueuePair for Qp {
         } else {
             from
         };
-        // A rate limit alone can be set in most states, of which the device knows which.
-        let is_limit = mask.bits() == Attribute::RateLimit as u32;
+        // A rate limit alone can be set in any state in which the queue pair may still work.
+        let is_limit = mask.bits() == Attribute::RateLimit as u32
+            && !matches!(from, State::Reset | State::Error);
         if !is_limit && !modify_is_ok(from, to, qp.ty, mask) {
             return Err(EINVAL);
         }
