@@ -114,7 +114,7 @@ packages: setup-packaging ## make Debian packages of vrnicd, the provider and th
 test-packages: packages ## install the packages in fresh systems, build modules with DKMS, build packages again (T=part of a name)
 	@for test in tests/packages/*$(T)*.sh; do echo "$$test"; bash $$test || exit; done
 
-# Not in `make test`: it needs a second guest image, and boots twelve VMs.
+# Not in `make test`: it needs a second guest image, and boots sixteen VMs.
 test-apps: setup-apps setup-qemu setup-guest userspace module-stock module-lab ## run MPI, UCX, libfabric and more between four VMs (T=part of a name)
 	@bash tests/apps/run.sh "$(T)"
 
