@@ -18,9 +18,23 @@ before=$(forged)
 on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
 receiver=$!
 within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver does not begin"
+# vrnicctl shows both flows of the receiver, and the queue pair to which they lead.
+vrnicctl flows
+vrnicctl --json flows >"$LAB_DIR/flows"
+vrnicctl --json qps -d b >"$LAB_DIR/qps"
+python3 - "$LAB_DIR" "$mac_b" <<'PY' || fail "vrnicctl does not show the flows"
+import json, pathlib, sys
+read = lambda name: json.loads((pathlib.Path(sys.argv[1]) / name).read_text())
+[raw] = [qp["qpn"] for qp in read("qps") if qp["kind"] == "RAW"]
+flows = read("flows")
+assert all((flow["device"], flow["qpn"], flow["kind"]) == ("b", raw, "normal") for flow in flows), flows
+fields = sorted(sorted(flow["fields"]) for flow in flows)
+assert fields == sorted([["destination_mac", to], ["ether_type", "0x88b5"]] for to in (sys.argv[2], "ff:ff:ff:ff:ff:ff")), fields
+PY
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver got something else"
 [ $(($(forged) - before)) = 2 ] || fail "2 forged frames, but $(forged) are counted, and $before before"
+[ "$(vrnicctl --json flows)" = "[]" ] || fail "flows without a queue pair: $(vrnicctl flows)"
 on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4 after the flows"
 
 # ethernet PROGRAM OPTION...: runs a program of perftest on both VMs. The server does not say when it is ready, and frames

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! A bounded record of what went wrong, and why: every negative acknowledgement, dropped message of an unreliable
-//! connection, error completion, fatal event and refused command, with the check that failed and its subject.
+//! connection, dropped frame, error completion, fatal event and refused command, with the check that failed and its
+//! subject.
 
 use crate::{
     cause::Cause,
@@ -36,6 +37,8 @@ pub enum Happening {
     NakReceived(Syndrome),
     /// The queue pair of an unreliable connection dropped a message.
     Dropped,
+    /// A raw packet queue pair dropped a frame.
+    FrameDropped,
     /// A work request completed with an error. Of a series of flushed ones, this is the first.
     Completion {
         /// Chosen by the consumer that posted it.
@@ -75,7 +78,7 @@ impl Happening {
             Self::NakSent(syndrome) | Self::NakReceived(syndrome) => {
                 matches!(syndrome, Syndrome::RnrNak { .. })
             }
-            Self::Dropped | Self::Fault { .. } => true,
+            Self::Dropped | Self::FrameDropped | Self::Fault { .. } => true,
             Self::Event(_) | Self::Command { .. } => false,
         }
     }

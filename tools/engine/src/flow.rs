@@ -2,7 +2,7 @@
 
 //! Flows: which frames that arrive at the port go to which raw packet queue pairs.
 
-use crate::{cause::Cause, state::wire};
+use crate::{cause::Cause, inspect::FlowSnapshot, state::wire};
 use etherparse::{
     EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice,
     SingleVlanHeaderSlice, ether_type,
@@ -248,6 +248,19 @@ impl FlowTable {
     /// Removes all flows of a queue pair.
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.flows.retain(|flow| flow.qpn != qpn);
+    }
+
+    /// Returns the flows in the order in which they are tried.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = FlowSnapshot> {
+        self.flows.iter().map(|flow| FlowSnapshot {
+            number: flow.number,
+            qpn: flow.qpn,
+            flow_type: flow.flow_type,
+            priority: flow.priority,
+            dont_trap: flow.shares && flow.flow_type == FlowType::Normal,
+            value: transmute!(flow.value),
+            mask: transmute!(flow.mask),
+        })
     }
 
     /// Returns the number of flows.

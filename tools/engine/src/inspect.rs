@@ -13,7 +13,7 @@ use crate::{
 };
 use std::time::Duration;
 use vrnic_wire::{
-    command::MwType,
+    command::{FlowFields, FlowType, MwType},
     qp::{GSI_QPN, SMI_QPN},
 };
 
@@ -175,6 +175,25 @@ pub struct GroupSnapshot {
     pub members: Vec<u32>,
 }
 
+/// A flow.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct FlowSnapshot {
+    /// Number.
+    pub number: u32,
+    /// Queue pair that gets the frames.
+    pub qpn: u32,
+    /// Type.
+    pub flow_type: FlowType,
+    /// Priority of a flow of type `Normal`: the lowest number goes first.
+    pub priority: u16,
+    /// Whether a flow of type `Normal` gets copies and leaves the frames to others.
+    pub dont_trap: bool,
+    /// Values of the fields.
+    pub value: FlowFields,
+    /// Bits of the fields that have to be equal.
+    pub mask: FlowFields,
+}
+
 /// A queue with a ring in guest memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
@@ -321,6 +340,13 @@ impl Engine {
                 members: members.to_vec(),
             })
             .collect();
+        (!page.is_empty()).then_some(page)
+    }
+
+    /// Returns up to `limit` flows in the order in which they are tried, from flow `first` on; `None` if `first` is
+    /// beyond the last flow.
+    pub fn flow_page(&self, first: usize, limit: usize) -> Option<Vec<FlowSnapshot>> {
+        let page: Vec<_> = self.flows.iter().skip(first).take(limit).collect();
         (!page.is_empty()).then_some(page)
     }
 

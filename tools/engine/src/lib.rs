@@ -72,7 +72,9 @@ pub use context::Owner;
 pub use device::Rnic;
 pub use explain::Explanation;
 pub use fault::Faults;
-pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot, Named, Queue, SrqSnapshot};
+pub use inspect::{
+    CqSnapshot, FlowSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot, Named, Queue, SrqSnapshot,
+};
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rate::RateLimit;

@@ -569,6 +569,8 @@ impl Qp {
             receive_entries: self.created.rq.entries(),
             srqn: self.created.srqn,
             xrcdn: self.created.xrcdn,
+            rate_limit: self.pacer.rate(),
+            max_burst: self.attributes.rate_limit.max_burst,
         }
     }
 }
@@ -620,4 +622,10 @@ pub struct QpSnapshot {
     pub srqn: Option<u32>,
     /// XRC domain.
     pub xrcdn: Option<u32>,
+    /// How fast it may send in kbit/s: its rate limit or the static rate of its path, whichever is lower; `None` if it
+    /// has neither.
+    pub rate_limit: Option<u32>,
+    /// Bytes that it may send without a pause, as its owner set them with the rate limit; 0 means that the device
+    /// chooses.
+    pub max_burst: u32,
 }

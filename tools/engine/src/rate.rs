@@ -263,6 +263,12 @@ impl QpPacer {
         }
     }
 
+    /// Returns the rate in kbit/s; `None` without a limit.
+    pub(crate) fn rate(&self) -> Option<u32> {
+        let rate = self.pace.per_second?.get() * 8 / 1000;
+        u32::try_from(rate).ok()
+    }
+
     /// Returns when sending can continue, if the queue pair waits for that.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.waiting
@@ -418,7 +424,13 @@ mod tests {
             let mut pacer = QpPacer::default();
             pacer.set(qp_limit(limit, 0, 0), path, at(0));
             assert_eq!(pacer.pace.per_second.map(NonZeroU64::get), expected);
+            let kilobits = [limit, path.unwrap_or(0)];
+            let lower = kilobits.into_iter().filter(|&rate| rate > 0).min();
+            assert_eq!(pacer.rate(), lower);
         }
+        let mut pacer = QpPacer::default();
+        pacer.set(qp_limit(MAX_QP_RATE, 0, 0), None, at(0));
+        assert_eq!(pacer.rate(), Some(MAX_QP_RATE));
     }
 
     #[test]

@@ -518,6 +518,10 @@ fn limits_are_checked_told_and_forgotten() {
             told.max_burst.get(),
             told.typical_packet.get(),
         );
+        let node = &world.nodes[0];
+        let shown = node.rnic.qp(qpn, &node.guest.view).expect("queue pair");
+        let rate = shown.rate_limit.unwrap_or(0);
+        assert_eq!((rate, shown.max_burst), (told.0, told.1), "{wanted:?}");
         let kept = (
             before.rate_limit.get(),
             before.max_burst.get(),

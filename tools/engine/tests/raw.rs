@@ -217,6 +217,125 @@ fn what_cannot_be_received_is_dropped_and_counted() {
 }
 
 #[test]
+fn frames_take_shared_receives() {
+    use vrnic_engine::testing::{Node, QpOptions};
+    use vrnic_wire::qp::QpAttributes;
+
+    let mut world = World::pair(13);
+    let mut a = end(&mut world, 0);
+    let Node { rnic, guest } = &mut world.nodes[1];
+    let mut srq = guest.try_srq(rnic, 4, 1, 0).expect("queue");
+    let mr = guest.full_mr(rnic, 4096);
+    let mut cq = guest.cq(rnic, 4, 0);
+    let options = QpOptions {
+        qp_type: QpType::RawPacket,
+        srqn: Some(srq.srqn),
+        ..QpOptions::default()
+    };
+    let qpn = guest
+        .try_qp(rnic, &options, cq.cqn, cq.cqn)
+        .expect("qp")
+        .qpn;
+    let attributes = QpAttributes {
+        port: 1,
+        ..QpAttributes::default()
+    };
+    world.bring_up(1, qpn, attributes, QpType::RawPacket);
+    let flow = CreateFlow {
+        qpn: qpn.into(),
+        ..to(&a, B)
+    };
+    add(&mut world, 1, flow);
+    assert!(srq.post(7, &[mr.sge(0, 1000)]));
+    send(&mut world, &mut a, &frame(B, 60));
+    let done = cq.drain();
+    let done: Vec<_> = done
+        .iter()
+        .map(|cqe| (cqe.wr_id, cqe.status, cqe.length))
+        .collect();
+    assert_eq!(done, [(7, Done::Success, 60)]);
+    assert_eq!(mr.arena.get(0, 60), frame(B, 60));
+    send(&mut world, &mut a, &frame(B, 60));
+    assert_eq!(dropped(&world, 1), 1, "no receive");
+}
+
+#[test]
+fn a_dropped_frame_is_explained() {
+    use vrnic_engine::explain::Happening;
+
+    let mut world = World::pair(11);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    add(&mut world, 1, to(&b, B));
+    for _ in 0..3 {
+        send(&mut world, &mut a, &frame(B, 60));
+    }
+    receive(&mut world, &mut b, 99);
+    send(&mut world, &mut a, &frame(B, 100));
+    let told = std::iter::from_fn(|| world.nodes[1].rnic.next_explanation());
+    let told: Vec<_> = told
+        .map(|told| (told.number, told.happening, told.cause, told.count))
+        .collect();
+    let dropped = |cause, count| (b.qp.qpn, Happening::FrameDropped, Some(cause), count);
+    assert_eq!(
+        told,
+        [
+            dropped(Cause::NoReceive, 3),
+            dropped(Cause::ReceiveTooShort, 1)
+        ]
+    );
+    assert!(world.nodes[0].rnic.next_explanation().is_none());
+}
+
+#[test]
+fn flows_are_shown_in_the_order_in_which_they_are_tried() {
+    use vrnic_engine::FlowSnapshot;
+
+    let mut world = World::pair(12);
+    let (b, other) = (end(&mut world, 1), end(&mut world, 1));
+    let later = CreateFlow {
+        priority: 7.into(),
+        ..to(&b, B)
+    };
+    let copies = CreateFlow {
+        flags: flow_flags::DONT_TRAP.into(),
+        ..to(&other, A)
+    };
+    let rest = CreateFlow {
+        flow_type: FlowType::MulticastDefault.raw(),
+        value: FlowFields::default(),
+        mask: FlowFields::default(),
+        ..to(&other, B)
+    };
+    let requests = [rest, later, copies];
+    let [rest, later, copies] = requests.map(|flow| add(&mut world, 1, flow));
+    let rnic = &world.nodes[1].rnic;
+    let shown = rnic.flow_page(0, 10).expect("flows");
+    let numbers: Vec<u32> = shown.iter().map(|flow| flow.number).collect();
+    assert_eq!(numbers, [copies, later, rest]);
+    let of = |flow: &FlowSnapshot| (flow.qpn, flow.flow_type, flow.priority, flow.dont_trap);
+    let shown: Vec<_> = shown
+        .iter()
+        .map(|flow| (of(flow), flow.value, flow.mask))
+        .collect();
+    let expected = [
+        (other.qp.qpn, FlowType::Normal, 0, true),
+        (b.qp.qpn, FlowType::Normal, 7, false),
+        (other.qp.qpn, FlowType::MulticastDefault, 0, false),
+    ];
+    let [rest, later, copies] = requests;
+    let fields = [copies, later, rest].map(|flow| (flow.value, flow.mask));
+    let expected: Vec<_> = expected
+        .into_iter()
+        .zip(fields)
+        .map(|(of, (value, mask))| (of, value, mask))
+        .collect();
+    assert_eq!(shown, expected);
+    assert_eq!(rnic.flow_page(2, 10).map(|page| page.len()), Some(1));
+    assert!(rnic.flow_page(3, 10).is_none());
+    assert!(world.nodes[0].rnic.flow_page(0, 10).is_none());
+}
+
+#[test]
 fn a_datagram_does_not_reach_a_raw_queue_pair() {
     let mut world = World::pair(5);
     let mut b = end(&mut world, 1);

@@ -60,7 +60,7 @@ enum Command {
     Ports(Choice),
     /// List GIDs.
     Gids(Choice),
-    /// List queue pairs: state, peer, PSNs, outstanding work.
+    /// List queue pairs: state, peer, PSNs, outstanding work, rate limit.
     Qps {
         #[command(flatten)]
         choice: Choice,
@@ -74,6 +74,8 @@ enum Command {
     Srqs(Choice),
     /// List multicast groups and the queue pairs attached to them.
     Groups(Choice),
+    /// List flows: which frames go to which raw packet queue pairs, in the order in which they are tried.
+    Flows(Choice),
     /// List memory regions, up to 65536 per device.
     Mrs(Choice),
     /// List memory windows, and what they are bound to.
@@ -251,6 +253,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Cqs(choice) => list(client, choice, json, Client::cqs),
         Command::Srqs(choice) => list(client, choice, json, Client::srqs),
         Command::Groups(choice) => list(client, choice, json, Client::groups),
+        Command::Flows(choice) => list(client, choice, json, Client::flows),
         Command::Mrs(choice) => list(client, choice, json, Client::mrs),
         Command::Mws(choice) => list(client, choice, json, Client::mws),
         Command::Counters { choice, all } => {

@@ -8,8 +8,8 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, BoundMw, Capture, Cq, Device, Explanation, Gid, Group, Mr, Mw, Port, Qp, RateLimit,
-    Recording, Srq, SubnetLink, SwitchPort,
+    Address, BoundMw, Capture, Cq, Device, Explanation, Flow, Gid, Group, Mr, Mw, Port, Qp,
+    RateLimit, Recording, Srq, SubnetLink, SwitchPort,
 };
 
 use crate::Of;
@@ -208,6 +208,7 @@ impl Row for Qp {
         "IN FLIGHT",
         "RECVS",
         "READS",
+        "KBIT/S",
         "SCQ",
         "RCQ",
         "SRQ",
@@ -232,6 +233,7 @@ impl Row for Qp {
             self.sends_in_flight.to_string(),
             of(self.receives_posted, self.receive_entries),
             self.responses_waiting.to_string(),
+            number(self.rate_limit_kbps),
             self.send_cqn.to_string(),
             self.receive_cqn.to_string(),
             number(self.srqn),
@@ -306,6 +308,37 @@ impl Row for Group {
     fn cells(&self) -> Vec<String> {
         let qpns: Vec<_> = self.qpns.iter().map(u32::to_string).collect();
         vec![self.gid.clone(), qpns.join(" ")]
+    }
+}
+
+impl Row for Flow {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE",
+        "FLOW",
+        "QP",
+        "TYPE",
+        "PRIORITY",
+        "DONT TRAP",
+        "FRAMES WITH",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let fields = self.fields.iter();
+        let fields: Vec<_> = fields
+            .map(|(name, text)| format!("{name}={text}"))
+            .collect();
+        vec![
+            self.flow.to_string(),
+            self.qpn.to_string(),
+            self.kind.clone(),
+            self.priority.to_string(),
+            if self.dont_trap { "yes" } else { "no" }.into(),
+            if fields.is_empty() {
+                "any fields".into()
+            } else {
+                fields.join(" ")
+            },
+        ]
     }
 }
 
@@ -543,6 +576,29 @@ mod tests {
         for (mw, shown) in [(mw(None), ""), (mw(Some(bound)), "0x00001234")] {
             assert_eq!(mw.cells().len(), Of::<Mw>::HEADS.len());
             assert_eq!(mw.cells()[4], shown);
+        }
+        let flow = |fields| Of {
+            device: "a".into(),
+            item: Flow {
+                flow: 1,
+                qpn: 17,
+                kind: "normal".into(),
+                priority: 3,
+                dont_trap: false,
+                fields,
+            },
+        };
+        let field = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        let fields = vec![field("ether_type", "0x0800"), field("source", "10.0.0.0/8")];
+        for (flow, shown) in [
+            (flow(Vec::new()), "any fields"),
+            (flow(fields), "ether_type=0x0800 source=10.0.0.0/8"),
+        ] {
+            assert_eq!(flow.cells().len(), Of::<Flow>::HEADS.len());
+            assert_eq!(
+                flow.cells(),
+                ["a", "1", "17", "normal", "3", "no", shown].map(str::to_owned)
+            );
         }
         let shown = render(&[mr]);
         let lines: Vec<_> = shown.lines().collect();

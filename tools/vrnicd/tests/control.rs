@@ -68,6 +68,7 @@ fn devices_are_shown_as_they_are() {
     assert!(client.cqs("a").unwrap().is_empty());
     assert!(client.srqs("a").unwrap().is_empty());
     assert!(client.groups("a").unwrap().is_empty());
+    assert!(client.flows("a").unwrap().is_empty());
     assert!(client.mrs("a").unwrap().is_empty());
     assert!(client.gids("b").unwrap().is_empty());
     let error = client.qps("c").unwrap_err().to_string();

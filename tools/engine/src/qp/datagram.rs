@@ -269,6 +269,9 @@ impl Qp {
         let taken = self.take_receive(resources, io);
         if taken == Ok(false) {
             resources.counters.count(Counter::Dropped);
+            if self.is_raw() {
+                self.explain_frame_dropped(Cause::NoReceive, resources);
+            }
             return false;
         }
         if let Err(cause) = taken.and_then(|_| self.receive.check()) {

@@ -116,6 +116,11 @@ impl Qp {
         );
     }
 
+    /// Explains why a frame is dropped.
+    pub(super) fn explain_frame_dropped(&mut self, cause: Cause, resources: &mut Resources) {
+        self.explain(Happening::FrameDropped, Some(cause), None, None, resources);
+    }
+
     /// Explains why an accepted request cannot be executed any more.
     pub(super) fn explain_response_refused(
         &mut self,

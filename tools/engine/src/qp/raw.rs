@@ -73,6 +73,7 @@ impl Qp {
         let length = segment.payload.len();
         if length > self.receive.capacity() {
             resources.counters.count(Counter::Dropped);
+            self.explain_frame_dropped(Cause::ReceiveTooShort, resources);
             return true;
         }
         if let Err(mut cause) = self.scatter(0, &segment.payload, resources, io) {

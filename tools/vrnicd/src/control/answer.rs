@@ -25,6 +25,7 @@ use crate::fabric::SubnetFabric;
 use crate::network::Network;
 
 mod fault;
+mod flow;
 mod subnet;
 mod switch;
 pub mod trace;
@@ -123,6 +124,7 @@ fn about_all(
         | Request::Cqs { device, .. }
         | Request::Srqs { device, .. }
         | Request::Groups { device, .. }
+        | Request::Flows { device, .. }
         | Request::SetLink { device, .. }
         | Request::SetRateLimit { device, .. }
         | Request::Mrs { device, .. }
@@ -181,6 +183,10 @@ fn about(
         Request::Groups { from, .. } => {
             let found = device.rnic().and_then(|rnic| rnic.group_page(from, PAGE));
             Reply::Groups(page(found, from, group))
+        }
+        Request::Flows { from, .. } => {
+            let found = device.rnic().and_then(|rnic| rnic.flow_page(from, PAGE));
+            Reply::Flows(page(found, from, flow::view))
         }
         Request::Mrs { from, .. } if from < MAX_REGIONS => {
             let found = device.rnic().and_then(|rnic| rnic.mr_page(from, PAGE));
@@ -358,6 +364,8 @@ fn qp(qp: QpSnapshot) -> Qp {
         receive_cqn: qp.receive_cqn,
         srqn: qp.srqn,
         xrcdn: qp.xrcdn,
+        rate_limit_kbps: qp.rate_limit,
+        max_burst: qp.max_burst,
     }
 }
 
@@ -449,6 +457,7 @@ pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
         Happening::NakSent(syndrome) => (format!("sent {syndrome}"), None),
         Happening::NakReceived(syndrome) => (format!("received {syndrome}"), None),
         Happening::Dropped => ("dropped a message and sent no answer".to_owned(), None),
+        Happening::FrameDropped => ("dropped a frame".to_owned(), None),
         Happening::Completion {
             wr_id,
             opcode,

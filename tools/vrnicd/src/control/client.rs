@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Mw, Page,
-    Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLink, SwitchPort, Trace,
+    Address, Capture, Cq, Device, Explanation, Fault, Firing, Flow, Gid, Group, MAX_REPLY, Mr, Mw,
+    Page, Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLink, SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -124,6 +124,13 @@ impl Client {
     pub fn groups(&mut self, device: &str) -> Result<Vec<Group>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Groups { device, from }, Reply::Groups)
+        })
+    }
+
+    /// Returns all flows of a device.
+    pub fn flows(&mut self, device: &str) -> Result<Vec<Flow>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Flows { device, from }, Reply::Flows)
         })
     }
 

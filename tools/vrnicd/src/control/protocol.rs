@@ -59,6 +59,14 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Some flows of a device: [`Reply::Flows`].
+    Flows {
+        /// Name of the device.
+        device: String,
+        /// Start of the page.
+        #[serde(default)]
+        from: usize,
+    },
     /// Some memory regions of a device: [`Reply::Mrs`].
     Mrs {
         /// Name of the device.
@@ -236,6 +244,8 @@ pub enum Reply {
     Srqs(Page<Srq>),
     /// A page of multicast groups.
     Groups(Page<Group>),
+    /// A page of flows.
+    Flows(Page<Flow>),
     /// A page of memory regions.
     Mrs(Page<Mr>),
     /// A page of memory windows.
@@ -377,7 +387,7 @@ pub struct Gid {
 pub struct Qp {
     /// Number.
     pub qpn: u32,
-    /// Type: RC, UC, UD, GSI, XRC_INI or XRC_TGT.
+    /// Type: RC, UC, UD, GSI, SMI, XRC_INI, XRC_TGT or RAW.
     pub kind: String,
     /// State, as the verbs name it.
     pub state: String,
@@ -424,6 +434,13 @@ pub struct Qp {
     /// Number of the XRC domain, if the queue pair belongs to one.
     #[serde(default)]
     pub xrcdn: Option<u32>,
+    /// How fast it may send in kbit/s: its rate limit or the static rate of its path, whichever is lower; none if it
+    /// has neither.
+    #[serde(default)]
+    pub rate_limit_kbps: Option<u32>,
+    /// Bytes that it may send without a pause, as its program set them with the rate limit; 0 if the device chooses.
+    #[serde(default)]
+    pub max_burst: u32,
 }
 
 /// A completion queue.
@@ -492,6 +509,24 @@ pub struct Group {
     pub gid: String,
     /// Queue pairs that are attached to it.
     pub qpns: Vec<u32>,
+}
+
+/// A flow: which frames go to a raw packet queue pair.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Flow {
+    /// Number.
+    pub flow: u32,
+    /// Queue pair that gets the frames.
+    pub qpn: u32,
+    /// Type: `normal`, `all default` or `multicast default`.
+    pub kind: String,
+    /// Priority of a normal flow: the lowest number goes first.
+    pub priority: u16,
+    /// Whether a normal flow gets copies and leaves the frames to others.
+    pub dont_trap: bool,
+    /// Names and values of the fields that a frame must have. A slash follows a value of which only some bits count:
+    /// `10.77.0.0/16`, `0x0005/0xfff`. Every frame fits if there are none.
+    pub fields: Vec<(String, String)>,
 }
 
 /// A memory region.
