@@ -199,6 +199,7 @@ function qpPanel() {
         fact("sends in flight", `${qp.sends_in_flight}`),
         fact("receives posted", qp.srqn !== null ? `SRQ ${qp.srqn}` : known(qp.receives_posted, (value) => bar(value, qp.receive_entries, "receives posted"))),
         fact("responses to send", `${qp.responses_waiting}`),
+        fact("rate limit", qp.rate_limit_kbps === null ? "none" : `${qp.rate_limit_kbps} kbit/s`),
         fact("CQs", `${qp.send_cqn} (sends), ${qp.receive_cqn} (receives)`), fact("context, PD", `${qp.context}, ${qp.pd}`));
     },
   };
@@ -257,6 +258,11 @@ export function objectsView() {
     ["limit", (srq) => srq.limit || "none", "number"], ["QPs", (srq) => srq.queue_pairs, "number"], ["PD", (srq) => srq.pd, "number"],
     ["context", (srq) => srq.context, "number"], ["", (srq) => (srq.failed ? "failed" : ""), "bad"],
   ], (srq) => srq.srqn, true);
+  const flows = table("Flows, in the order in which they are tried", [
+    ["flow", (flow) => flow.flow], ["type", (flow) => flow.kind], ["priority", (flow) => flow.priority, "number"],
+    ["frames with", (flow) => flow.fields.map(([name, text]) => `${name} ${text}`).join(", ") || "any fields"],
+    ["to QP", (flow) => flow.qpn, "number"], ["", (flow) => (flow.dont_trap ? "leaves the frames to others" : "")],
+  ], (flow) => flow.flow);
   const contexts = table("Contexts and what they own", [
     ["context", (one) => one.number], ["PDs", (one) => [...one.pds].sort((a, b) => a - b).join(", ")], ["QPs", (one) => one.qps, "number"],
     ["CQs", (one) => one.cqs, "number"], ["SRQs", (one) => one.srqs, "number"], ["MRs", (one) => one.mrs, "number"],
@@ -267,11 +273,12 @@ export function objectsView() {
   const failure = el("p", { class: "bad", role: "alert" });
   const section = (title, ...content) => el("section", { class: "panel" }, el("h2", {}, title), ...content);
   const srqSection = section("Shared receive queues", srqs.element);
+  const flowSection = section("Flows", flows.element);
   const body = el("div", {},
     el("section", { class: "panel" }, summary, gids, failure), qp.element,
     section("Queue pairs", el("p", { class: "tools" }, el("label", { for: "qp-filter" }, "Only with "), filter), qps.element),
     section("Memory regions", el("p", { class: "dim" }, "By address. Bars above a region show what peers accessed in the last seconds. Windows are below their region."),
-      memory.element, loose), section("Completion queues", cqs.element), srqSection,
+      memory.element, loose), section("Completion queues", cqs.element), srqSection, flowSection,
     section("Contexts", contexts.element), section("Counters", counters));
   const element = el("div", {}, chooser, empty, body);
   let extra = null;
@@ -358,6 +365,8 @@ export function objectsView() {
     cqs.update(mine?.cqs ?? []);
     srqs.update(mine?.srqs ?? []);
     srqSection.hidden = !(mine?.srqs.length > 0);
+    flows.update(mine?.flows ?? []);
+    flowSection.hidden = !(mine?.flows.length > 0);
     contexts.update(owners(device, mine));
   }
   return { element, update };

@@ -246,6 +246,7 @@ fn objects(office: &Office, request: &Request) -> Result<Value> {
             "cqs": cut(client.cqs(name)?),
             "srqs": cut(client.srqs(name)?),
             "groups": cut(client.groups(name)?),
+            "flows": cut(client.flows(name)?),
             "faults": cut(client.faults(name)?),
         }))
     })

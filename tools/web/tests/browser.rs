@@ -531,6 +531,25 @@ fn a_thousand_connections_are_shown() {
     assert_eq!(browser.errors(), Vec::<String>::new());
 }
 
+#[test]
+fn flows_and_rate_limits_are_shown() {
+    let stage = Stage::start("a");
+    let mut browser = Browser::start();
+    browser.open(&stage.url);
+    browser.until("document.querySelector('.card')");
+    browser.value("location.hash = 'objects/a/17'");
+    let shows = |text: &str| {
+        format!(
+            "document.querySelector('main').innerText.includes({})",
+            json!(text)
+        )
+    };
+    browser.until(&shows("ether_type 0x88b5, a a"));
+    browser.until(&shows("leaves the frames to others"));
+    browser.until(&shows("80000 kbit/s"));
+    assert_eq!(browser.errors(), Vec::<String>::new());
+}
+
 /// Names come from guests and configurations. They are always displayed as text.
 #[test]
 fn hostile_names_never_become_markup() {

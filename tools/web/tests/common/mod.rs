@@ -232,7 +232,7 @@ fn lie(request: &Value, name: &str) -> Value {
         "qpn": 17, "kind": name, "state": name, "context": 1, "pd": 1, "peer_qpn": 17, "peer_gid": name, "mtu": 1024,
         "send_psn": 1, "unacknowledged_psn": 1, "receive_psn": 1, "sends_posted": null, "sends_in_flight": 0,
         "send_entries": 1, "receives_posted": null, "receive_entries": 1, "responses_waiting": 0, "send_cqn": 1,
-        "receive_cqn": 1, "srqn": null,
+        "receive_cqn": 1, "srqn": null, "rate_limit_kbps": 80000,
     });
     let failure = json!({
         "number": 0, "nanoseconds": 5, "object": 17, "peer_qpn": 17, "what": name, "why": name, "cause": 1, "wr_id": 7,
@@ -250,6 +250,9 @@ fn lie(request: &Value, name: &str) -> Value {
         "cqs" => json!({ "cqs": page(json!([])) }),
         "srqs" => json!({ "srqs": page(json!([])) }),
         "groups" => json!({ "groups": page(json!([])) }),
+        "flows" => json!({ "flows": page(json!([
+            { "flow": 3, "qpn": 17, "kind": name, "priority": 5, "dont_trap": true, "fields": [["ether_type", "0x88b5"], [name, name]] },
+        ])) }),
         "faults" => {
             json!({ "faults": [{ "id": 1, "fault": name, "progress": name, "seen": 1, "fired": 1 }] })
         }
