@@ -136,8 +136,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         user: User<'_, Self::Driver, Self::Request>,
     ) -> Result<NewMr<impl PinInit<Self>, Self::Response>>;
 
-    /// Registers a part of a dma-buf for the calling process. The DMA handle, if there is one, lives
-    /// at least as long as the region.
+    /// Registers a part of a dma-buf for the calling process. The DMA handle, if there is one,
+    /// lives at least as long as the region.
     fn register_dma_buf(
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
@@ -384,12 +384,13 @@ fn rights<T: Operations>(access: c_int) -> Result<AccessFlags> {
     Ok(access)
 }
 
-/// Borrows the DMA handle that memory is registered with, if there is one. `EINVAL` if the memory is
-/// on demand, whose pages come and go.
+/// Borrows the DMA handle that memory is registered with, if there is one. `EINVAL` if the memory
+/// is on demand, whose pages come and go.
 ///
 /// # Safety
 ///
-/// `dmah` must be null or a constructed handle of a device of `T` that does not go away during `'a`.
+/// `dmah` must be null or a constructed handle of a device of `T` that does not go away during
+/// `'a`.
 unsafe fn handle<'a, T: Operations>(
     dmah: *mut bindings::ib_dmah,
     access: AccessFlags,
@@ -414,8 +415,8 @@ fn from_region_result(result: Result<*mut bindings::ib_mr>) -> *mut bindings::ib
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T`, `dmah` null or a constructed handle of that
-/// device, and `udata` that of the call.
+/// `pd` must be a constructed domain of a device of `T`, `dmah` null or a constructed handle of
+/// that device, and `udata` that of the call.
 pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     start: u64,
@@ -453,8 +454,8 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T`, `dmah` null or a constructed handle of that
-/// device, and `attributes` those of the call.
+/// `pd` must be a constructed domain of a device of `T`, `dmah` null or a constructed handle of
+/// that device, and `attributes` those of the call.
 pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     offset: u64,

@@ -94,8 +94,8 @@ impl Switch {
         }
     }
 
-    /// Takes the next queued frame, and returns it with the endpoint that it is for. If the endpoint has no room for it,
-    /// the frame is [lost](Self::lose): others never wait for it.
+    /// Takes the next queued frame, and returns it with the endpoint that it is for. If the endpoint has no room, the
+    /// frame is [lost](Self::lose): others never wait for it.
     pub fn pop(&mut self) -> Option<(Endpoint, Vec<u8>)> {
         while let Some(&endpoint) = self.ready.front() {
             let port = &mut self.ports[endpoint.port.0];

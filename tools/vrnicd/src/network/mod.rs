@@ -433,7 +433,7 @@ impl Network {
         self.switch.lose(port, reason, frame);
     }
 
-    /// Returns the next frame that leaves the switch and passes the faults of its port, and the endpoint that it is for.
+    /// Returns the next frame that leaves the switch and passes the faults of its port, and its endpoint.
     fn next_leaving(
         &mut self,
         now: Instant,
