@@ -140,6 +140,12 @@ pub mod flags {
     pub const SOURCE_LID: u8 = 1 << 7;
 }
 
+/// Bits of [`Cqe::packet_flags`].
+pub mod packet_flags {
+    /// The message is an IPv4 packet with TCP or UDP, and both checksums are right.
+    pub const CHECKSUMS_OK: u8 = 1 << 0;
+}
+
 /// A completion queue entry.
 ///
 /// The device writes [`phase`](Cqe::phase) last, with release order. The entry is valid once the
@@ -174,8 +180,10 @@ pub struct Cqe {
     pub vendor_error: U32,
     /// Source MAC address of the message, or, with `SOURCE_LID`, a [`LidSource`].
     pub source_mac: [u8; 6],
+    /// [`packet_flags`].
+    pub packet_flags: u8,
     /// Reserved; 0.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 5],
     /// Device time of the completion in nanoseconds.
     pub timestamp: U64,
     /// Reserved; 0.
@@ -185,7 +193,7 @@ pub struct Cqe {
 }
 assert_layout!(Cqe, 64, wr_id @ 0, qpn @ 8, opcode @ 12, status @ 13, flags @ 14,
     service_level @ 15, byte_length @ 16, immediate @ 20, source_qpn @ 24, pkey_index @ 28,
-    vlan @ 30, vendor_error @ 32, source_mac @ 36, timestamp @ 48, phase @ 63);
+    vlan @ 30, vendor_error @ 32, source_mac @ 36, packet_flags @ 42, timestamp @ 48, phase @ 63);
 
 /// Origin of a message on an InfiniBand subnet, the contents of [`Cqe::source_mac`] there.
 #[derive(

@@ -98,6 +98,9 @@ pub const F_RATE_LIMITS: u32 = 20;
 /// to them.
 pub const F_RAW_PACKETS: u32 = 21;
 
+/// Feature bit: the device fills in and checks the checksums of IP packets.
+pub const F_CHECKSUMS: u32 = 22;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

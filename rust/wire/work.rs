@@ -86,8 +86,10 @@ pub mod send_flags {
     pub const FENCE: u8 = 1 << 2;
     /// The payload is in the entry itself.
     pub const INLINE: u8 = 1 << 3;
+    /// Fill in the checksums of the IP packet that the message contains.
+    pub const CHECKSUMS: u8 = 1 << 4;
     /// All bits with a meaning.
-    pub const ALL: u8 = SIGNALED | SOLICITED | FENCE | INLINE;
+    pub const ALL: u8 = SIGNALED | SOLICITED | FENCE | INLINE | CHECKSUMS;
 }
 
 /// First 24 bytes of a send entry.

@@ -15,10 +15,11 @@ use std::{
 use vrnic_wire::{
     command, command::cq_flags, command::fault_flags, command::flow_flags, command::mad_flags,
     command::modify_port_flags, command::mr_flags, command::qp_flags, command::reregister_flags,
-    completion, completion::flags as cqe_flags, config, counter, event, memory, memory::access,
-    memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
-    notify::flags as notify_flags, port, port::capability, qp, qp::attribute, ring,
-    ring::flags as ring_flags, work, work::lid_flags, work::placement, work::send_flags,
+    completion, completion::flags as cqe_flags, completion::packet_flags, config, counter, event,
+    memory, memory::access, memory::page_flags, notify,
+    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port,
+    port::capability, qp, qp::attribute, ring, ring::flags as ring_flags, work, work::lid_flags,
+    work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
@@ -329,7 +330,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         work::ReceiveHeader { wr_id, num_sge, reserved }
         completion::Cqe {
             wr_id, qpn, opcode, status, flags, service_level, byte_length, immediate, source_qpn,
-            pkey_index, vlan, vendor_error, source_mac, reserved, timestamp, reserved_tail, phase,
+            pkey_index, vlan, vendor_error, source_mac, packet_flags, reserved, timestamp,
+            reserved_tail, phase,
         }
         event::AsyncEvent { event_type, reserved, number, vendor_error, reserved_tail }
         event::CompletionEvent { cqn, reserved }
@@ -475,7 +477,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
-            F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS,
+            F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -512,7 +514,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_NOTIFY_DRIVER_FLAG_": notify_driver_flags { FAILED }
         "VIRTIO_RDMA_RING_": ring { MAX_ENTRIES, MIN_STRIDE, MAX_STRIDE, HEADER_ALIGN }
         "VIRTIO_RDMA_RING_FLAG_": ring_flags { NEED_DOORBELL, OVERRUN }
-        "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE }
+        "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE, CHECKSUMS }
         "VIRTIO_RDMA_PLACEMENT_": placement { GLOBAL, PERSISTENT }
         "VIRTIO_RDMA_": work {
             TARGET_OFFSET, TARGET_LENGTH, XRC_SRQN_OFFSET, SEND_DATA_OFFSET, RECEIVE_DATA_OFFSET,
@@ -521,6 +523,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_CQE_FLAG_": cqe_flags {
             GRH, IMMEDIATE, INVALIDATED, SOURCE_MAC, VLAN, IPV4, SOLICITED, SOURCE_LID,
         }
+        "VIRTIO_RDMA_CQE_PACKET_": packet_flags { CHECKSUMS_OK }
         "VIRTIO_RDMA_CQE_": completion { PHASE_OFFSET }
         "VIRTIO_RDMA_": completion { CQE_STRIDE }
         "VIRTIO_RDMA_": qp { SMI_QPN, GSI_QPN, MAX_QPN, MULTICAST_QPN, MAX_PSN }

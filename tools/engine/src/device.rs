@@ -293,7 +293,14 @@ impl Rnic {
 
     /// Takes a segment that arrived for a GID of this device. `io.outbox` takes the payload's memory back. The caller
     /// must call [`poll`](Self::poll) afterwards.
-    pub fn receive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
+    pub fn receive<M: Memory>(&mut self, mut segment: Segment<'_>, io: &mut Io<'_, M>) {
+        self.engine.check_checksums(&mut segment);
+        self.receive_checked(segment, io);
+    }
+
+    /// Does the same with a segment whose checksums have been checked. They cannot be checked again in a replay, whose
+    /// segments have lost most of their payload.
+    pub(crate) fn receive_checked<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
         self.flight.at(io.now).packet(&segment);
         call!(
             self,
@@ -309,7 +316,8 @@ impl Rnic {
     pub fn receive_frame<M: Memory>(&mut self, frame: &[u8], io: &mut Io<'_, M>) -> Steered {
         let steered = self.engine.steer(frame);
         if steered.taken {
-            let segment = Segment::of_frame(Payload::Frame(frame));
+            let mut segment = Segment::of_frame(Payload::Frame(frame));
+            self.engine.check_checksums(&mut segment);
             self.flight.at(io.now).packet(&segment);
             call!(
                 self,

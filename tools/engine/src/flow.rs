@@ -37,6 +37,17 @@ pub(crate) fn is_tagged(frame: &[u8]) -> bool {
     header.is_ok_and(|header| header.ether_type() == ether_type::VLAN_TAGGED_FRAME)
 }
 
+/// Returns the Ethertype of a frame, behind its tag if it has one, and where its payload begins. `None` if the header or
+/// the tag is not complete.
+pub(crate) fn network_of(frame: &[u8]) -> Option<(EtherType, usize)> {
+    let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
+    if ethernet.ether_type() != ether_type::VLAN_TAGGED_FRAME {
+        return Some((ethernet.ether_type(), FRAME_HEADER));
+    }
+    let tag = SingleVlanHeaderSlice::from_slice(&frame[FRAME_HEADER..]).ok()?;
+    Some((tag.ether_type(), FRAME_HEADER + FRAME_TAG))
+}
+
 /// The fields of a frame that flows can look at.
 #[derive(Copy, Clone, Debug)]
 struct Headers {
@@ -57,24 +68,14 @@ impl Headers {
         value.source_mac = ethernet.source();
         (present.destination_mac, present.source_mac) = ([0xff; 6], [0xff; 6]);
         let multicast = value.destination_mac[0] & 1 != 0;
-        let mut ether_type = Some(ethernet.ether_type());
-        let mut payload = &frame[FRAME_HEADER..];
-        if ethernet.ether_type() == ether_type::VLAN_TAGGED_FRAME {
-            let tag = SingleVlanHeaderSlice::from_slice(payload).ok();
-            ether_type = tag.as_ref().map(SingleVlanHeaderSlice::ether_type);
-            if let Some(tag) = tag {
-                let [high, low, ..] = *tag.slice() else {
-                    return None;
-                };
-                value.vlan_tag = [high, low];
+        if let Some((ether_type, start)) = network_of(frame) {
+            if start > FRAME_HEADER {
+                value.vlan_tag = [frame[FRAME_HEADER], frame[FRAME_HEADER + 1]];
                 present.vlan_tag = [0xff; 2];
-                payload = &payload[FRAME_TAG..];
             }
-        }
-        if let Some(ether_type) = ether_type {
             value.ether_type = ether_type.0.to_be_bytes();
             present.ether_type = [0xff; 2];
-            read_network(ether_type, payload, &mut value, &mut present);
+            read_network(ether_type, &frame[start..], &mut value, &mut present);
         }
         Some(Self {
             value: transmute!(value),

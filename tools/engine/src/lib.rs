@@ -27,6 +27,7 @@
 
 mod buffer;
 pub mod cause;
+mod checksum;
 mod command;
 mod context;
 mod counter;

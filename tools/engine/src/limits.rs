@@ -128,6 +128,8 @@ pub struct Features {
     pub rate_limits: bool,
     /// [`config::F_RAW_PACKETS`].
     pub raw_packets: bool,
+    /// [`config::F_CHECKSUMS`].
+    pub checksums: bool,
 }
 
 impl Features {
@@ -153,6 +155,7 @@ impl Features {
         path_migration: true,
         rate_limits: true,
         raw_packets: true,
+        checksums: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -178,6 +181,7 @@ impl Features {
             path_migration: bits & 1 << config::F_PATH_MIGRATION != 0,
             rate_limits: bits & 1 << config::F_RATE_LIMITS != 0,
             raw_packets: bits & 1 << config::F_RAW_PACKETS != 0,
+            checksums: bits & 1 << config::F_CHECKSUMS != 0,
         }
     }
 
@@ -203,6 +207,7 @@ impl Features {
             | (self.path_migration as u64) << config::F_PATH_MIGRATION
             | (self.rate_limits as u64) << config::F_RATE_LIMITS
             | (self.raw_packets as u64) << config::F_RAW_PACKETS
+            | (self.checksums as u64) << config::F_CHECKSUMS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.

@@ -475,6 +475,7 @@ impl Qp {
             service: self.service(0),
             body,
             payload,
+            checksums_ok: false,
             touched: Touched::NOT,
         }
     }

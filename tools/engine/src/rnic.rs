@@ -5,6 +5,7 @@
 pub use crate::resources::Io;
 use crate::{
     cause::Cause,
+    checksum::Envelope,
     command::memory::Resolution,
     context::Context,
     event::names_port,
@@ -14,7 +15,7 @@ use crate::{
     qp::Qp,
     rate::{Pacer, RateLimit},
     resources::{Port, Resources},
-    segment::{Body, DATAGRAM_MTU, Gid, Group, LOCAL_MTU, Path, Payload, Segment},
+    segment::{Body, DATAGRAM_MTU, Gid, Group, LOCAL_MTU, Path, Segment},
     state::wire,
     subnet::{HcaPort, PortAnswer, PortRequest, Violation},
     table::Table,
@@ -30,7 +31,7 @@ use vrnic_wire::{
     counter::Counter,
     event::{AsyncEvent, CompletionEvent, EventType},
     port::{GidEntry, Mtu, PortAttributes, PortState},
-    qp::{GSI_QPN, MULTICAST_QPN, SMI_QPN},
+    qp::{GSI_QPN, MULTICAST_QPN, QpType, SMI_QPN},
 };
 
 /// Maximum number of contexts whose notify areas are checked in a turn.
@@ -548,12 +549,7 @@ impl Engine {
     pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.note_arrived(&segment);
         if matches!(segment.body, Body::Frame) {
-            let frame: &[u8] = match &segment.payload {
-                Payload::Bytes(bytes) => bytes,
-                Payload::Frame(bytes) => bytes,
-                Payload::Empty | Payload::Ranges(_) => &[],
-            };
-            self.steer(frame);
+            self.steer(segment.payload.bytes());
             self.deliver_frame(&segment, io);
             return io.outbox.recycle(segment.payload);
         }
@@ -605,6 +601,28 @@ impl Engine {
     /// Returns whether queue pairs can send and receive whole frames.
     pub(crate) fn has_raw_packets(&self) -> bool {
         self.config.features.raw_packets && self.resources.subnet.is_none()
+    }
+
+    /// Returns whether queue pairs of this type fill in and check the checksums of IP packets.
+    pub(crate) fn has_checksums(&self, qp_type: QpType) -> bool {
+        self.config.features.checksums
+            && match qp_type {
+                QpType::RawPacket => self.has_raw_packets(),
+                QpType::UnreliableDatagram => self.resources.subnet.is_some(),
+                _ => false,
+            }
+    }
+
+    /// Notes in a segment that arrived whether it is an IP packet with the right checksums.
+    pub(crate) fn check_checksums(&self, segment: &mut Segment<'_>) {
+        let envelope = match segment.body {
+            Body::Frame => Some((QpType::RawPacket, Envelope::Frame)),
+            Body::Datagram { .. } => Some((QpType::UnreliableDatagram, Envelope::Datagram)),
+            _ => None,
+        };
+        segment.checksums_ok = envelope.is_some_and(|(qp_type, envelope)| {
+            self.has_checksums(qp_type) && envelope.is_right(segment.payload.bytes())
+        });
     }
 
     /// Returns the flows, which determine the frames that queue pairs of this device get.
@@ -680,7 +698,8 @@ impl Engine {
             return;
         }
         let mut looped = std::mem::take(&mut self.resources.looped);
-        for segment in looped.drain(..) {
+        for mut segment in looped.drain(..) {
+            self.check_checksums(&mut segment);
             self.receive_multicast(&segment, io);
             io.outbox.recycle(segment.payload);
         }

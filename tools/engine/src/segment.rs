@@ -465,14 +465,18 @@ impl Payload<'_> {
         self.len() == 0
     }
 
+    /// Returns the bytes, or none if they are in guest memory.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Frame(bytes) => bytes,
+            Self::Empty | Self::Ranges(_) => &[],
+        }
+    }
+
     /// Returns the payload as a little-endian number if it has 8 bytes that are not in guest memory.
     pub fn word(&self) -> Option<u64> {
-        let bytes = match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Frame(bytes) => *bytes,
-            Self::Empty | Self::Ranges(_) => return None,
-        };
-        bytes.try_into().ok().map(u64::from_le_bytes)
+        self.bytes().try_into().ok().map(u64::from_le_bytes)
     }
 
     /// Copies the payload from byte `skip` on to the ranges `to` in turn, until either ends.
@@ -611,6 +615,9 @@ pub struct Segment<'a> {
     /// Whether the connection is in the migrated state, as is any without an alternate path (MigReq). Has no meaning
     /// for datagrams and notifications.
     pub migrated: bool,
+    /// Whether it is a frame or datagram with an IP packet whose checksums are right. The device that receives it finds
+    /// out ([`Rnic::receive`](crate::Rnic::receive)).
+    pub checksums_ok: bool,
     /// The transport service of its opcode.
     pub service: Service,
     /// Kind of segment with its extended headers.
@@ -636,6 +643,7 @@ impl<'a> Segment<'a> {
             service: Service::Reliable,
             body: Body::Frame,
             payload: frame,
+            checksums_ok: false,
             touched: Touched::NOT,
         }
     }

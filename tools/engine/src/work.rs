@@ -88,6 +88,8 @@ pub(crate) struct Capacities {
     pub(crate) inline: u32,
     /// Whether the queue pair belongs to a kernel context.
     pub(crate) kernel: bool,
+    /// Whether requests may ask for checksums.
+    pub(crate) checksums: bool,
     /// Negotiated features.
     pub(crate) features: Features,
 }
@@ -272,7 +274,11 @@ pub(crate) fn read_send<M: Memory>(
     };
     let inline = header.flags & send_flags::INLINE != 0;
     let sends = !is_fetching(opcode) && !is_local(opcode);
-    if header.flags & !send_flags::ALL != 0 || (inline && !sends) {
+    let mut allowed = send_flags::ALL;
+    if !capacities.checksums {
+        allowed &= !send_flags::CHECKSUMS;
+    }
+    if header.flags & !allowed != 0 || (inline && !sends) {
         return invalid(Cause::WqeFlags);
     }
     if header.reserved.get() != 0 {

@@ -16,12 +16,12 @@ use vrnic_wire::{
         ModifyPort, ProcessMad, QueryGids, QueryPkeys, QueryPort, QuerySubnetPort, ReplyHeader,
         SetGid, SetMtu, SetPortState, Status as CommandStatus,
     },
-    completion::{Status, flags},
+    completion::{Status, flags, packet_flags},
     counter::Counter,
     event::EventType,
     port::{Mtu, PortState},
     qp::{GSI_QPN, MULTICAST_QPN, QpState, QpType, SMI_QPN},
-    work::{AddressVector, LidAddress, SendOpcode, lid_flags},
+    work::{AddressVector, LidAddress, SendOpcode, lid_flags, send_flags},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -275,6 +275,44 @@ fn datagrams_have_a_global_header_only_if_they_want() {
         } else {
             assert_eq!(bytes[..40], [0; 40]);
         }
+    }
+}
+
+#[test]
+fn datagrams_of_ip_over_infiniband_have_checksums() {
+    let mut packet = Vec::new();
+    etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .tcp(1, 2, 3, 4)
+        .write(&mut packet, &[7; 301])
+        .expect("a packet");
+    let right = [&[8, 0, 0, 0], &packet[..]].concat();
+    let mut wrong = right.clone();
+    wrong[4 + 10..4 + 12].fill(0);
+    // The sum of the pseudo-header, as the kernel leaves it there, is as wrong as anything.
+    wrong[24 + 16..24 + 18].fill(0x55);
+
+    let mut world = world(2, 5);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
+    let length = right.len();
+    for (sent, flag, arrived, ok) in [
+        (&right, 0, &right, true),
+        (&wrong, 0, &wrong, false),
+        (&wrong, send_flags::CHECKSUMS, &right, true),
+    ] {
+        a.mr.arena.put(100, sent);
+        b.receive(&mut world, 7, 1000, 2000);
+        let send = Send::new(3, SendOpcode::Send)
+            .flags(flag)
+            .element(a.mr.sge(100, length))
+            .datagram(to(1, true), b.qp.qpn, QKEY);
+        a.send(&mut world, &send);
+        world.settle();
+        assert_eq!(a.send_cq.drain()[0].status, Status::Success);
+        let got = b.recv_cq.drain();
+        let wanted = if ok { packet_flags::CHECKSUMS_OK } else { 0 };
+        assert_eq!(got[0].packet_flags, wanted);
+        assert_eq!(&b.mr.arena.get(1040, length), arrived);
     }
 }
 

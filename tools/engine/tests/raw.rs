@@ -3,6 +3,7 @@
 //! Raw packets: what queue pairs send and receive, and to which of them flows direct a frame. The flows are compared
 //! with a model that knows what is in a frame because it made the frame.
 
+use etherparse::PacketBuilder;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use vrnic_engine::{
     Cause, Features, Io, Outbox, RnicConfig,
@@ -12,10 +13,10 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{CreateFlow, DestroyFlow, DestroyQp, FlowFields, FlowType, Status, flow_flags},
-    completion::{Opcode, Status as Done},
+    completion::{Opcode, Status as Done, packet_flags},
     counter::Counter,
     qp::{QpState, QpType, attribute},
-    work::SendOpcode,
+    work::{SendOpcode, send_flags},
 };
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -611,6 +612,131 @@ fn frames_can_be_replayed() {
     receive(&mut world, &mut b, 1000);
     send(&mut world, &mut a, &frame);
     assert_eq!(got(&mut b), [frame]);
+    for recording in world.recordings() {
+        replay(&recording).expect("the same again");
+    }
+}
+
+/// Returns a frame with UDP over IPv4, whose checksums are right or 0, with this many bytes of payload.
+fn checked_frame(right: bool, payload: usize) -> Vec<u8> {
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(A, B)
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .udp(1, 2)
+        .write(&mut frame, &vec![7; payload])
+        .expect("a frame");
+    if !right {
+        frame[24..26].fill(0);
+        frame[40..42].fill(0);
+    }
+    frame
+}
+
+/// Sends a frame with or without the flag for checksums, and returns what arrives and the flags of the packet.
+fn exchange(
+    world: &mut World,
+    (a, b): (&mut DatagramEnd, &mut DatagramEnd),
+    frame: &[u8],
+    flags: u8,
+) -> (Vec<u8>, u8) {
+    receive(world, b, 9100);
+    a.mr.arena.put(0, frame);
+    let request = Send::new(1, SendOpcode::Send)
+        .flags(flags)
+        .element(a.mr.sge(0, frame.len()));
+    a.send(world, &request);
+    world.settle();
+    assert_eq!(a.send_cq.drain()[0].status, Done::Success);
+    assert_eq!(a.mr.arena.get(0, frame.len()), frame, "the sender's memory");
+    let done = b.recv_cq.drain()[0];
+    assert_eq!((done.status, done.flags), (Done::Success, 0));
+    let got = b.mr.arena.get(done.wr_id as usize, done.length as usize);
+    (got, done.packet_flags)
+}
+
+#[test]
+fn checksums_are_filled_in_on_request_and_checked() {
+    let mut world = World::pair(11);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    add(&mut world, 1, to(&b, B));
+    for payload in [0, 1, 1000, 8972] {
+        let (right, wrong) = (checked_frame(true, payload), checked_frame(false, payload));
+        let mut exchange =
+            |frame: &[u8], flags| exchange(&mut world, (&mut a, &mut b), frame, flags);
+        let ok = packet_flags::CHECKSUMS_OK;
+        assert_eq!(exchange(&wrong, send_flags::CHECKSUMS), (right.clone(), ok));
+        assert_eq!(exchange(&right, send_flags::CHECKSUMS), (right.clone(), ok));
+        assert_eq!(exchange(&right, 0), (right, ok));
+        assert_eq!(exchange(&wrong, 0), (wrong, 0), "as it is");
+    }
+    // A frame of another kind.
+    let other = frame(B, 60);
+    let (got, flags) = exchange(&mut world, (&mut a, &mut b), &other, send_flags::CHECKSUMS);
+    assert_eq!((got, flags), (other, 0));
+    // Inline data.
+    receive(&mut world, &mut b, 9100);
+    let inline = Send::new(2, SendOpcode::Send)
+        .inline(&checked_frame(false, 20))
+        .flags(send_flags::CHECKSUMS);
+    a.send(&mut world, &inline);
+    world.settle();
+    assert_eq!(got_one(&mut b), checked_frame(true, 20));
+}
+
+/// Returns the only frame that came.
+fn got_one(end: &mut DatagramEnd) -> Vec<u8> {
+    let mut frames = got(end);
+    assert_eq!(frames.len(), 1);
+    frames.remove(0)
+}
+
+#[test]
+fn checksums_are_a_feature_of_some_queue_pairs() {
+    let with = |checksums| RnicConfig {
+        features: Features {
+            checksums,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    };
+    for (feature, qp_type, works) in [
+        (true, QpType::RawPacket, true),
+        (false, QpType::RawPacket, false),
+        // There are datagrams with checksums on InfiniBand only.
+        (true, QpType::UnreliableDatagram, false),
+    ] {
+        let mut world = World::new(2, 512, &with(feature), 12);
+        let mut a = DatagramEnd::new(&mut world, 0, qp_type, 0, 4096);
+        a.mr.arena.put(0, &checked_frame(true, 9));
+        let request = Send::new(1, SendOpcode::Send)
+            .flags(send_flags::CHECKSUMS)
+            .element(a.mr.sge(0, 51));
+        a.send(&mut world, &request);
+        world.settle();
+        let done = a.send_cq.drain()[0];
+        let expected = match works {
+            true => (Done::Success, None),
+            false => (Done::LocalQueuePairOperation, Some(Cause::WqeFlags)),
+        };
+        assert_eq!((done.status, done.cause), expected, "{feature} {qp_type:?}");
+    }
+    let mut world = World::new(2, 512, &with(false), 13);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    add(&mut world, 1, to(&b, B));
+    let right = checked_frame(true, 9);
+    let got = exchange(&mut world, (&mut a, &mut b), &right, 0);
+    assert_eq!(got, (right, 0), "unchecked");
+}
+
+#[test]
+fn a_replay_knows_which_checksums_were_right() {
+    let mut world = World::recorded(&[RnicConfig::default(), RnicConfig::default()], 512, 14);
+    let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+    add(&mut world, 1, to(&b, B));
+    for (right, flags) in [(true, 0), (false, 0), (false, send_flags::CHECKSUMS)] {
+        let sent = checked_frame(right, 1000);
+        exchange(&mut world, (&mut a, &mut b), &sent, flags);
+    }
     for recording in world.recordings() {
         replay(&recording).expect("the same again");
     }

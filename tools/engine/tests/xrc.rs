@@ -438,6 +438,7 @@ fn middle(xrc: &Xrc) -> Segment<'static> {
             tail: SendTail::Plain,
         },
         payload: vrnic_engine::segment::Payload::Bytes(vec![1; 1024]),
+        checksums_ok: false,
         touched: vrnic_engine::segment::Touched::NOT,
     }
 }

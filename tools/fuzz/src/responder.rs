@@ -342,6 +342,7 @@ impl Scene {
             migrated: bits & 0x10 == 0,
             body,
             payload,
+            checksums_ok: false,
             touched: vrnic_engine::segment::Touched::NOT,
         }
     }

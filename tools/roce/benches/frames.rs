@@ -45,6 +45,7 @@ fn segment(payload: Payload<'static>) -> Segment<'static> {
         source_qpn: 5,
         destination_qpn: 5,
         pkey: 0xffff,
+        checksums_ok: false,
         touched: vrnic_engine::segment::Touched::NOT,
         psn: Psn::new(7),
         solicited: false,

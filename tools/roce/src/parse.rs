@@ -258,6 +258,7 @@ fn read_behind(bth: Bth, mut reader: Reader<'_>, path: Path) -> Result<Segment<'
         },
         destination_qpn: bth.destination.get() & LOW_24,
         pkey: bth.pkey.get(),
+        checksums_ok: false,
         touched: vrnic_engine::segment::Touched::NOT,
         psn: Psn::new(bth.psn.get()),
         solicited: bth.flags & Bth::SOLICITED != 0,

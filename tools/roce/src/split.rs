@@ -108,6 +108,7 @@ mod tests {
             source_qpn: 1,
             destination_qpn: 2,
             pkey: 0xffff,
+            checksums_ok: false,
             touched: vrnic_engine::segment::Touched::NOT,
             psn: Psn::new(9),
             solicited: true,

@@ -123,6 +123,7 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
         },
         inline: request.max_inline.get().into(),
         kernel: false,
+        checksums: rnic.has_checksums(qp_type),
         features: rnic.config.features,
     };
     if capacities.send_sge > limits.send_sge

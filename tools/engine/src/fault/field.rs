@@ -157,6 +157,7 @@ impl Field {
             service,
             body: *body,
             payload: Payload::Empty,
+            checksums_ok: false,
             touched: crate::segment::Touched::NOT,
         };
         self.slot(&mut bare).is_some()
@@ -317,6 +318,7 @@ mod tests {
             service: Service::Xrc { srqn: 4 },
             body,
             payload: Payload::Empty,
+            checksums_ok: false,
             touched: Touched::NOT,
         };
         bodies.map(packet).to_vec()

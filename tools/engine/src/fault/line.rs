@@ -151,6 +151,7 @@ mod tests {
             service: Service::Reliable,
             body,
             payload: Payload::Frame(b"0123456789abcdef"),
+            checksums_ok: false,
             touched: Touched::NOT,
         }
     }

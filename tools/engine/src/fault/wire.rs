@@ -166,6 +166,7 @@ fn notification(packet: &Segment<'_>) -> Segment<'static> {
         solicited: false,
         ack_request: false,
         migrated: true,
+        checksums_ok: false,
         service: Service::Reliable,
         body: Body::CongestionNotification,
         payload: Payload::Empty,

@@ -5,6 +5,7 @@
 use super::{GSI_QKEY, Qp, attributes::path_of};
 use crate::{
     cause::Cause,
+    checksum::Envelope,
     memory::{HostRange, Memory},
     pages::Half,
     resources::{Io, Resources},
@@ -13,6 +14,7 @@ use crate::{
     turn::Turn,
     work::{self, SendRequest, Source, Target},
 };
+use etherparse::checksum::Sum16BitWords;
 use vrnic_wire::{
     command::MAD_LENGTH,
     completion::{self, LidSource, Opcode, Status},
@@ -174,6 +176,9 @@ impl Qp {
             io.outbox.recycle(Payload::Bytes(bytes));
             return Err((Status::LocalProtection, cause));
         }
+        if request.flags & send_flags::CHECKSUMS != 0 {
+            Envelope::Datagram.fill(&mut bytes);
+        }
         let wanted_qkey = target.qkey.get();
         let qkey = if wanted_qkey & OWN_QKEY != 0 {
             self.qkey()
@@ -198,6 +203,7 @@ impl Qp {
                 immediate: immediate.then_some(request.immediate),
             },
             payload: Payload::Bytes(bytes),
+            checksums_ok: false,
             touched: Touched::NOT,
         };
         resources.send(segment, io);
@@ -336,6 +342,7 @@ impl Qp {
             _ => Some(self.attributes.pkey_index),
         };
         let pkey_index = resources.admitting_pkey(own, segment.pkey).unwrap_or(0);
+        let has_checksums = self.created.capacities.checksums;
         self.complete_receive(
             Opcode::Receive,
             segment.solicited,
@@ -363,6 +370,9 @@ impl Qp {
                 }
                 if segment.solicited {
                     cqe.flags |= completion::flags::SOLICITED;
+                }
+                if segment.checksums_ok && has_checksums {
+                    cqe.packet_flags = completion::packet_flags::CHECKSUMS_OK;
                 }
                 if let Some(immediate) = immediate {
                     cqe.immediate = immediate.into();
@@ -466,22 +476,13 @@ fn route_header(path: &Path, length: u16) -> [u8; GRH_LENGTH] {
         header[9] = UDP;
         header[12..16].copy_from_slice(&path.source[12..]);
         header[16..20].copy_from_slice(&path.destination[12..]);
-        let sum = ipv4_checksum(header);
-        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        let sum = Sum16BitWords::new().add_slice(header).ones_complement();
+        // The crate adds words as they are in memory.
+        header[10..12].copy_from_slice(&sum.to_ne_bytes());
     } else {
         put_ipv6_header(path, OVERHEAD + length, UDP, &mut bytes);
     }
     bytes
-}
-
-/// Returns the Internet checksum of an IPv4 header whose checksum field is 0 (RFC 1071).
-fn ipv4_checksum(header: &[u8]) -> u16 {
-    let sum: u32 = header
-        .chunks_exact(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !(((folded & 0xffff) + (folded >> 16)) as u16)
 }
 
 #[cfg(test)]
@@ -507,7 +508,8 @@ mod tests {
         assert_eq!(header[..20], [0; 20]);
         assert_eq!(header[20], 0x45);
         assert_eq!(header[32..36], [10, 0, 0, 1]);
-        assert_eq!(ipv4_checksum(&header[20..]), 0, "sum including itself");
+        let sum = Sum16BitWords::new().add_slice(&header[20..]);
+        assert_eq!(sum.ones_complement(), 0, "sum including itself");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use super::Qp;
 use crate::{
     cause::Cause,
+    checksum::Envelope,
     flow::{FRAME_HEADER, FRAME_TAG, is_tagged},
     memory::Memory,
     pages::Half,
@@ -13,9 +14,9 @@ use crate::{
     work::SendRequest,
 };
 use vrnic_wire::{
-    completion::{Opcode, Status},
+    completion::{Opcode, Status, packet_flags},
     counter::Counter,
-    work::Sge,
+    work::{Sge, send_flags},
 };
 
 impl Qp {
@@ -50,6 +51,9 @@ impl Qp {
         if let Some(refused) = refused {
             io.outbox.recycle(Payload::Bytes(bytes));
             return Err(refused);
+        }
+        if request.flags & send_flags::CHECKSUMS != 0 {
+            Envelope::Frame.fill(&mut bytes);
         }
         let segment = Segment {
             source_qpn: self.number,
@@ -87,10 +91,16 @@ impl Qp {
             return true;
         }
         self.note_access(Half::Responder);
+        let has_checksums = self.created.capacities.checksums;
         self.complete_receive(
             Opcode::Receive,
             false,
-            |cqe| cqe.byte_length = (length as u32).into(),
+            |cqe| {
+                cqe.byte_length = (length as u32).into();
+                if segment.checksums_ok && has_checksums {
+                    cqe.packet_flags = packet_flags::CHECKSUMS_OK;
+                }
+            },
             resources,
             io,
         );

@@ -164,6 +164,7 @@ mod tests {
                 msn: 0,
             }),
             payload: Payload::Empty,
+            checksums_ok: false,
             touched: Touched::default(),
         };
         flight.packet(&nak);

@@ -605,6 +605,7 @@ fn flags(segment: &Segment<'_>) -> u8 {
         | u8::from(segment.ack_request) << 1
         | service
         | u8::from(!segment.migrated) << 4
+        | u8::from(segment.checksums_ok) << 5
 }
 
 /// Appends the fields of a segment that have no fixed position.
@@ -619,6 +620,7 @@ fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
         solicited: _,
         ack_request: _,
         migrated: _,
+        checksums_ok: _,
         service,
         body,
         payload,
@@ -770,7 +772,7 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
         psn,
         flags,
     } = head;
-    let service = match flags >> 2 & !4 {
+    let service = match flags >> 2 & !(4 | 8) {
         0 => Service::Reliable,
         1 => Service::Unreliable,
         2 => Service::Xrc {
@@ -833,6 +835,7 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
         solicited: flags & 1 != 0,
         ack_request: flags & 2 != 0,
         migrated: flags & 16 == 0,
+        checksums_ok: flags & 32 != 0,
         service,
         body,
         payload,
@@ -855,6 +858,7 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         solicited,
         ack_request,
         migrated,
+        checksums_ok,
         service,
         body,
         payload,
@@ -893,7 +897,8 @@ pub(crate) fn digest_segment(digest: &mut Digest, segment: &Segment<'_>) {
         | u8::from(*roce_v1) << 2
         | service << 3
         | u8::from(lids.is_some()) << 5
-        | u8::from(!*migrated) << 6;
+        | u8::from(!*migrated) << 6
+        | u8::from(*checksums_ok) << 7;
     let [p0, p1] = pkey.to_le_bytes();
     let [u0, u1] = source_port.to_le_bytes();
     digest.pair(

@@ -192,6 +192,8 @@ pub struct Completion {
     pub length: u32,
     /// [`completion::flags`].
     pub flags: u8,
+    /// [`completion::packet_flags`].
+    pub packet_flags: u8,
     /// Immediate data.
     pub immediate: u32,
     /// Sender of a datagram.
@@ -218,6 +220,7 @@ impl Cq {
             opcode: completion::Opcode::try_from(cqe.opcode).expect("opcode"),
             length: cqe.byte_length.get(),
             flags: cqe.flags,
+            packet_flags: cqe.packet_flags,
             immediate: cqe.immediate.get(),
             source_qpn: cqe.source_qpn.get(),
             pkey_index: cqe.pkey_index.get(),

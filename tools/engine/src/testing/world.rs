@@ -824,6 +824,7 @@ impl Connection {
             service: Service::Reliable,
             body,
             payload,
+            checksums_ok: false,
             touched: Touched::NOT,
         }
     }

@@ -208,6 +208,7 @@ fn some_segment() -> Segment<'static> {
         source_qpn: 0,
         destination_qpn: 2,
         pkey: 0xffff,
+        checksums_ok: false,
         touched: vrnic_engine::segment::Touched::NOT,
         psn: vrnic_engine::psn::Psn::new(3),
         solicited: false,

@@ -210,6 +210,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                     source_qpn: 0,
                     destination_qpn,
                     pkey,
+                    checksums_ok: false,
                     touched: vrnic_engine::segment::Touched::NOT,
                     psn: Psn::new(psn),
                     solicited,

@@ -412,6 +412,7 @@ mod tests {
                 tail: SendTail::Plain,
             },
             payload: Payload::Bytes(vec![7; 8]),
+            checksums_ok: false,
             touched: Touched::NOT,
         };
         let mut frame = vec![0; MAX_FRAME];

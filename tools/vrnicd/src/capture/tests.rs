@@ -40,6 +40,7 @@ fn segment(body: Body, payload: usize) -> Segment<'static> {
         source_qpn: 0x11,
         destination_qpn: 0x12,
         pkey: 0xffff,
+        checksums_ok: false,
         touched: vrnic_engine::segment::Touched::NOT,
         psn: Psn::new(77),
         solicited: false,

@@ -49,6 +49,8 @@ pub enum Feature {
     RateLimits,
     /// Queue pairs for whole Ethernet frames, and flows.
     RawPackets,
+    /// Checksums of IP packets.
+    Checksums,
 }
 
 impl Feature {
@@ -75,6 +77,7 @@ impl Feature {
             Self::PathMigration => config::F_PATH_MIGRATION,
             Self::RateLimits => config::F_RATE_LIMITS,
             Self::RawPackets => config::F_RAW_PACKETS,
+            Self::Checksums => config::F_CHECKSUMS,
         }
     }
 }
@@ -103,7 +106,7 @@ mod tests {
         let names = "without = ['memory-extensions', 'memory-windows', 'reregistration', 'shared-receive-queues', \
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
-                     'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets']";
+                     'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

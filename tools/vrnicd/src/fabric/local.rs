@@ -115,6 +115,7 @@ mod tests {
             source_qpn: 0,
             destination_qpn: 2,
             pkey: 0xffff,
+            checksums_ok: false,
             touched: vrnic_engine::segment::Touched::NOT,
             psn: Psn::default(),
             solicited: false,

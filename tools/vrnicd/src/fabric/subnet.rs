@@ -733,6 +733,7 @@ mod tests {
                 immediate: Some(99),
             },
             payload: Payload::Bytes(b"bytes".to_vec()),
+            checksums_ok: false,
             touched: Touched::NOT,
         }
     }

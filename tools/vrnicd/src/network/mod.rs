@@ -852,6 +852,7 @@ mod tests {
                 tail: SendTail::Plain,
             },
             payload: Payload::Bytes(b"payload".to_vec()),
+            checksums_ok: false,
             touched: Touched::NOT,
         };
         let mut frame = vec![0; 200];

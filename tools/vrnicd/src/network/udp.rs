@@ -240,6 +240,7 @@ mod tests {
             source_qpn: 0,
             destination_qpn: 5,
             pkey: 0xffff,
+            checksums_ok: false,
             touched: Touched::NOT,
             psn: Psn::new(7),
             solicited: false,

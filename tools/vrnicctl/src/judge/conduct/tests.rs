@@ -68,6 +68,7 @@ impl Wire {
             service: Service::Reliable,
             body,
             payload: Payload::Bytes(bytes),
+            checksums_ok: false,
             touched: Touched::NOT,
         };
         let mut frame = vec![0; 8192];

@@ -171,6 +171,7 @@ fn segment(packet: &Packet, to: u32) -> Segment<'static> {
         service: packet.service,
         body: packet.body,
         payload: Payload::Empty,
+        checksums_ok: false,
         touched: Touched::NOT,
     }
 }
