@@ -173,6 +173,8 @@ pub struct Completion {
     pub extra: Option<Extra>,
     /// Origin of a received datagram.
     pub source: Option<Source>,
+    /// Whether the received message is an IPv4 packet with TCP or UDP whose checksums are right.
+    pub checksums_ok: bool,
 }
 
 impl Completion {
@@ -227,6 +229,9 @@ impl Completion {
                 raw.vlan_id = vlan;
                 flags |= bindings::ib_wc_flags_IB_WC_WITH_VLAN;
             }
+        }
+        if self.checksums_ok {
+            flags |= bindings::ib_wc_flags_IB_WC_IP_CSUM_OK;
         }
         // CAST: A set of bits that C keeps in an `int`.
         raw.wc_flags = flags as kernel::ffi::c_int;
@@ -330,6 +335,7 @@ impl<'a> Completions<'a> {
                 byte_length: 0,
                 extra: None,
                 source: None,
+                checksums_ok: false,
                 ..*completion
             },
         };

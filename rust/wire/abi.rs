@@ -61,11 +61,14 @@ pub struct AllocContextResponse {
     pub max_inline_data: u32,
     /// [`NULL_KEY`](crate::memory::NULL_KEY), if the device has it.
     pub null_key: u32,
-    /// 0.
-    pub reserved_24: [u8; 4],
+    /// Queue pair types that can fill in and check checksums
+    /// ([`send_flags::CHECKSUMS`](crate::work::send_flags::CHECKSUMS)): bit `n` stands for type `n`
+    /// of the verbs. 0 if there are none, as from drivers that do not know this member.
+    pub checksum_types: u32,
 }
 assert_abi!(AllocContextResponse, 40, doorbell_length @ 4, doorbell_offset @ 8,
-    notify_offset @ 16, notify_length @ 24, max_inline_data @ 28, null_key @ 32);
+    notify_offset @ 16, notify_length @ 24, max_inline_data @ 28, null_key @ 32,
+    checksum_types @ 36);
 
 /// Bit of [`AllocContextResponse::comp_mask`]: [`null_key`](AllocContextResponse::null_key) is
 /// valid.
@@ -333,7 +336,7 @@ mod tests {
         check!("vrnic_alloc_context_req", AllocContextRequest: comp_mask, slots);
         check!("vrnic_alloc_context_resp", AllocContextResponse: comp_mask, doorbell_length,
             doorbell_offset, notify_offset, notify_length, max_inline_data, null_key,
-            reserved_24);
+            checksum_types);
         check!("vrnic_query_clock_resp", QueryClockResponse: comp_mask, reserved_20, time);
         check!("vrnic_query_dm_resp", QueryDmResponse: comp_mask, reserved_20, map_offset,
             map_length, length);

@@ -64,7 +64,9 @@ struct vrnic_alloc_context_req {
  * @max_inline_data: maximum payload of a send entry in bytes
  * @null_key: local key of memory that reads as zeros at every address and drops
  *	all writes
- * @reserved_24: 0
+ * @checksum_types: set of queue pair types that can fill in and check checksums:
+ *	bit n stands for the type with number n in enum ib_uverbs_qp_type; 0 if
+ *	there are none, as from drivers that do not know this member
  */
 struct vrnic_alloc_context_resp {
 	__u32 comp_mask;
@@ -74,7 +76,7 @@ struct vrnic_alloc_context_resp {
 	__u32 notify_length;
 	__u32 max_inline_data;
 	__u32 null_key;
-	__u8 reserved_24[4];
+	__u32 checksum_types;
 };
 
 /**

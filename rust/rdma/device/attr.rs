@@ -35,12 +35,16 @@ impl_flags!(
         SrqResize = bit_u64(13),
         /// Has memory windows of type 1.
         MemoryWindow = bit_u64(17),
+        /// Fills in and checks the checksums of IP packets in datagrams of IP over InfiniBand.
+        UdIpChecksum = bit_u64(18),
         /// Has extended reliable connections.
         Xrc = bit_u64(20),
         /// Registers memory by work requests, and invalidates local and remote keys.
         MemoryExtensions = bit_u64(21),
         /// Has memory windows of type 2B.
         MemoryWindowType2B = bit_u64(24),
+        /// Fills in and checks the checksums of IP packets in raw packets.
+        RawIpChecksum = bit_u64(26),
         /// Directs frames to queue pairs by flows.
         ManagedFlowSteering = bit_u64(29),
         /// Flushes data that peers wrote until it is visible to the whole machine.
@@ -213,6 +217,10 @@ impl DeviceAttr {
         raw.vendor_part_id = self.vendor_part_id;
         raw.hw_ver = self.hardware_version;
         raw.device_cap_flags = self.capabilities.0;
+        // Users look for this capability in either of two places.
+        if self.capabilities.contains(Capability::RawIpChecksum) {
+            raw.raw_packet_caps |= bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
+        }
         raw.max_mr_size = self.max_mr_size;
         raw.page_size_cap = self.page_sizes;
         raw.max_qp = self.max_qp;

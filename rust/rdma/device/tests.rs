@@ -171,6 +171,14 @@ mod cases {
                 bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW as u64,
             ),
             (
+                Capability::UdIpChecksum,
+                bindings::ib_device_cap_flags_IB_DEVICE_UD_IP_CSUM as u64,
+            ),
+            (
+                Capability::RawIpChecksum,
+                bindings::ib_device_cap_flags_IB_DEVICE_RAW_IP_CSUM as u64,
+            ),
+            (
                 Capability::MemoryExtensions,
                 bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64,
             ),
@@ -180,6 +188,24 @@ mod cases {
             ),
         ] {
             assert_eq!(ours as u64, theirs);
+        }
+    }
+
+    #[test]
+    fn checksums_of_raw_packets_are_in_both_places() {
+        let all = bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
+        for (capability, expected) in [
+            (Capability::RawIpChecksum, all),
+            (Capability::UdIpChecksum, 0),
+        ] {
+            let mut raw = bindings::ib_device_attr::default();
+            DeviceAttr {
+                capabilities: capability.into(),
+                ..crate::testing::driver::attributes()
+            }
+            .write(&mut raw);
+            assert_eq!(raw.device_cap_flags, capability as u64);
+            assert_eq!(raw.raw_packet_caps, expected);
         }
     }
 

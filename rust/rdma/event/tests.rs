@@ -445,6 +445,7 @@ mod cases {
                 vlan: None,
                 lid: (0x1234, 3),
             }),
+            checksums_ok: true,
         };
 
         let mut cq = boxed::<bindings::ib_cq>()?;
@@ -480,6 +481,7 @@ mod cases {
             opcode: Opcode::Send,
             extra: None,
             source: None,
+            checksums_ok: false,
             ..completion
         };
         assert!(out.push(request(receives, false, 1), &send).is_err());
@@ -523,7 +525,8 @@ mod cases {
         let flags = bindings::ib_wc_flags_IB_WC_GRH
             | bindings::ib_wc_flags_IB_WC_WITH_IMM
             | bindings::ib_wc_flags_IB_WC_WITH_SMAC
-            | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
+            | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE
+            | bindings::ib_wc_flags_IB_WC_IP_CSUM_OK;
         assert_eq!(first.wc_flags, flags as c_int);
         assert_eq!(second.wc_flags, 0);
         assert_eq!(third.status, bindings::ib_wc_status_IB_WC_LOC_LEN_ERR);

@@ -129,6 +129,12 @@ fn capabilities(limits: &DeviceLimits, features: Features) -> Capabilities {
     if features.contains(feature::RAW_PACKETS) {
         capabilities |= Capability::ManagedFlowSteering;
     }
+    if feature::has_checksums(features, Type::RawPacket) {
+        capabilities |= Capability::RawIpChecksum;
+    }
+    if feature::has_checksums(features, Type::UnreliableDatagram) {
+        capabilities |= Capability::UdIpChecksum;
+    }
     capabilities
 }
 

@@ -5,9 +5,14 @@
 //! [`Resources::features`](crate::driver::Resources::features) says which of them a device has.
 
 use kernel::page::PAGE_SIZE;
-use virtio::Feature;
+use rdma::qp::Type;
+use virtio::{
+    Feature,
+    Features, //
+};
 use vrnic_wire::config::{
     DOORBELL_PAGE_SIZE,
+    F_CHECKSUMS,
     F_CLOCK,
     F_COMPLETION_QUEUE_CHANGES,
     F_CONTEXT_NAMES,
@@ -31,6 +36,8 @@ use vrnic_wire::config::{
     F_UNRELIABLE_CONNECTIONS,
     F_XRC, //
 };
+
+use crate::port::Link;
 
 /// The device has a doorbell region.
 pub(crate) const DOORBELL: Feature = Feature::device(F_DOORBELL);
@@ -97,6 +104,9 @@ pub(crate) const RATE_LIMITS: Feature = Feature::device(F_RATE_LIMITS);
 /// There are queue pairs for raw packets, and flows.
 pub(crate) const RAW_PACKETS: Feature = Feature::device(F_RAW_PACKETS);
 
+/// Queue pairs whose messages are IP packets can fill in and check their checksums.
+pub(crate) const CHECKSUMS: Feature = Feature::device(F_CHECKSUMS);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -124,6 +134,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         PATH_MIGRATION,
         RATE_LIMITS,
         RAW_PACKETS,
+        CHECKSUMS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
@@ -133,3 +144,13 @@ pub(crate) const ACCEPTED: &[Feature] = {
         all => all,
     }
 };
+
+/// Returns whether queue pairs of a type fill in and check the checksums of IP packets, on a device
+/// with these features.
+pub(crate) fn has_checksums(features: Features, ty: Type) -> bool {
+    features.contains(CHECKSUMS)
+        && match Link::of(features) {
+            Link::Ethernet => features.contains(RAW_PACKETS) && ty == Type::RawPacket,
+            Link::InfiniBand => ty == Type::UnreliableDatagram,
+        }
+}

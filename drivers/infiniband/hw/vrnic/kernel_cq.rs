@@ -30,6 +30,7 @@ use rdma::{
 use vrnic_wire::completion::{
     self,
     flags,
+    packet_flags,
     Cqe,
     LidSource, //
 };
@@ -267,6 +268,7 @@ impl Polled {
                         byte_length: 0,
                         extra: None,
                         source: None,
+                        checksums_ok: false,
                     };
                     // Completions of a queue pair that is gone are dropped.
                     let _ = out.push(request, &completion);
@@ -340,6 +342,7 @@ fn decode(cqe: &Cqe) -> Completion {
         byte_length: if success { cqe.byte_length.get() } else { 0 },
         extra: extra.filter(|_| success),
         source: source.filter(|_| success),
+        checksums_ok: success && cqe.packet_flags & packet_flags::CHECKSUMS_OK != 0,
     }
 }
 
@@ -400,6 +403,7 @@ mod tests {
             vlan: 7.into(),
             ..Default::default()
         });
+        assert!(!completion.checksums_ok);
         assert_eq!(completion.opcode, Opcode::Receive);
         assert_eq!(completion.byte_length, 296);
         assert_eq!(completion.extra, Some(Extra::Immediate(0x0102_0304)));
@@ -427,9 +431,11 @@ mod tests {
                 service_level: 3,
                 source_qpn: 1.into(),
                 source_mac: [0x34, 0x12, 5, 0, 0, 0],
+                packet_flags: packet_flags::CHECKSUMS_OK,
                 pkey_index: 2.into(),
                 ..Default::default()
             });
+            assert!(completion.checksums_ok);
             assert_eq!(
                 completion.source,
                 Some(Source {
@@ -452,6 +458,7 @@ mod tests {
                 opcode,
                 status,
                 flags: !0,
+                packet_flags: !0,
                 byte_length: 9.into(),
                 ..Default::default()
             })
@@ -462,6 +469,7 @@ mod tests {
         assert_eq!(decoded(128, 12).extra, None);
         assert_eq!(decoded(128, 12).source, None);
         assert_eq!(decoded(128, 12).byte_length, 0);
+        assert!(!decoded(128, 12).checksums_ok);
     }
 
     /// Calls `test` with a queue of the kernel and the rings of queue pair 5, whose receives

@@ -545,12 +545,14 @@ impl QueuePair for Qp {
             Rings::None => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
+        let max_sge = qp.capabilities.max_send_sge;
+        let checksums = feature::has_checksums(call.data().features, qp.ty);
         let mut ring = rings.ring(Side::Send).lock();
         let before = ring.producer();
 
         let result = requests.try_for_each(|request| {
             let (entry, name) = ring.next_entry()?;
-            wqe::write_send(memory, entry, name, &request, qp.capabilities.max_send_sge)?;
+            wqe::write_send(memory, entry, name, &request, max_sge, checksums)?;
             let signaled = qp.signal_all || request.flags().contains(SendFlag::Signaled);
             ring.advance(request.post(), 0, signaled);
             Ok(())

@@ -14,6 +14,7 @@ use rdma::{
         DeviceMemory,
         Mappings, //
     },
+    qp::Type,
     uapi::{
         AttrBundle,
         AttrDef, //
@@ -142,6 +143,11 @@ impl rdma::UserContext for UserContext {
         if call.data().features.contains(feature::NULL_KEY) {
             response.comp_mask |= abi::CONTEXT_NULL_KEY;
             response.null_key = NULL_KEY;
+        }
+        for ty in [Type::RawPacket, Type::UnreliableDatagram] {
+            if feature::has_checksums(call.data().features, ty) {
+                response.checksum_types |= 1 << ty.raw();
+            }
         }
         if let Some(doorbells) = &call.data().doorbells {
             let offset = doorbells

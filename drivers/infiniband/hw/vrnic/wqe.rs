@@ -41,14 +41,16 @@ use crate::{
     mr::rights, //
 };
 
-/// Writes the send entry of request `name` at `at`. `EINVAL` for more than `max_sge` elements, and
-/// for inline data and checksums, which the device does not support for the kernel.
+/// Writes the send entry of request `name` at `at`. `EINVAL` for more than `max_sge` elements, for
+/// inline data, which the device does not support for the kernel, and for checksums unless the
+/// queue pair has `checksums`.
 pub(crate) fn write_send(
     memory: &SharedMemory,
     at: usize,
     name: Name,
     request: &SendRequest<'_, Vrnic>,
     max_sge: u32,
+    checksums: bool,
 ) -> Result {
     let given = request.flags();
     let mut flags = 0;
@@ -56,12 +58,14 @@ pub(crate) fn write_send(
         (SendFlag::Fence, send_flags::FENCE),
         (SendFlag::Signaled, send_flags::SIGNALED),
         (SendFlag::Solicited, send_flags::SOLICITED),
+        (SendFlag::IpChecksum, send_flags::CHECKSUMS),
     ] {
         if given.contains(flag) {
             flags |= wire;
         }
     }
-    if given.contains(SendFlag::Inline) || given.contains(SendFlag::IpChecksum) {
+    let sums = given.contains(SendFlag::IpChecksum);
+    if given.contains(SendFlag::Inline) || (sums && !checksums) {
         return Err(EINVAL);
     }
 
@@ -262,7 +266,7 @@ mod tests {
         operation: Operation<'_, Vrnic>,
     ) -> Result {
         with_send_request(flags, operation, |request| {
-            write_send(memory, at, NAME, request, 1)
+            write_send(memory, at, NAME, request, 1, true)
         })?
     }
 
@@ -291,6 +295,22 @@ mod tests {
             assert_eq!(target.rkey.get(), 7);
             assert_eq!(target.compare_add.get(), 11);
             assert_eq!(target.swap.get(), 12);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn only_some_queue_pairs_have_checksums() -> Result {
+        with_memory(|memory| {
+            for (checksums, expected) in [(true, Ok(())), (false, Err(EINVAL))] {
+                let flags = SendFlag::IpChecksum.into();
+                let written = with_send_request(flags, Operation::Send, |request| {
+                    write_send(memory, 0, NAME, request, 1, checksums)
+                })?;
+                assert_eq!(written, expected);
+            }
+            let header: SendHeader = read(memory, 0)?;
+            assert_eq!(header.flags, send_flags::CHECKSUMS);
             Ok(())
         })
     }

@@ -94,6 +94,7 @@ impl CompletionQueue for Object {
             byte_length: 0,
             extra: None,
             source: None,
+            checksums_ok: false,
         };
         let mut posted = call.data().posted.lock();
         while !posted.is_empty() && !out.is_full() {
