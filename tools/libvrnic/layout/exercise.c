@@ -97,6 +97,7 @@ static struct vrnic_alloc_context_resp granted(void)
 		.notify_length = 4096,
 		.max_inline_data = 512,
 		.null_key = 2,
+		.checksum_types = 1 << IBV_QPT_RAW_PACKET,
 	};
 }
 
@@ -642,6 +643,8 @@ static void complete(uint32_t qpn, uint64_t name, uint8_t opcode, uint8_t flags)
 	*(uint32_t *)(cqe + 24) = 55;
 	*(uint16_t *)(cqe + 28) = 66;
 	*(uint32_t *)(cqe + 32) = 77;
+	/* If there is a GRH, there is a packet with the right checksums behind it. */
+	cqe[42] = flags & 1;
 	*(uint64_t *)(cqe + 48) = 88;
 	__atomic_store_n(&cqe[63], !(completions & cq_req.ring.entries), __ATOMIC_RELEASE);
 	completions++;
@@ -756,7 +759,7 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 		CHECK(wc->wr_id == 1000 + i && wc->status == IBV_WC_SUCCESS && wc->opcode == IBV_WC_RECV);
 		CHECK(wc->qp_num == 17 && wc->byte_len == 44 && wc->src_qp == 55 && wc->pkey_index == 66);
 		CHECK(wc->vendor_err == 77 && wc->sl == 3 && !wc->slid && !wc->dlid_path_bits);
-		CHECK(wc->wc_flags == (i % 2 ? IBV_WC_GRH | IBV_WC_WITH_IMM : IBV_WC_WITH_INV));
+		CHECK(wc->wc_flags == (i % 2 ? IBV_WC_GRH | IBV_WC_WITH_IMM | IBV_WC_IP_CSUM_OK : IBV_WC_WITH_INV));
 		CHECK(i % 2 ? wc->imm_data == htobe32(0x01020304) : wc->invalidated_rkey == 0x01020304);
 		CHECK(polled() == i + 1);
 	}
@@ -804,9 +807,10 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	/* The polling thread may use the queue in other ways, too. */
 	for (uint32_t i = 18; i < 20; i++) {
 		CHECK(!post_receive(qp, 1000 + i));
-		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 0);
+		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 1 << 0);
 	}
 	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1018);
+	CHECK(ibv_wc_read_wc_flags(ex) == (IBV_WC_GRH | IBV_WC_IP_CSUM_OK));
 	other_req = qp_req;
 	other = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 18);
 	CHECK(!modify(other, IBV_QPS_RESET) && !ops.destroy_qp(other));
@@ -1223,6 +1227,12 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	ibv_wr_start(ex);
 	ibv_wr_send_imm(ex, 1);
 	ibv_wr_abort(ex);
+	/* A connection has no checksums of IP packets. */
+	ibv_wr_start(ex);
+	ex->wr_flags = IBV_SEND_IP_CSUM;
+	ibv_wr_send(ex);
+	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 3);
+	ex->wr_flags = 0;
 	ibv_wr_start(ex);
 	ibv_wr_rdma_write(ex, 1, 2);
 	ibv_wr_set_inline_data(ex, text, SIZE_MAX);
@@ -1261,6 +1271,9 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 
 		CHECK(!ibv_post_send(qp, &wr, &bad) && send_entry(1)[24] == 0xa5);
 		CHECK(get32(send_entry(1) + 56) == 35 && get32(send_entry(1) + 60) == 46);
+		wr.send_flags = IBV_SEND_IP_CSUM;
+		CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+		wr.send_flags = 0;
 		wr.opcode = IBV_WR_RDMA_WRITE;
 		CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
 	}
@@ -1945,7 +1958,9 @@ static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct i
 	qp = ops.create_qp(pd, &attr);
 	CHECK(qp);
 	to_rts(qp);
-	CHECK(!ops.post_send(qp, &wr, &bad));
+	CHECK(!ops.post_send(qp, &wr, &bad) && send_entry(0)[1] == 0);
+	wr.send_flags = IBV_SEND_IP_CSUM | IBV_SEND_SIGNALED;
+	CHECK(!ops.post_send(qp, &wr, &bad) && send_entry(1)[1] == (1 << 4 | 1 << 0));
 	take_bits();
 	wr.opcode = IBV_WR_SEND_WITH_IMM;
 	CHECK(ops.post_send(qp, &wr, &bad) && bad == &wr);

@@ -41,6 +41,7 @@ fn cost_of_a_request_and_a_completion() {
         opcodes: u32::MAX,
         datagrams: false,
         xrc: false,
+        checksums: false,
         max_sge: 1,
         max_inline: 64,
     };

@@ -496,6 +496,8 @@ impl Qp {
             opcodes: u32::MAX,
             datagrams: qp_type != QpType::ReliableConnection,
             xrc: false,
+            // The device knows whether it has them.
+            checksums: true,
             max_sge: 1,
             max_inline: INLINE,
         };

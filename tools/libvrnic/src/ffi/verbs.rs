@@ -674,6 +674,7 @@ c_constants! {
     IBV_SEND_SIGNALED: c_uint = 1 << 1;
     IBV_SEND_SOLICITED: c_uint = 1 << 2;
     IBV_SEND_INLINE: c_uint = 1 << 3;
+    IBV_SEND_IP_CSUM: c_uint = 1 << 4;
 
     IBV_WC_SUCCESS: c_int = 0;
     IBV_WC_LOC_LEN_ERR: c_int = 1;
@@ -705,6 +706,7 @@ c_constants! {
 
     IBV_WC_GRH: c_uint = 1 << 0;
     IBV_WC_WITH_IMM: c_uint = 1 << 1;
+    IBV_WC_IP_CSUM_OK: c_uint = 1 << 2;
     IBV_WC_WITH_INV: c_uint = 1 << 3;
 
     IBV_WC_EX_WITH_BYTE_LEN: u64 = 1 << 0;

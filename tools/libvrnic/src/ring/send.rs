@@ -97,6 +97,8 @@ pub struct Limits {
     /// Whether requests contain the number of a shared receive queue of the peer, as those of XRC
     /// queue pairs do.
     pub xrc: bool,
+    /// Whether requests may ask for the checksums of IP packets.
+    pub checksums: bool,
     /// Largest number of scatter/gather elements in a request.
     pub max_sge: u32,
     /// Largest amount of inline data in a request, in bytes.
@@ -173,7 +175,11 @@ impl SendQueue {
     /// without them the message is empty.
     #[inline]
     fn begin(&mut self, request: &Request<'_>) -> Result<Shared, Refused> {
-        if !self.accepts || !self.limits.has(request.opcode) {
+        let checksums = request.flags & send_flags::CHECKSUMS != 0;
+        if !self.accepts
+            || !self.limits.has(request.opcode)
+            || (checksums && !self.limits.checksums)
+        {
             return Err(Refused::Invalid);
         }
         let (entry, name) = self.ring.take(request.wr_id)?;
@@ -481,6 +487,7 @@ mod tests {
             opcodes: !(1 << SendOpcode::SendWithInvalidate.raw()),
             datagrams: false,
             xrc: false,
+            checksums: false,
             max_sge: 2,
             max_inline: 64,
         };
@@ -608,6 +615,14 @@ mod tests {
         let halves = [&long[..33], &long[..33]];
         assert_eq!(
             queue.push_inline(&SEND, halves.into_iter()),
+            Err(Refused::Invalid)
+        );
+        let checked = Request {
+            flags: send_flags::CHECKSUMS,
+            ..SEND
+        };
+        assert_eq!(
+            queue.push(&checked, core::iter::empty()),
             Err(Refused::Invalid)
         );
         let read = Request {

@@ -44,6 +44,8 @@ struct Own {
     _area: Mapping,
     max_inline: u32,
     null_key: Option<u32>,
+    /// Queue pair types that can fill in and check checksums, as bits.
+    checksum_types: u32,
     patience: Patience,
 }
 
@@ -89,6 +91,18 @@ impl Context {
     pub unsafe fn null_key(context: *mut ibv_context) -> Option<u32> {
         // SAFETY: By contract.
         unsafe { Self::own(context).null_key }
+    }
+
+    /// Returns whether queue pairs of a type can fill in and check the checksums of IP packets.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: an open context.
+    pub unsafe fn has_checksums(context: *mut ibv_context, qp_type: c_int) -> bool {
+        // SAFETY: By contract.
+        let types = unsafe { Self::own(context).checksum_types };
+        let bit = 1_u32.checked_shl(qp_type.cast_unsigned());
+        bit.is_some_and(|bit| types & bit != 0)
     }
 
     /// Returns the largest number of inline bytes in a send entry.
@@ -241,6 +255,7 @@ fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
         _area: area,
         max_inline: granted.max_inline_data,
         null_key: (granted.comp_mask & CONTEXT_NULL_KEY != 0).then_some(granted.null_key),
+        checksum_types: granted.checksum_types,
         patience: Patience::of_this_process(),
     })
 }

@@ -5,7 +5,7 @@
 use super::cq::Cq;
 use crate::ffi::verbs::*;
 use core::ffi::{c_int, c_uint};
-use vrnic_wire::completion::{Cqe, LidSource, Status, flags};
+use vrnic_wire::completion::{Cqe, LidSource, Status, flags, packet_flags};
 
 /// Fields that the extended interface supports.
 pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
@@ -35,6 +35,9 @@ fn wc_flags(cqe: &Cqe) -> c_uint {
     }
     if cqe.flags & flags::INVALIDATED != 0 {
         found |= IBV_WC_WITH_INV;
+    }
+    if cqe.packet_flags & packet_flags::CHECKSUMS_OK != 0 {
+        found |= IBV_WC_IP_CSUM_OK;
     }
     found
 }
@@ -244,5 +247,7 @@ mod tests {
         assert_eq!(wc_flags(&cqe), 0);
         cqe.flags |= flags::GRH;
         assert_eq!(wc_flags(&cqe), IBV_WC_GRH);
+        cqe.packet_flags = packet_flags::CHECKSUMS_OK;
+        assert_eq!(wc_flags(&cqe), IBV_WC_GRH | IBV_WC_IP_CSUM_OK);
     }
 }

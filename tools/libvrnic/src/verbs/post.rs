@@ -24,7 +24,7 @@ pub fn element(sge: &ibv_sge) -> Sge {
 }
 
 /// Converts the flags of a request to the device's format, leaving out flags that do not concern
-/// it.
+/// it. The queue refuses those that it does not have.
 #[inline]
 pub fn flags(send_flags: c_uint) -> u8 {
     let mut flags = 0;
@@ -36,6 +36,9 @@ pub fn flags(send_flags: c_uint) -> u8 {
     }
     if send_flags & IBV_SEND_FENCE != 0 {
         flags |= send_flags::FENCE;
+    }
+    if send_flags & IBV_SEND_IP_CSUM != 0 {
+        flags |= send_flags::CHECKSUMS;
     }
     flags
 }

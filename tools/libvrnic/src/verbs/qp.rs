@@ -250,7 +250,12 @@ unsafe fn prepare(
     opcodes: u32,
 ) -> Result<(*mut Qp, CreateQpRequest), c_int> {
     // SAFETY: By contract.
-    let max_inline = unsafe { Context::max_inline(context) };
+    let (max_inline, checksums) = unsafe {
+        (
+            Context::max_inline(context),
+            Context::has_checksums(context, attr.qp_type),
+        )
+    };
     // An XRC queue pair has only a send or only a receive queue.
     let sends = attr.qp_type != IBV_QPT_XRC_RECV;
     let receives = sends && attr.qp_type != IBV_QPT_XRC_SEND;
@@ -283,6 +288,7 @@ unsafe fn prepare(
         opcodes,
         datagrams: attr.qp_type == IBV_QPT_UD,
         xrc: attr.qp_type == IBV_QPT_XRC_SEND,
+        checksums,
         max_sge: attr.cap.max_send_sge,
         max_inline: attr.cap.max_inline_data,
     };
