@@ -6,7 +6,9 @@
 
 The receiver has a queue pair with flows for frames to its address and to all, both with one Ethertype. It compares what
 the queue pair gets with what the network device gets, which it watches through a packet socket. The sender sends what
-belongs to the queue pair, to the network device, to both and, with a forged source, to neither.
+belongs to the queue pair, to the network device, to both and, with a forged source, to neither. It also sends IP
+packets with wrong checksums to a group. The device fills them in on request, and the receiver's device checks those of
+IPv4.
 """
 
 import socket
@@ -24,7 +26,9 @@ from pyverbs.spec import EthSpec
 from pyverbs.wr import RecvWR, SGE, SendWR
 
 STEERED, OTHER = 0x88B5, 0x88B6
+IPV4, IPV6 = 0x0800, 0x86DD
 ALL = "ff:ff:ff:ff:ff:ff"
+GROUP = "03:00:00:00:00:09"
 FORGED = "02:00:00:0f:0f:0f"
 ROOM = 2048
 RECEIVES = 16
@@ -32,7 +36,36 @@ RECEIVES = 16
 
 def frame(to, source, ether_type, text):
     bytes_of = lambda mac: bytes.fromhex(mac.replace(":", ""))
-    return bytes_of(to) + bytes_of(source) + ether_type.to_bytes(2, "big") + text.encode().ljust(46, b".")
+    content = packet(ether_type, text.encode()) if ether_type in (IPV4, IPV6) else text.encode().ljust(46, b".")
+    return bytes_of(to) + bytes_of(source) + ether_type.to_bytes(2, "big") + content
+
+
+def packet(ether_type, text):
+    """Returns an IP packet with UDP. All its checksums are wrong."""
+    length = (8 + len(text)).to_bytes(2, "big")
+    udp = bytes.fromhex("03e803e9") + length + b"\x12\x34" + text
+    if ether_type == IPV6:
+        return bytes.fromhex("60000000") + length + bytes.fromhex("1140") + b"\xfd\x01" * 8 + b"\xfd\x02" * 8 + udp
+    total = (20 + len(udp)).to_bytes(2, "big")
+    return b"\x45\0" + total + bytes.fromhex("0001000040115678c0000201c0000202") + udp
+
+
+def checksum(data):
+    """Returns the Internet checksum of bytes, which is 0 if they contain their own."""
+    total = sum(int.from_bytes(data[at : at + 2].ljust(2, b"\0"), "big") for at in range(0, len(data), 2))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total ^ 0xFFFF
+
+
+def checksums(data):
+    """Returns the text of an IP packet of ours, and whether its checksums are right."""
+    addresses, start = (data[12:20], 20) if data[0] >> 4 == 4 else (data[8:40], 40)
+    udp = data[start:]
+    right = not checksum(addresses + b"\0\x11" + len(udp).to_bytes(2, "big") + udp)
+    if start == 20:
+        right = right and not checksum(data[:20])
+    return udp[8:].decode(), right
 
 
 def mac_of(netdev):
@@ -71,19 +104,29 @@ def poll(cq, timeout):
 
 def send(device, netdev, peer):
     own = mac_of(netdev)
-    _context, _pd, cq, qp, mr = queue_pair(device)
+    context, _pd, cq, qp, mr = queue_pair(device)
+    assert context.query_device().device_cap_flags & IBV_DEVICE_RAW_IP_CSUM, "no checksums"
+    assert context.query_device_ex().raw_packet_caps & IBV_RAW_PACKET_CAP_IP_CSUM, "no checksums"
     for to, source, ether_type, text in [
         (peer, own, STEERED, "for the queue pair"),
         (peer, own, OTHER, "for the network device"),
         (ALL, own, STEERED, "for both"),
         (peer, FORGED, STEERED, "forged"),
         (peer, FORGED, OTHER, "forged"),
+        (GROUP, own, IPV4, "as it is"),
+        (GROUP, own, IPV4, "filled in"),
+        (GROUP, own, IPV6, "as it is"),
+        (GROUP, own, IPV6, "filled in"),
+        # What has no checksums is sent as it is.
+        (ALL, own, STEERED, "filled in"),
         (peer, own, STEERED, "last"),
         (peer, own, OTHER, "last"),
     ]:
         data = frame(to, source, ether_type, text)
         mr.write(data, len(data))
-        qp.post_send(SendWR(sg=[SGE(mr.buf, len(data), mr.lkey)], num_sge=1, opcode=IBV_WR_SEND))
+        flags = IBV_SEND_SIGNALED | (IBV_SEND_IP_CSUM if text == "filled in" else 0)
+        sge = SGE(mr.buf, len(data), mr.lkey)
+        qp.post_send(SendWR(sg=[sge], num_sge=1, opcode=IBV_WR_SEND, send_flags=flags))
         assert poll(cq, 20), "the frame is not sent"
 
 
@@ -94,9 +137,9 @@ def receive(device, netdev):
         sge = SGE(mr.buf + number * ROOM, ROOM, mr.lkey)
         qp.post_recv(RecvWR(wr_id=number, num_sge=1, sg=[sge]))
     flows = []
-    for to in own, ALL:
+    for to, ether_type in (own, STEERED), (ALL, STEERED), (GROUP, IPV4), (GROUP, IPV6):
         attr = FlowAttr(num_of_specs=1, port=1)
-        attr.specs.append(EthSpec(dst_mac=to, ether_type=STEERED, is_inner=0))
+        attr.specs.append(EthSpec(dst_mac=to, ether_type=ether_type, is_inner=0))
         flows.append(Flow(qp, attr))
     watcher = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
     watcher.bind((netdev, 3))
@@ -104,18 +147,32 @@ def receive(device, netdev):
     print("ready", flush=True)
 
     text = lambda data: data[14:].decode().rstrip(".\0")
-    raw, seen = [], []
+    raw, seen, packets = [], [], []
     while not raw or raw[-1] != "last":
         done = poll(cq, 30)
         assert done, f"only {raw} came"
-        assert done.byte_len == 60 and done.opcode == IBV_WC_RECV, done
-        raw.append(text(mr.read(done.byte_len, done.wr_id * ROOM)))
+        assert done.opcode == IBV_WC_RECV, done
+        data = mr.read(done.byte_len, done.wr_id * ROOM)
+        ok = bool(done.wc_flags & IBV_WC_IP_CSUM_OK)
+        ether_type = int.from_bytes(data[12:14], "big")
+        if ether_type in (IPV4, IPV6):
+            packets.append((ether_type, *checksums(data[14:]), ok))
+        else:
+            assert len(data) == 60 and not ok, done
+            raw.append(text(data))
     while not seen or seen[-1] != "last":
         data = watcher.recv(ROOM)
         if int.from_bytes(data[12:14], "big") in (STEERED, OTHER):
             seen.append(text(data))
-    assert raw == ["for the queue pair", "for both", "last"], raw
-    assert seen == ["for the network device", "for both", "last"], seen
+    assert raw == ["for the queue pair", "for both", "filled in", "last"], raw
+    assert seen == ["for the network device", "for both", "filled in", "last"], seen
+    # Each with whether its checksums are right, and whether the device says so.
+    assert packets == [
+        (IPV4, "as it is", False, False),
+        (IPV4, "filled in", True, True),
+        (IPV6, "as it is", False, False),
+        (IPV6, "filled in", True, False),
+    ], packets
     # Without flows, everything goes to the network device again; a queue pair with flows cannot go away.
     for flow in flows:
         flow.close()

@@ -94,7 +94,20 @@ print(hashlib.sha256(data).hexdigest())" >"$LAB_DIR/sent"
 	wait $listener || fail "the receiver in mode $1 failed"
 	cmp "$LAB_DIR/sent" "$LAB_DIR/received" || fail "the data was damaged in transit in mode $1"
 }
+# The HCA fills in and checks checksums in datagrams. Then the receiver's kernel checks those of the sender's HCA, and
+# at last the receiver's HCA those of the sender's kernel.
+for vm in a b; do
+	on $vm ethtool -k ib0 >"$LAB_DIR/offloads"
+	found -x 'rx-checksumming: on' <"$LAB_DIR/offloads" && found 'tx-checksum-ipv4: on' <"$LAB_DIR/offloads" ||
+		fail "IPoIB does not leave checksums to the HCA of $vm: $(cat "$LAB_DIR/offloads")"
+done
 bring datagram
+on a ethtool -K ib0 rx off
+bring datagram
+on a ethtool -K ib0 rx on
+on b ethtool -K ib0 tx off
+bring datagram
+on b ethtool -K ib0 tx on
 bring connected
 # Connections carry packets that are too long for datagrams.
 for vm in a b; do on $vm ip link set ib0 mtu 65520; done

@@ -6,14 +6,14 @@
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh
-# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration", "rate-limits", "raw-packets"]
+# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration", "rate-limits", "raw-packets", "checksums"]
 . "$LAB_LIB"
 
 on -t 60 a ibv_devinfo -v -d "$DEV" >"$LAB_DIR/devinfo"
 for limit in max_srq max_mw max_mcast_grp max_mcast_qp_attach; do
 	grep -qE "^[[:space:]]$limit:[[:space:]]+0$" "$LAB_DIR/devinfo" || fail "$limit is not 0"
 done
-! grep -qE 'MEM_WINDOW|MGT_EXTENSIONS|XRC|MANAGED_FLOW' "$LAB_DIR/devinfo" ||
+! grep -qE 'MEM_WINDOW|MGT_EXTENSIONS|XRC|MANAGED_FLOW|IP_CSUM' "$LAB_DIR/devinfo" ||
 	fail "the device reports a feature that it does not have"
 
 perf a b ibv_rc_pingpong -n 100

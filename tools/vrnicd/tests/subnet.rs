@@ -12,11 +12,11 @@ use vrnic_native::manager::{self, Manager};
 use vrnic_native::pair::{self, End};
 use vrnic_native::queues::{Qp, request};
 use vrnic_wire::command::{QueryGids, QuerySubnetPort};
-use vrnic_wire::completion::{Cqe, LidSource, flags};
+use vrnic_wire::completion::{Cqe, LidSource, flags, packet_flags};
 use vrnic_wire::event::EventType;
 use vrnic_wire::port::GidEntry;
 use vrnic_wire::qp::QpType;
-use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode, lid_flags};
+use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode, lid_flags, send_flags};
 
 /// Bytes of each region, which has the data to send followed by the received data.
 const REGION: usize = 2 * MESSAGE;
@@ -161,6 +161,64 @@ fn guests_on_a_subnet_exchange_datagrams() {
             let grh = if global { flags::GRH } else { 0 };
             ensure!(cqe.flags == flags::SOURCE_LID | grh, "{cqe:?}");
             arrived(b, seed, GRH_LENGTH, length)?;
+        }
+        Ok(())
+    };
+    exchange(&mut ends).with_context(|| daemon.log()).unwrap();
+}
+
+#[test]
+fn datagrams_of_ip_over_infiniband_have_checksums() {
+    let mut packet = Vec::new();
+    etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .udp(1, 2)
+        .write(&mut packet, &[7; 1001])
+        .unwrap();
+    let right = [&[8, 0, 0, 0], &packet[..]].concat();
+    let mut wrong = right.clone();
+    wrong[4 + 10..4 + 12].fill(0);
+    wrong[24 + 6..24 + 8].fill(0x55);
+
+    let (daemon, mut ends, _manager) = subnet().unwrap();
+    let exchange = |ends: &mut [End; 2]| {
+        let to = gid(&mut ends[1])?;
+        for end in ends.iter_mut() {
+            let cqs = (&mut end.sends, &mut end.receives);
+            let qp = Qp::datagrams(QpType::UnreliableDatagram, &mut end.vm, 16, cqs, QKEY)?;
+            end.qps.push(qp);
+        }
+        let [a, b] = ends;
+        let entry = address(8, to, true);
+        let address = AddressVector {
+            dgid: entry.gid,
+            dmac: entry.mac,
+            ..AddressVector::default()
+        };
+        for (sent, flags, arrived) in [
+            (&right, 0, &right),
+            (&wrong, 0, &wrong),
+            (&wrong, send_flags::CHECKSUMS, &right),
+        ] {
+            b.qps[0].push_receive(3, b.mr.sge(0, MESSAGE))?;
+            b.qps[0].offer(&mut b.vm)?;
+            a.mr.area.memory.write_bytes(0, sent);
+            let target = Target::Datagram {
+                address: &address,
+                remote_qpn: b.qps[0].qpn(),
+                qkey: QKEY,
+            };
+            let mut send = request(SendOpcode::Send, 4, target);
+            send.flags |= flags;
+            a.qps[0].post(&mut a.vm, &send, a.mr.sge(0, sent.len()))?;
+            self::sent(a, 4)?;
+            let cqe = b.receives.wait()?;
+            let wanted = match arrived == &right {
+                true => packet_flags::CHECKSUMS_OK,
+                false => 0,
+            };
+            ensure!(cqe.packet_flags == wanted, "{cqe:?}");
+            let got = (GRH_LENGTH..GRH_LENGTH + sent.len()).map(|at| b.mr.area.byte(at));
+            ensure!(got.eq(arrived.iter().copied()), "other bytes arrived");
         }
         Ok(())
     };

@@ -32,7 +32,10 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
     let entries: &[(&str, Status, SpoilEntry)] = &[
         ("opcode 7", operation, |e, _| e[0] = 7),
         ("opcode 255", operation, |e, _| e[0] = 255),
-        ("unknown flag", operation, |e, _| e[1] |= 0x10),
+        ("unknown flag", operation, |e, _| e[1] |= 0x20),
+        ("checksums of a connection", operation, |e, _| {
+            e[1] |= send_flags::CHECKSUMS;
+        }),
         ("INLINE with elements", operation, |e, _| {
             e[1] |= send_flags::INLINE;
         }),
