@@ -287,13 +287,13 @@ mod tests {
                     *source.first_chunk().unwrap(), *destination.first_chunk().unwrap(),
                 ).unwrap();
                 ip.options = options.as_slice().try_into().unwrap();
-                etherparse::IpHeaders::Ipv4(ip, Default::default())
+                etherparse::IpHeaders::Ipv4(ip, etherparse::Ipv4Extensions::default())
             } else {
                 etherparse::IpHeaders::Ipv6(etherparse::Ipv6Header {
                     source: source.try_into().unwrap(),
                     destination: destination.try_into().unwrap(),
                     ..Default::default()
-                }, Default::default())
+                }, etherparse::Ipv6Extensions::default())
             };
             let builder = if tagged {
                 builder.single_vlan(VlanId::try_new(5).unwrap()).ip(ip)

@@ -37,8 +37,8 @@ pub(crate) fn is_tagged(frame: &[u8]) -> bool {
     header.is_ok_and(|header| header.ether_type() == ether_type::VLAN_TAGGED_FRAME)
 }
 
-/// Returns the Ethertype of a frame, behind its tag if it has one, and where its payload begins. `None` if the header or
-/// the tag is not complete.
+/// Returns the Ethertype of a frame, behind its tag if it has one, and where its payload begins. `None` if the header
+/// or the tag is not complete.
 pub(crate) fn network_of(frame: &[u8]) -> Option<(EtherType, usize)> {
     let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
     if ethernet.ether_type() != ether_type::VLAN_TAGGED_FRAME {
@@ -169,6 +169,11 @@ fn words_of(fields: FlowFields) -> Words {
     transmute!(fields)
 }
 
+/// Returns words as fields.
+fn fields_of(words: Words) -> FlowFields {
+    transmute!(words)
+}
+
 /// Who gets a frame that arrived at the port for its network device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Steered {
@@ -259,8 +264,8 @@ impl FlowTable {
             flow_type: flow.flow_type,
             priority: flow.priority,
             dont_trap: flow.shares && flow.flow_type == FlowType::Normal,
-            value: transmute!(flow.value),
-            mask: transmute!(flow.mask),
+            value: fields_of(flow.value),
+            mask: fields_of(flow.mask),
         })
     }
 

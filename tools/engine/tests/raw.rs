@@ -714,9 +714,10 @@ fn checksums_are_a_feature_of_some_queue_pairs() {
         a.send(&mut world, &request);
         world.settle();
         let done = a.send_cq.drain()[0];
-        let expected = match works {
-            true => (Done::Success, None),
-            false => (Done::LocalQueuePairOperation, Some(Cause::WqeFlags)),
+        let expected = if works {
+            (Done::Success, None)
+        } else {
+            (Done::LocalQueuePairOperation, Some(Cause::WqeFlags))
         };
         assert_eq!((done.status, done.cause), expected, "{feature} {qp_type:?}");
     }

@@ -212,9 +212,10 @@ fn datagrams_of_ip_over_infiniband_have_checksums() {
             a.qps[0].post(&mut a.vm, &send, a.mr.sge(0, sent.len()))?;
             self::sent(a, 4)?;
             let cqe = b.receives.wait()?;
-            let wanted = match arrived == &right {
-                true => packet_flags::CHECKSUMS_OK,
-                false => 0,
+            let wanted = if arrived == &right {
+                packet_flags::CHECKSUMS_OK
+            } else {
+                0
             };
             ensure!(cqe.packet_flags == wanted, "{cqe:?}");
             let got = (GRH_LENGTH..GRH_LENGTH + sent.len()).map(|at| b.mr.area.byte(at));
