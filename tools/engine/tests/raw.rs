@@ -743,6 +743,24 @@ fn a_replay_knows_which_checksums_were_right() {
     }
 }
 
+#[test]
+fn checksums_of_a_damaged_packet_are_wrong() {
+    for fault in ["corrupt-payload", "truncate"] {
+        let mut world = World::pair(15);
+        let (mut a, mut b) = (end(&mut world, 0), end(&mut world, 1));
+        add(&mut world, 1, to(&b, B));
+        let spec = format!("{fault} dir=in").parse().expect("a fault");
+        let mut faults = world.nodes[1].rnic.faults_mut();
+        faults.arm(spec, world.now).expect("room");
+        let right = checked_frame(true, 1000);
+        let (got, flags) = exchange(&mut world, (&mut a, &mut b), &right, 0);
+        assert_ne!(got, right, "{fault}");
+        assert_eq!(flags, 0, "{fault}");
+        let undamaged = exchange(&mut world, (&mut a, &mut b), &right, 0);
+        assert_eq!(undamaged, (right, packet_flags::CHECKSUMS_OK), "{fault}");
+    }
+}
+
 /// What is in a frame.
 #[derive(Clone, Debug)]
 struct Content {

@@ -65,6 +65,8 @@ pub(super) fn suffer<M: Memory>(
             if segment.detach(io.memory).is_err() {
                 return Fate::Lost;
             }
+            // They were checked when the packet arrived. In a replay, they could not be checked again.
+            segment.checksums_ok = false;
             if let Payload::Bytes(bytes) = &mut segment.payload
                 && !bytes.is_empty()
             {
