@@ -3,7 +3,6 @@
 # flushes. Otherwise, a drain of the queue pair would never end, and neither would unbinding the driver.
 # lab: fabric=local
 # lab: timeout=300
-# lab: vrnicd faults = true
 . "$LAB_LIB"
 
 virtio=$(bound a)

@@ -5,7 +5,6 @@
 # lab: fabric=local
 # lab: one-fabric
 # lab: timeout=300
-# lab: vrnicd faults = true
 . "$LAB_LIB"
 
 scenarios=$(dirname "$LAB_LIB")/../vrnicctl/scenarios

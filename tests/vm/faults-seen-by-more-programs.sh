@@ -5,7 +5,6 @@
 # lab: fabric=local
 # lab: one-fabric
 # lab: timeout=600
-# lab: vrnicd faults = true
 . "$LAB_LIB"
 . tests/vm/faults.bash
 

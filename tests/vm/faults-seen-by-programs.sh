@@ -6,7 +6,6 @@
 # lab: fabric=local
 # lab: one-fabric
 # lab: timeout=900
-# lab: vrnicd faults = true
 . "$LAB_LIB"
 
 . tests/vm/faults.bash

@@ -2,7 +2,6 @@
 # The driver's tracepoints show commands with their errors, events, and doorbells.
 # lab: fabric=local
 # lab: timeout=180
-# lab: vrnicd faults = true
 # lab: needs CONFIG_TRACING=y
 . "$LAB_LIB"
 

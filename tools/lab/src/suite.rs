@@ -898,7 +898,7 @@ struct Lane<'a> {
     tally: &'a Tally,
     /// Number of shared labs that the lanes have booted.
     boots: &'a AtomicUsize,
-    /// The lab for tests that do not need their own.
+    /// The lab for tests that do not need their own. Tests may make faults in it, and clear them.
     shared: Option<TestLab>,
 }
 
@@ -977,7 +977,11 @@ impl Lane<'_> {
         }
         let number = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
         let logs = format!("vm/shared-{}-{number}.lab", settings.fabric.name());
-        let shared = boot(&logs, Extra::default())?;
+        let extra = Extra {
+            daemon: vec!["faults = true".to_owned()],
+            ..Extra::default()
+        };
+        let shared = boot(&logs, extra)?;
         Ok(self.shared.insert(shared).clone())
     }
 }
