@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # On both fabrics, vrnicctl captures the packets between two VMs while vrnicd runs: all packets, or those of one queue
 # pair. tshark dissects every packet.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=400
 . "$LAB_LIB"
 

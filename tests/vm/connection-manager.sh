@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The kernel's own queue pairs work. ib_cm and rdma_cm, whose datagrams use QP1, connect the programs of librdmacm,
 # between the VMs and in loopback, over IPv4 and IPv6.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=500
 . "$LAB_LIB"
 

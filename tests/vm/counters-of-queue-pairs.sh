@@ -3,6 +3,7 @@
 # lost, not even for destroyed queue pairs.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=120
 . "$LAB_LIB"
 

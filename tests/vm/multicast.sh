@@ -2,8 +2,9 @@
 # rdma_cm joins multicast groups. Datagrams to a group reach its members in the other VM and in the sender's own VM,
 # over RoCE v2 and v1, IPv4 and IPv6. The host sees the members of a group. When the last member has left, nothing of
 # the group remains.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 . "$LAB_LIB"
 

@@ -3,6 +3,7 @@
 # survive a target that goes away under load, and a disconnect.
 # lab: needs CONFIG_INFINIBAND_SRPT=m
 # lab: timeout=600
+# lab: long
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric

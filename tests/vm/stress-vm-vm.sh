@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Random traffic with all operations runs between two VMs in both directions. Every byte, completion and event is
 # checked.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 . "$LAB_LIB"
 
