@@ -579,11 +579,13 @@ impl<'a> Armory<'a> {
     ///
     /// # Errors
     ///
-    /// Too many faults are armed, or a line does not support the fault.
+    /// Too many faults are armed, a line does not support the fault, or it waits for a fault that will never fire.
     pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
         if self.of_line {
             spec.check_for_port()?;
         }
+        // A recording does not know faults that are done.
+        let spec = self.faults.ready(spec)?;
         if let Some(recorder) = &mut self.recorder {
             recorder.begin(now, |out| Input::Arm(spec.to_string()).put(out));
         }

@@ -199,17 +199,46 @@ impl Faults {
             || self.command.is_some();
     }
 
+    /// Prepares a description to be armed now. If the fault that it waits for has fired, it waits no longer, and its
+    /// text does not name that fault any more: what is done is not part of a recording.
+    ///
+    /// # Errors
+    ///
+    /// It waits for a fault that will never fire.
+    pub fn ready(&self, spec: Spec) -> Result<Spec, BadSpec> {
+        let Some(id) = spec.moment.after_fault else {
+            return Ok(spec);
+        };
+        let armed = self.armed.iter().find(|fault| fault.id == id);
+        let armed = armed.map(|fault| (fault.fired, true));
+        let done = || self.done.iter().find(|fault| fault.id == id);
+        match armed.or_else(|| done().map(|fault| (fault.fired, false))) {
+            Some((0, true)) => Ok(spec),
+            Some((0, false)) => Err(BadSpec::new(format!(
+                "`after-fault={id}`: fault {id} is done and has never fired"
+            ))),
+            Some(_) => Ok(spec.without_wait()),
+            None if (1..=self.last_id).contains(&id) => Err(BadSpec::new(format!(
+                "`after-fault={id}`: fault {id} was cleared, or was done too long ago"
+            ))),
+            None => Err(BadSpec::new(format!(
+                "`after-fault={id}`: no fault has the number {id}"
+            ))),
+        }
+    }
+
     /// Arms a fault and returns its number. The fault takes effect with the next call of the device.
     ///
     /// # Errors
     ///
-    /// Too many faults are armed.
+    /// Too many faults are armed, or it waits for a fault that will never fire.
     pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
         if self.armed.len() >= MAX_ARMED {
             return Err(BadSpec::new(format!(
                 "{MAX_ARMED} faults are armed already; clear some"
             )));
         }
+        let spec = self.ready(spec)?;
         self.last_id += 1;
         self.armed.push(Armed {
             id: self.last_id,

@@ -254,7 +254,7 @@ pub const KEYS: &[Key] = &[
     key(
         "after-fault",
         "N",
-        "does not fire until fault N has fired",
+        "does not fire until fault N has fired; at once if it has",
         ALL,
     ),
     key(
@@ -577,6 +577,17 @@ impl FromStr for Spec {
 }
 
 impl Spec {
+    /// Returns the description of the same fault, which waits for no other one.
+    pub(crate) fn without_wait(mut self) -> Self {
+        self.moment.after_fault = None;
+        let words = self.text.split(' ');
+        let kept: Vec<&str> = words
+            .filter(|word| !word.starts_with("after-fault="))
+            .collect();
+        self.text = kept.join(" ");
+        self
+    }
+
     /// Checks that a switch port can have the fault: a port sees packets, and knows only what they tell about queue
     /// pairs.
     ///

@@ -4,7 +4,7 @@
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
 use std::time::Duration;
-use vrnic_engine::{Segmentation, testing::Send};
+use vrnic_engine::{Segmentation, fault::Progress, testing::Send};
 use vrnic_wire::{
     completion::Status,
     counter::Counter,
@@ -369,4 +369,40 @@ fn faults_are_chained_and_cleared_and_one_packet_has_one_fault() {
     assert_eq!(faults.clear(None), 2);
     assert!(faults.is_idle() && faults.list().is_empty());
     assert_eq!(faults.log().count(), 3);
+}
+
+#[test]
+fn a_fault_waits_only_for_one_that_may_fire() {
+    let mut stage = Stage::new(Segmentation::PathMtu);
+    let first = stage.arm(0, "drop qp={qp} nth=20");
+    let never = stage.arm(0, "drop nth=1000 for=1ms");
+    let cleared = stage.arm(0, "drop nth=1000");
+    stage.world.nodes[0].rnic.faults_mut().clear(Some(cleared));
+    stage.run(2);
+    stage.post(Op::LongWrite);
+    stage.world.settle();
+    assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
+    // The first fault is done: what waits for it is armed at once.
+    let second = stage.arm(0, &format!("duplicate after-fault={first} qp={{qp}}"));
+    let now = stage.world.now;
+    let faults = stage.world.nodes[0].rnic.faults();
+    let listed = faults.list().pop().expect("a fault");
+    assert_eq!((listed.id, listed.progress), (second, Progress::Armed));
+    assert!(!listed.spec.to_string().contains("after-fault"));
+    let mut faults = stage.world.nodes[0].rnic.faults_mut();
+    for (id, why) in [
+        (never, "has never fired"),
+        (cleared, "was cleared"),
+        (second + 1, "no fault has the number"),
+        (99, "no fault has the number"),
+    ] {
+        let spec = format!("drop after-fault={id}").parse().expect("valid");
+        let refused = faults.arm(spec, now).unwrap_err().to_string();
+        assert!(refused.contains(why), "{id}: {refused}");
+    }
+    assert_eq!(faults.list().len(), 3, "what is refused is not armed");
+    stage.post(Op::Writes(1));
+    stage.world.settle();
+    let last = stage.log(0).pop().expect("a firing");
+    assert_eq!((last.id, last.name), (second, "duplicate"));
 }
