@@ -148,6 +148,13 @@ pub(crate) struct Strike {
     pub(crate) lasts: Option<Duration>,
     /// When the packet arrives if the fault slows the line down.
     pub(crate) due: Option<Instant>,
+    /// Whether it is in the log, and so in captures.
+    pub(crate) is_logged: bool,
+    /// Numbers of the queue pair and of its peer; 0 if none was affected.
+    pub(crate) qpn: u32,
+    pub(crate) peer_qpn: u32,
+    /// PSN of the packet.
+    pub(crate) psn: Option<u32>,
 }
 
 /// The faults of a device. Empty by default.
@@ -157,7 +164,7 @@ pub struct Faults {
     busy: bool,
     armed: Vec<Armed>,
     done: VecDeque<Listed>,
-    /// Youngest firings. They influence no decision: the one to be reported was always added just before.
+    /// Youngest firings. They influence no decision.
     #[serde(skip)]
     log: VecDeque<Firing>,
     /// Number of firings so far.
@@ -313,7 +320,8 @@ impl Faults {
         self.fired
     }
 
-    /// Returns the youngest firings, oldest first.
+    /// Returns the youngest firings, oldest first. Of a kind that fires on each packet or timer, it has only a fault's
+    /// first, second, fourth, eighth firing and so on.
     pub fn log(&self) -> impl DoubleEndedIterator<Item = &Firing> {
         self.log.iter()
     }
@@ -402,6 +410,10 @@ impl Faults {
             chance: spec.moment.draw(position, 1),
             lasts: spec.moment.lasts,
             due: None,
+            is_logged: !spec.kind.is_frequent() || fault.fired.is_power_of_two(),
+            qpn: occasion.qp.map_or(0, |qp| qp.qpn),
+            peer_qpn: occasion.qp.map_or(0, |qp| qp.peer),
+            psn: occasion.psn,
         };
         if let Some(rate) = spec.args.rate {
             let bytes = occasion.size.unwrap_or(0) + HEADERS;
@@ -410,9 +422,10 @@ impl Faults {
             strike.due = Some(fault.free);
         }
         let (id, spent) = (fault.id, fault.fired >= fault.spec.moment.count);
-        if !spec.kind.is_quiet() {
-            self.remember(now, id, strike.kind.name, position, occasion);
+        if strike.is_logged {
+            self.remember(now, &strike, position, occasion);
         }
+        self.fired += 1;
         if spent {
             self.finish(index);
         }
@@ -425,31 +438,24 @@ impl Faults {
         strike
     }
 
-    fn remember(
-        &mut self,
-        time: Instant,
-        id: u64,
-        name: &'static str,
-        position: u64,
-        on: &Occasion,
-    ) {
+    /// Adds a firing to the log.
+    fn remember(&mut self, time: Instant, strike: &Strike, position: u64, on: &Occasion) {
         if self.log.len() == MAX_LOG {
             self.log.pop_front();
         }
         self.log.push_back(Firing {
             number: self.fired,
             time,
-            id,
-            name,
+            id: strike.id,
+            name: strike.kind.name,
             position,
-            qpn: on.qp.map_or(0, |qp| qp.qpn),
-            peer_qpn: on.qp.map_or(0, |qp| qp.peer),
+            qpn: strike.qpn,
+            peer_qpn: strike.peer_qpn,
             cqn: on.cqn.unwrap_or(0),
-            psn: on.psn,
+            psn: strike.psn,
             direction: on.direction,
             what: on.to_string(),
         });
-        self.fired += 1;
     }
 
     /// Retires the fault at `index`, which will not fire any more.

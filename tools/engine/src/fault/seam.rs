@@ -66,20 +66,14 @@ impl Resources {
 
     /// Adds the firing of a fault to the record.
     pub(crate) fn explain_strike(&mut self, strike: &Strike) {
-        if strike.kind.is_quiet() {
-            return;
-        }
-        let Some(firing) = self.faults.log.back() else {
-            return;
-        };
         let happening = Happening::Fault {
             id: strike.id,
             name: strike.kind.name,
         };
         let what = Explanation {
-            peer_qpn: firing.peer_qpn,
-            psn: firing.psn,
-            ..Explanation::new(happening, firing.qpn, None)
+            peer_qpn: strike.peer_qpn,
+            psn: strike.psn,
+            ..Explanation::new(happening, strike.qpn, None)
         };
         self.explain(what);
     }

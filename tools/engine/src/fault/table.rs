@@ -197,8 +197,8 @@ impl Kind {
         self.seam() == Seam::Packet && self.act != Act::Revoke
     }
 
-    /// Returns whether it fires too often to report each firing.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Returns whether it usually fires so often that the log could hold nothing else.
+    pub(crate) fn is_frequent(&self) -> bool {
         matches!(self.act, Act::HoldTimer | Act::Throttle)
     }
 

@@ -185,7 +185,7 @@ impl Resources {
         let strike = self.strike(|| Occasion::packet(Seam::Packet, out, &segment));
         let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
         self.note_sent(&segment, io.memory);
-        let is_told = strike.is_some_and(|strike| !strike.kind.is_quiet());
+        let is_told = strike.is_some_and(|strike| strike.is_logged);
         // Payload is not read for watchers: nothing that the engine does may depend on them.
         let seen = (io.outbox.watched && is_told).then(|| segment.clone());
         let goes = self.faults.settle_packet(out, segment, &fate, io);

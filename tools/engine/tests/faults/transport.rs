@@ -3,7 +3,7 @@
 //! Faults of the responder's decisions and of timers.
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 use vrnic_engine::Segmentation;
 use vrnic_wire::{completion::Status, event::EventType};
 
@@ -82,6 +82,9 @@ fn a_timer_that_is_late_is_so_late() {
         let start = stage.world.now;
         stage.world.settle();
         assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
+        let log = stage.log(0);
+        let kinds: HashSet<_> = log.iter().map(|firing| firing.name).collect();
+        assert_eq!(kinds.len(), faults.len(), "{log:?}");
         stage.world.now - start
     };
     let usual = time(&["lost-request qp={qp}"]);

@@ -4,7 +4,7 @@
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
 use std::time::Duration;
-use vrnic_engine::{Segmentation, fault::Progress, testing::Send};
+use vrnic_engine::{Segmentation, explain::Happening, fault::Progress, testing::Send};
 use vrnic_wire::{
     completion::Status,
     counter::Counter,
@@ -284,6 +284,30 @@ fn a_slow_link_takes_its_time() {
         assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
         let took = stage.world.now - start;
         assert!(took >= Duration::from_millis(19), "{took:?}");
+        // Each firing counts, and some are in the log.
+        let fired = stage.world.nodes[0].rnic.faults().fired();
+        let log = stage.log(0);
+        assert_eq!(log.len() as u32, u64::BITS - fired.leading_zeros());
+        for (index, firing) in log.iter().enumerate() {
+            assert_eq!(
+                (firing.number, firing.name),
+                ((1 << index) - 1, "slow-link")
+            );
+        }
+        let rnic = &mut stage.world.nodes[0].rnic;
+        let explained: u64 = std::iter::from_fn(|| rnic.next_explanation())
+            .filter(|what| {
+                matches!(
+                    what.happening,
+                    Happening::Fault {
+                        name: "slow-link",
+                        ..
+                    }
+                )
+            })
+            .map(|what| what.count)
+            .sum();
+        assert_eq!(explained, fired);
     }
 }
 
