@@ -357,7 +357,7 @@ struct ChaosArguments {
     #[arg(long, value_name = "REGEX", requires = "own")]
     wrong_data: Option<regex_lite::Regex>,
     /// Fail if a run ends with one of these verdicts
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["crash", "leak", "wrong-data", "kernel-report"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["crash", "leak", "lost-device", "wrong-data", "kernel-report"])]
     fail_on: Vec<chaos::verdict::Verdict>,
     /// Number of runs in parallel, each in its own lab
     #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]

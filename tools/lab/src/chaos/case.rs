@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use base64::Engine as _;
@@ -83,6 +83,9 @@ impl Case {
                 (Some(end), _) => parts.push(format!("{name}: {}", end.text())),
             }
         }
+        if let Some(after) = seen.after.filter(|_| !parts.is_empty()) {
+            parts.push(format!("{after:.1} s after the fault"));
+        }
         parts.extend(seen.wrong_data.iter().map(|line| line.trim().to_owned()));
         parts.extend(seen.leak.iter().cloned());
         parts.extend(
@@ -159,7 +162,7 @@ impl<'a> Bench<'a> {
         let armed = fault.map(|fault| self.arm(fault)).transpose()?;
 
         let mut seen = Seen::default();
-        let output = self.play(profile, &mut seen)?;
+        let (output, ended) = self.play(profile, &mut seen)?;
         // vrnicd disconnects a client that sends nothing for a minute, which a program that hangs can take.
         self.control = Client::connect(&self.lab.control())?;
 
@@ -169,7 +172,7 @@ impl<'a> Bench<'a> {
             firings = self.firings(fault, armed, fired)?;
             let all = self.control.faults(&self.places[index(fault.on)])?;
             let one = all.iter().find(|fault| fault.id == armed);
-            seen.fired = one.map_or(0, |fault| fault.fired);
+            seen.fired = Some(one.map_or(0, |fault| fault.fired));
         }
         let explain = self.explain_since(explained)?;
         seen.counters = grown(&before, &self.counters()?);
@@ -181,22 +184,22 @@ impl<'a> Bench<'a> {
             seen.leak = self.leak(&objects, profile.in_kernel);
         }
         seen.kernel = self.complaints().err().map(|error| format!("{error:#}"));
-        let verdict = match (Verdict::of(&seen), fault) {
-            // There was nothing to reach.
-            (Verdict::NotReached, None) => Verdict::Unaffected,
-            (verdict, _) => verdict,
-        };
+        let packets = fs::read(scratch.path())?;
+        if let (Some(fault), Some(ended)) = (fault, ended) {
+            let first = window::first_firing(&packets, fault.name());
+            let after = first.and_then(|first| ended.duration_since(first).ok());
+            seen.after = after.map(|after| after.as_secs_f64());
+        }
         Ok(Case {
             device: self.device,
             profile: profile.name.clone(),
             fault: fault.cloned(),
-            verdict,
+            verdict: Verdict::of(&seen),
             seen,
             firings,
             explain,
             output,
-            capture: window::around_faults(&fs::read(scratch.path())?)
-                .map(|bytes| STANDARD.encode(bytes)),
+            capture: window::around_faults(&packets).map(|bytes| STANDARD.encode(bytes)),
         })
     }
 
@@ -216,8 +219,13 @@ impl<'a> Bench<'a> {
             .with_context(|| format!("arming `{words}`"))
     }
 
-    /// Runs both programs to their ends. Returns the output of client and server.
-    fn play(&self, profile: &Profile, seen: &mut Seen) -> Result<[String; 2]> {
+    /// Runs both programs to their ends. Returns the output of client and server, and when the client ended unless it
+    /// had to be killed.
+    fn play(
+        &self,
+        profile: &Profile,
+        seen: &mut Seen,
+    ) -> Result<([String; 2], Option<SystemTime>)> {
         let patience = Duration::from_secs(profile.seconds);
         let server_agent = self.lab.agent(Side::Server.vm())?;
         let mut server = Running::new(self.start(&server_agent, Side::Server, &profile.server)?);
@@ -228,6 +236,7 @@ impl<'a> Bench<'a> {
         let deadline = start + client_agent.patience(patience);
         client.follow(deadline);
         seen.seconds = start.elapsed().as_secs_f64();
+        let ended = client.ending.as_ref().map(|_| SystemTime::now());
         server.follow(deadline.min(Instant::now() + server_agent.patience(FAREWELL)));
         seen.client = Some(client.end());
         seen.server = Some(server.end());
@@ -244,7 +253,7 @@ impl<'a> Bench<'a> {
                 seen.wrong_data = seen.wrong_data.take().or(line.map(str::to_owned));
             }
         }
-        Ok(output)
+        Ok((output, ended))
     }
 
     /// Starts the command of one end.

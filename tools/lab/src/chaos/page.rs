@@ -19,7 +19,7 @@ td.fault { font-family: ui-monospace, monospace; font-size: 13px; }
 a.cell { display: block; text-decoration: none; color: inherit; }
 a.cell small { color: #3f4a59; display: block; max-width: 28em; overflow-wrap: anywhere; }
 .not-reached { background: #eceff3; } .unaffected { background: #dff3e3; } .recovered { background: #d3ecf7; }
-.reported { background: #fff3cd; } .hang { background: #ffd8b0; } .crash, .leak { background: #ffc2b8; }
+.reported { background: #fff3cd; } .hang { background: #ffd8b0; } .crash, .leak, .lost-device { background: #ffc2b8; }
 .wrong-data, .kernel-report, .no-result { background: #e05a5a; color: #fff; }
 .wrong-data small, .kernel-report small { color: #fff; }
 pre { background: #f6f8fa; padding: .7em; overflow-x: auto; font-size: 12.5px; max-height: 30em; }
@@ -93,13 +93,18 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
         end.as_ref()
             .map_or_else(String::new, super::verdict::Ending::text)
     };
+    let fired = case.seen.fired.map_or_else(String::new, |fired| {
+        format!(" The fault fired {fired} times.")
+    });
+    let after = case.seen.after.map_or_else(String::new, |after| {
+        format!(" The client ended {after:.3} s after the fault first fired.")
+    });
     let _ = writeln!(
         page,
-        "<p>Client: {}. Server: {}. The client ran for {:.1} s. The fault fired {} times.</p>",
+        "<p>Client: {}. Server: {}. The client ran for {:.1} s.{fired}{after}</p>",
         escape(&end(&case.seen.client)),
         escape(&end(&case.seen.server)),
         case.seen.seconds,
-        case.seen.fired
     );
     for (what, text) in [
         ("The kernel says:", &case.seen.kernel),

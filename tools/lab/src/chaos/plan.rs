@@ -157,6 +157,12 @@ pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profil
 }
 
 impl Fault {
+    /// Returns the name of its kind.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.fault.split(' ').next().unwrap_or_default()
+    }
+
     /// Checks that an RNIC, or a switch port, accepts the fault.
     ///
     /// # Errors

@@ -52,8 +52,8 @@ pub struct Seen {
     pub client_says: Option<String>,
     /// What the server reported, in its own words.
     pub server_says: Option<String>,
-    /// Number of firings of the fault.
-    pub fired: u64,
+    /// Number of firings of the fault; `None` in the run without one.
+    pub fired: Option<u64>,
     /// Counters of retries and errors that increased.
     pub counters: Vec<(String, u64)>,
     /// How a program reported damaged data.
@@ -66,6 +66,9 @@ pub struct Seen {
     pub lost_device: Option<String>,
     /// Seconds from the start of the client to its end.
     pub seconds: f64,
+    /// Seconds from the first firing of the fault to the end of the client, if it ended by itself and the capture shows
+    /// the firing.
+    pub after: Option<f64>,
 }
 
 /// How a workload handled a fault, from good to bad.
@@ -86,6 +89,8 @@ pub enum Verdict {
     Crash,
     /// RDMA objects were left behind.
     Leak,
+    /// A VM is gone, or its RNIC or driver did not recover after the fault.
+    LostDevice,
     /// A program found damaged data.
     WrongData,
     /// The kernel of a guest reported a problem.
@@ -94,7 +99,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// All verdicts, from good to bad.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::NotReached,
         Self::Unaffected,
         Self::Recovered,
@@ -102,6 +107,7 @@ impl Verdict {
         Self::Hang,
         Self::Crash,
         Self::Leak,
+        Self::LostDevice,
         Self::WrongData,
         Self::KernelReport,
     ];
@@ -115,6 +121,8 @@ impl Verdict {
             Self::KernelReport
         } else if seen.wrong_data.is_some() {
             Self::WrongData
+        } else if seen.lost_device.is_some() {
+            Self::LostDevice
         } else if seen.leak.is_some() {
             Self::Leak
         } else if any(|end| matches!(end, Ending::Killed(_))) {
@@ -123,10 +131,11 @@ impl Verdict {
             Self::Hang
         } else if any(|end| *end != Ending::Exited(0)) {
             Self::Reported
+        } else if seen.fired == Some(0) {
+            // Whatever the counters say, it was not the fault.
+            Self::NotReached
         } else if !seen.counters.is_empty() {
             Self::Recovered
-        } else if seen.fired == 0 {
-            Self::NotReached
         } else {
             Self::Unaffected
         }
@@ -143,6 +152,7 @@ impl Verdict {
             Self::Hang => "hang",
             Self::Crash => "crash",
             Self::Leak => "leak",
+            Self::LostDevice => "lost device",
             Self::WrongData => "wrong data",
             Self::KernelReport => "kernel report",
         }
@@ -163,6 +173,7 @@ impl Verdict {
             Self::Hang => "a program did not end in time, whatever happened to the other one",
             Self::Crash => "a program was killed by a signal",
             Self::Leak => "RDMA objects still existed after the programs had ended",
+            Self::LostDevice => "a VM was gone, or its RNIC or driver did not come back by itself",
             Self::WrongData => "a program that checks its data found damaged data",
             Self::KernelReport => "a guest's kernel complained (BUG, WARNING, hung task, …)",
         }
@@ -241,17 +252,16 @@ mod tests {
         Seen {
             client: Some(Ending::Exited(0)),
             server: Some(Ending::Exited(0)),
-            fired: 1,
+            fired: Some(1),
             ..Seen::default()
         }
     }
 
     #[test]
     fn the_worst_thing_counts() {
-        assert_eq!(
-            Verdict::of(&Seen { fired: 0, ..seen() }),
-            Verdict::NotReached
-        );
+        let fired = |fired| Seen { fired, ..seen() };
+        assert_eq!(Verdict::of(&fired(Some(0))), Verdict::NotReached);
+        assert_eq!(Verdict::of(&fired(None)), Verdict::Unaffected);
         assert_eq!(Verdict::of(&seen()), Verdict::Unaffected);
         let mut run = seen();
         run.counters = vec![("a: retransmitted_pkts".into(), 1)];
@@ -264,11 +274,25 @@ mod tests {
         assert_eq!(Verdict::of(&run), Verdict::Crash);
         run.leak = Some("a QP".into());
         assert_eq!(Verdict::of(&run), Verdict::Leak);
+        run.lost_device = Some("the RNIC of VM a does not come back".into());
+        assert_eq!(Verdict::of(&run), Verdict::LostDevice);
         run.wrong_data = Some("page 0".into());
         assert_eq!(Verdict::of(&run), Verdict::WrongData);
         run.kernel = Some("BUG".into());
         assert_eq!(Verdict::of(&run), Verdict::KernelReport);
         assert!(Verdict::ALL.is_sorted());
+    }
+
+    #[test]
+    fn a_fault_that_never_fired_is_not_what_the_programs_recovered_from() {
+        let mut run = seen();
+        run.counters = vec![("a: local_ack_timeout_err".into(), 1)];
+        run.fired = Some(0);
+        assert_eq!(Verdict::of(&run), Verdict::NotReached);
+        run.fired = None;
+        assert_eq!(Verdict::of(&run), Verdict::Recovered);
+        run.lost_device = Some("VM a is gone".into());
+        assert_eq!(Verdict::of(&run), Verdict::LostDevice);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Selects the part of a capture that is worth keeping: the packets around those that a fault touched.
+//! Selects the part of a capture that is worth keeping: the packets around those that a fault touched. Finds out when a
+//! fault first fired.
+
+use std::time::{Duration, SystemTime};
 
 /// Number of packets kept before and after one that a fault touched.
 const AROUND: usize = 40;
@@ -52,8 +55,8 @@ fn blocks(file: &[u8]) -> Vec<Block<'_>> {
 }
 
 impl Block<'_> {
-    /// Returns whether its comment says that a fault touched the packet.
-    fn is_touched(&self) -> Option<bool> {
+    /// Returns whether its comment contains `words`. If these are `fault`, a fault touched the packet.
+    fn says(&self, words: &str) -> Option<bool> {
         let mut at = PACKET_HEADER + padded(word(self.bytes, 20)? as usize);
         loop {
             let (code, length) = (
@@ -63,10 +66,17 @@ impl Block<'_> {
             let value = self.bytes.get(at + 4..at + 4 + length)?;
             match code {
                 0 => return Some(false),
-                COMMENT if String::from_utf8_lossy(value).contains("fault") => return Some(true),
+                COMMENT if String::from_utf8_lossy(value).contains(words) => return Some(true),
                 _ => at += 4 + padded(length),
             }
         }
+    }
+
+    /// Returns the time of its packet, in vrnicd's unit.
+    fn time(&self) -> Option<SystemTime> {
+        let [high, low] = [12, 16].map(|at| word(self.bytes, at).map(u64::from));
+        let time = Duration::from_nanos((high? << 32) | low?);
+        SystemTime::UNIX_EPOCH.checked_add(time)
     }
 
     /// Returns the block with only the first bytes of its packet.
@@ -98,7 +108,7 @@ pub fn around_faults(file: &[u8]) -> Option<Vec<u8>> {
         .iter()
         .partition(|block| block.kind == ENHANCED_PACKET);
     let touched: Vec<usize> = (0..packets.len())
-        .filter(|&index| packets[index].is_touched() == Some(true))
+        .filter(|&index| packets[index].says("fault") == Some(true))
         .collect();
     let keep = |index: usize| match touched.as_slice() {
         [] => index < FIRST,
@@ -124,6 +134,16 @@ pub fn around_faults(file: &[u8]) -> Option<Vec<u8>> {
     any.then_some(kept)
 }
 
+/// Returns when a fault of this name first fired. Returns `None` if no packet shows it.
+#[must_use]
+pub fn first_firing(file: &[u8], name: &str) -> Option<SystemTime> {
+    let words = format!("fault {name}");
+    let mut packets = blocks(file).into_iter();
+    packets
+        .find(|block| block.kind == ENHANCED_PACKET && block.says(&words) == Some(true))
+        .and_then(|block| block.time())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +155,9 @@ mod tests {
 
     fn packet(length: usize, comment: &str) -> Vec<u8> {
         let size = u32::try_from(length).unwrap().to_le_bytes();
-        let mut body = vec![0; 12];
+        let mut body = vec![0; 4];
+        body.extend(1u32.to_le_bytes());
+        body.extend(7u32.to_le_bytes());
         body.extend(size);
         body.extend(size);
         body.extend(vec![7; padded(length)]);
@@ -155,18 +177,21 @@ mod tests {
             file.extend(packet(
                 1000,
                 if index == 300 {
-                    "QP 5, fault 1 (drop)"
+                    "QP 5, fault drop"
                 } else {
                     "QP 5"
                 },
             ));
         }
+        let first = SystemTime::UNIX_EPOCH + Duration::from_nanos((1 << 32) + 7);
+        assert_eq!(first_firing(&file, "drop"), Some(first));
+        assert_eq!(first_firing(&file, "delay"), None);
         let kept = around_faults(&file).unwrap();
         let kept = blocks(&kept);
         assert_eq!(kept.len(), 1 + 2 * AROUND + 1);
         assert_eq!(kept[0].bytes, head);
-        assert_eq!(kept[1 + AROUND].is_touched(), Some(true));
-        assert_eq!(kept[1].is_touched(), Some(false));
+        assert_eq!(kept[1 + AROUND].says("fault"), Some(true));
+        assert_eq!(kept[1].says("fault"), Some(false));
         assert_eq!(word(kept[1].bytes, 20), Some(256));
         assert_eq!(word(kept[1].bytes, 24), Some(1000));
     }
@@ -181,6 +206,7 @@ mod tests {
         assert_eq!(blocks(&around_faults(&file).unwrap()).len(), 1 + FIRST);
         for length in 0..300 {
             let _ = around_faults(&file[..length]);
+            assert_eq!(first_firing(&file[..length], "drop"), None);
         }
         assert_eq!(around_faults(&[0xff; 64]), None);
     }
