@@ -23,7 +23,7 @@ for case in cases:
         sys.exit(f"no capture: {case}")
 EOF
 }
-chaos() { "$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" "$@"; }
+chaos() { "$LAB_BIN" --fabric "$FABRIC" chaos --labs 1 --out "$out" "$@"; }
 
 # Faults of different kinds, each with the verdict that the programs' behaviour deserves. If a client cannot start, its
 # server waits forever, as real ones do. A late packet is sent again or not: the requester probes when an answer takes

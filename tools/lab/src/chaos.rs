@@ -109,6 +109,10 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     }
     let step = Step::of("chaos", runs.len());
     let lanes = usize::try_from(settings.labs)?.min(runs.len());
+    let settings = &Settings {
+        labs: u32::try_from(lanes)?,
+        ..settings.clone()
+    };
     let (next, boots) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let results: Vec<Mutex<Option<Result<Case>>>> = runs.iter().map(|_| Mutex::new(None)).collect();
     thread::scope(|scope| {

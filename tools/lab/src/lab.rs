@@ -21,7 +21,7 @@ use crate::namespaces::Namespaces;
 use crate::output::say;
 use crate::process::{scratch, scratch_in};
 use crate::progress::Step;
-use crate::settings::Settings;
+use crate::settings::{Settings, available_memory};
 use crate::share;
 use crate::ssh;
 use crate::vm::{self, Cable, Device, Family, Net, Spec, Vm};
@@ -322,23 +322,17 @@ impl Lab {
 
     /// Checks that the machine has enough memory for this number of additional VMs.
     fn enough_memory(description: &Description, missing: &[&str]) -> Result<()> {
-        let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let line = info
-            .lines()
-            .find_map(|line| line.strip_prefix("MemAvailable:"));
-        let words = line.and_then(|line| line.split_whitespace().next());
-        let Some(available) = words.and_then(|word| word.parse::<u64>().ok()) else {
+        let Some(available) = available_memory() else {
             return Ok(());
         };
         let mut wanted = 0;
         for name in missing {
             wanted += u64::from(vm::memory(description.machine(name)?));
         }
-        if wanted > available / 1024 {
+        if wanted > available {
             bail!(
-                "the VMs to start have {wanted} MiB of memory and this machine has {} MiB left: start fewer, or give them \
-                 less (`memory` in the lab file)",
-                available / 1024
+                "the VMs to start have {wanted} MiB of memory and this machine has {available} MiB left: start fewer, \
+                 or give them less (`memory` in the lab file)"
             );
         }
         Ok(())

@@ -359,9 +359,10 @@ struct ChaosArguments {
     /// Fail if a run ends with one of these verdicts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["crash", "leak", "lost-device", "wrong-data", "kernel-report"])]
     fail_on: Vec<chaos::verdict::Verdict>,
-    /// Number of runs in parallel, each in its own lab
-    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
-    labs: u32,
+    /// Number of runs in parallel, each in its own lab; default: as many as the machine has room for, with a processor
+    /// and the memory for each of a lab's two VMs
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    labs: Option<u32>,
     /// Directory for the page, the report and the logs
     #[arg(long, default_value = "build/chaos")]
     out: PathBuf,
@@ -547,7 +548,9 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
         fault.check(at_ports)?;
     }
     let mut settings = Settings {
-        labs: arguments.labs,
+        labs: arguments
+            .labs
+            .unwrap_or_else(|| settings::labs_that_fit(vm::usual_memory())),
         ..load()?
     };
     if at_ports {

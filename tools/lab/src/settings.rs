@@ -90,7 +90,8 @@ impl Settings {
     /// Returns how many times longer than usual to wait for guests with this kernel, in parallel with other labs.
     #[must_use]
     pub fn slowness(&self) -> u32 {
-        self.labs * if self.kernel.slow() { 10 } else { 1 }
+        let crowd = self.labs.div_ceil(of_processors(processors()));
+        crowd * if self.kernel.slow() { 10 } else { 1 }
     }
 
     /// Returns the directory of vrnicd and the other programs: where cargo puts release builds.
@@ -116,6 +117,41 @@ impl Settings {
             .map_or_else(|| home.join(".cache"), PathBuf::from)
             .join("vrnic")
     }
+}
+
+/// Returns how many labs of two VMs, each with `memory` MiB, fit this machine at the same time. At least one.
+#[must_use]
+pub fn labs_that_fit(memory: u32) -> u32 {
+    fitting(processors(), available_memory(), memory)
+}
+
+/// Returns how many labs fit this many processors and MiB of available memory.
+fn fitting(processors: u32, available: Option<u64>, memory: u32) -> u32 {
+    let of_memory = available.map_or(1, |available| available / (2 * u64::from(memory)));
+    let of_memory = u32::try_from(of_memory).unwrap_or(u32::MAX);
+    of_processors(processors).min(of_memory).max(1)
+}
+
+/// Returns how many labs fit this many processors: each VM of a lab needs one.
+fn of_processors(processors: u32) -> u32 {
+    (processors / 2).max(1)
+}
+
+/// Returns the number of this machine's processors.
+fn processors() -> u32 {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(all).unwrap_or(u32::MAX)
+}
+
+/// Returns the memory that this machine has left, in MiB, if it can be found out.
+#[must_use]
+pub fn available_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes / 1024)
 }
 
 /// Returns where this program is installed: the directory above `bin`.
@@ -170,4 +206,26 @@ fn prepared(prepare: &Path) -> Result<PathBuf> {
     ensure!(output.status.success(), "{}", said.trim());
     let path = String::from_utf8_lossy(&output.stdout);
     Ok(PathBuf::from(path.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labs_fit_the_processors_and_the_memory() {
+        for (processors, available, expected) in [
+            (1, Some(64_000), 1),
+            (2, Some(64_000), 1),
+            (5, Some(64_000), 2),
+            (32, Some(64_000), 16),
+            (32, Some(10_000), 3),
+            (32, Some(100), 1),
+            (32, None, 1),
+        ] {
+            let found = fitting(processors, available, 1536);
+            assert_eq!(found, expected, "{processors} {available:?}");
+        }
+        assert!(available_memory().is_some_and(|memory| memory > 0));
+    }
 }

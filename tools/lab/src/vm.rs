@@ -186,8 +186,13 @@ fn number(variable: &str) -> Option<u32> {
 /// Returns the memory of a machine in MiB.
 #[must_use]
 pub fn memory(machine: &Machine) -> u32 {
-    let memory = machine.memory.or_else(|| number("VRNIC_VM_MEMORY_MB"));
-    memory.unwrap_or(MEMORY_MB)
+    machine.memory.unwrap_or_else(usual_memory)
+}
+
+/// Returns the memory in MiB of a machine whose description does not say otherwise.
+#[must_use]
+pub fn usual_memory() -> u32 {
+    number("VRNIC_VM_MEMORY_MB").unwrap_or(MEMORY_MB)
 }
 
 impl Spec {
