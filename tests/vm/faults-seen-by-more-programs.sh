@@ -32,6 +32,36 @@ lost-atomic-ack type=rc nth=5|b|ok|ib_atomic_bw -n 100
 duplicate-atomic type=rc nth=5|a|ok|ib_atomic_bw -n 100
 TABLE
 
+# The reader asks again for what a lost packet of the response had, and its port counts that.
+repeated() { on a sh -c "rdma statistic show link $DEV_a/1 -j | jq -r '.[0].retransmitted_pkts'"; }
+before=$(repeated)
+transfer "lost-read-response type=rc nth=5" b ok ib_read_bw -n 100 -s 20000
+[ "$(repeated)" -gt "$before" ] || fail "the reader's port counts no retransmission after $before"
+
+# Whether a fault with a chance fires depends only on its seed and on the number of the match. So runs with the same
+# seed agree on each number that both reach, whatever their traffic is.
+chance() { echo "duplicate type=rc dir=out chance=20% seed=$1 count=all"; }
+positions() {
+	vrnicctl -j fault log -d a | python3 -c 'import json, sys
+log = json.load(sys.stdin)
+print(*[one["position"] for one in log if one["id"] == log[-1]["id"]])'
+}
+ping_pong "$(chance 7)" a ok
+first=$(positions)
+ping_pong "$(chance 7)" a ok
+second=$(positions)
+transfer "$(chance 7)" a ok ib_write_bw -n 100 -s 20000
+third=$(positions)
+ping_pong "$(chance 8)" a ok
+python3 - "$first" "$second" "$third" "$(positions)" <<'EOF' || fail "the seed and the number of the match do not decide"
+import sys
+runs = [[int(number) for number in run.split()] for run in sys.argv[1:]]
+print(*runs, sep="\n")
+common = min(run[-1] for run in runs)
+first, *same, other = [[number for number in run if number <= common] for run in runs]
+sys.exit(len(first) < 5 or any(run != first for run in same) or other == first)
+EOF
+
 # A datagram with a wrong key does not arrive, and the port counts it.
 program=ibv_ud_pingpong arguments="-n 40 -s 1000"
 violations() { on b ibv_devinfo -v -d "$DEV_b" | sed -n 's/.*qkey_viol_cntr:[^0-9]*\(0x[0-9a-f]*\|[0-9]*\).*/\1/p'; }
