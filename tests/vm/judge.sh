@@ -21,7 +21,7 @@ traffic() {
 	[ "$VRNIC_JUDGE_REQUESTER" = peer ] || ends=(a b)
 	case $VRNIC_JUDGE_OPERATION in
 	atomic) perf "${ends[@]}" ib_atomic_lat -n 40 -A FETCH_AND_ADD -u "$timeout" ;;
-	*) perf "${ends[@]}" "ib_${VRNIC_JUDGE_OPERATION}_bw" -n 40 -s 16384 -u "$timeout" ;;
+	*) perf "${ends[@]}" "ib_${VRNIC_JUDGE_OPERATION}_bw" -n 200 -s 16384 -u "$timeout" ;;
 	esac
 }
 export -f traffic
@@ -43,6 +43,7 @@ says peer-loses-write 'after a NAK for a sequence error: go-back-N'
 says peer-loses-burst 'after a NAK for a sequence error: go-back-N'
 says peer-loses-atomic-answers 'its ACK timer expires after'
 says peer-loses-read-response 'after a later response showed that one is missing'
+says peer-gets-cnps 'CNPs, it sends at'
 says peer-gets-rnr-naks 'after an RNR NAK that asks for 640.00µs it waits'
 says device-loses-write 'it reports a gap with a NAK after'
 says device-loses-burst 'it reports a gap with a NAK after'

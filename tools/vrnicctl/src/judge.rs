@@ -185,7 +185,7 @@ const EXPERIMENTS: &[Experiment] = &[
         "peer-gets-cnps",
         PEER,
         "write",
-        Some("ecn-mark type=rc dir=in nth=40 count=all"),
+        Some("ecn-mark type=rc dir=in nth=250 count=all"),
         "The peer's packets are marked as congested, and our device sends CNPs.",
     ),
     experiment(
@@ -387,9 +387,10 @@ fn perform(
     let status = status.context("the program was not started")??;
     if fired == Some(0) {
         bail!(
-            "experiment {}: the fault never fired: is this the device that the program uses, and does the program \
-             obey VRNIC_JUDGE_OPERATION and VRNIC_JUDGE_REQUESTER?",
-            experiment.name
+            "experiment {}: the fault never fired: is this the device that the program uses, does the program obey \
+             VRNIC_JUDGE_OPERATION and VRNIC_JUDGE_REQUESTER, and does it send enough? The fault is `{}`",
+            experiment.name,
+            experiment.fault.unwrap_or_default()
         );
     }
     Ok(Outcome {

@@ -775,14 +775,19 @@ fn reaction_to_congestion(half: &Half, findings: &mut Findings) {
         }
         _ => None,
     };
-    let (Some(before), Some(after)) = (rate(before), rate(after)) else {
-        return;
+    let notified = half.notified.len();
+    let text = match (rate(before), rate(after)) {
+        (Some(before), Some(after)) => format!(
+            "after the first of {notified} CNPs, it sends at {:.0} % of its earlier rate",
+            after / before * 100.0
+        ),
+        _ => format!(
+            "too few packets to compare its rates: {} before the first of {notified} CNPs and {} after it, of which \
+             {RATE_PACKETS} each are needed",
+            before.len(),
+            after.len()
+        ),
     };
-    let text = format!(
-        "after the first of {} CNPs, it sends at {:.0} % of its earlier rate",
-        half.notified.len(),
-        after / before * 100.0
-    );
     findings.add(
         Judgement::Observed,
         "congestion",
