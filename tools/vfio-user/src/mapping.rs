@@ -11,27 +11,58 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, 
 
 use crate::sigbus;
 
-/// Type of a ramfs, as reported by `statfs`.
-const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
-/// Types of file systems whose files exist only in memory.
-const VOLATILE: [libc::c_long; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
-
-/// Types of file systems whose pages come from a process or another machine. An access to such a page may block for as
-/// long as they like.
-const SERVED: [libc::c_long; 6] = [
-    libc::FUSE_SUPER_MAGIC,
-    libc::NFS_SUPER_MAGIC,
-    libc::SMB_SUPER_MAGIC,
-    CIFS_MAGIC,
-    SMB2_MAGIC,
-    P9_MAGIC,
+/// File systems that may hold memory, as `statfs` reports them, with whether their files are on a disk. The kernel gets
+/// the pages of such a file from its own memory or disks. On any other file system, a process or another machine may
+/// provide a page, and an access blocks for as long as they like. That includes overlays, whose layers can be anything.
+const ALLOWED: [(libc::c_long, bool); 6] = [
+    (libc::TMPFS_MAGIC, false),
+    (libc::HUGETLBFS_MAGIC, false),
+    (RAMFS_MAGIC, false),
+    // Of ext2 and ext3, too.
+    (libc::EXT4_SUPER_MAGIC, true),
+    (libc::XFS_SUPER_MAGIC, true),
+    (libc::BTRFS_SUPER_MAGIC, true),
 ];
-/// Type of CIFS.
-const CIFS_MAGIC: libc::c_long = 0xff53_4d42;
-/// Type of SMB from version 2 on.
-const SMB2_MAGIC: libc::c_long = 0xfe53_4d42;
-/// Type of 9p.
-const P9_MAGIC: libc::c_long = 0x0102_1997;
+/// Type of a ramfs, which holds memfds if the kernel has no tmpfs.
+const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
+
+/// Names of other file systems, for messages.
+const OTHERS: [(libc::c_long, &str); 13] = [
+    (libc::FUSE_SUPER_MAGIC, "FUSE"),
+    (libc::OVERLAYFS_SUPER_MAGIC, "overlayfs"),
+    (libc::NFS_SUPER_MAGIC, "NFS"),
+    (libc::SMB_SUPER_MAGIC, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB"),
+    (0x0102_1997, "9p"),
+    (libc::PROC_SUPER_MAGIC, "proc"),
+    (libc::SYSFS_MAGIC, "sysfs"),
+    (libc::F2FS_SUPER_MAGIC, "F2FS"),
+    (0xca45_1a4e, "bcachefs"),
+    (0x2fc1_2fc1, "ZFS"),
+    (0x00c3_6400, "Ceph"),
+];
+
+/// Returns whether files on a file system of this type are on a disk.
+///
+/// # Errors
+/// A file on it cannot be used as memory.
+fn is_on_disk(kind: libc::c_long) -> io::Result<bool> {
+    if let Some((_, on_disk)) = ALLOWED.iter().find(|(allowed, _)| *allowed == kind) {
+        return Ok(*on_disk);
+    }
+    let other = OTHERS.iter().find(|(other, _)| *other == kind);
+    let name = other.map_or_else(
+        || format!("a file system of type {kind:#x}"),
+        |(_, name)| (*name).to_owned(),
+    );
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        format!(
+            "the file is on {name}; it must be a memfd, or on tmpfs, hugetlbfs, ext4, XFS or Btrfs"
+        ),
+    ))
+}
 
 /// Identity of a file, the same for every descriptor that refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +104,8 @@ impl Mapping {
     /// Maps the whole file behind `fd`.
     ///
     /// # Errors
-    /// The file is not a regular file with contents; it is on FUSE or a network file system, which can block its
-    /// readers; or the kernel refuses the mapping.
+    /// The file is not a regular file with contents; it is on a file system that may block its readers, or of which
+    /// that is not known; or the kernel refuses the mapping.
     pub fn new(fd: impl AsFd) -> io::Result<Self> {
         let fd = fd.as_fd();
         let stat = fstat(fd)?;
@@ -82,13 +113,7 @@ impl Mapping {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || len == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let kind = fstatfs(fd)?.f_type;
-        if SERVED.contains(&kind) {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "the file is on FUSE or the network",
-            ));
-        }
+        let persistent = is_on_disk(fstatfs(fd)?.f_type)?;
         let flags = rustix::fs::fcntl_getfl(fd)?;
         let writable = flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR;
         let protection = if writable {
@@ -112,7 +137,7 @@ impl Mapping {
             base,
             len,
             writable,
-            persistent: !VOLATILE.contains(&kind),
+            persistent,
             file: FileId {
                 device: stat.st_dev,
                 inode: stat.st_ino,
@@ -325,7 +350,7 @@ impl Drop for Mapping {
 pub(crate) mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{AsRawFd, OwnedFd};
 
     pub(crate) fn memfd(len: u64) -> OwnedFd {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -377,9 +402,9 @@ pub(crate) mod tests {
 
     #[test]
     fn a_read_only_descriptor_gives_a_read_only_mapping() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(4096).unwrap();
-        let mapping = Mapping::new(std::fs::File::open(file.path()).unwrap()).unwrap();
+        let fd = memfd(4096);
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let mapping = Mapping::new(std::fs::File::open(path).unwrap()).unwrap();
         assert!(!mapping.is_writable());
         assert!(mapping.write(0, &[1]).is_none());
         assert!(mapping.read(0, &mut [0]).is_some());
@@ -392,7 +417,14 @@ pub(crate) mod tests {
         assert!(!volatile.is_persistent());
         assert!(volatile.sync(0, 8192).is_err());
 
-        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        // In a container, /var/tmp may be on an overlay, but the source tree may not.
+        let disk = ["/var/tmp", env!("CARGO_MANIFEST_DIR")]
+            .into_iter()
+            .find(|directory| {
+                let kind = rustix::fs::statfs(*directory).unwrap().f_type;
+                is_on_disk(kind).is_ok_and(|on_disk| on_disk)
+            });
+        let file = tempfile::NamedTempFile::new_in(disk.expect("a disk with ext4")).unwrap();
         file.as_file().set_len(3 << 12).unwrap();
         let read_only = Mapping::new(std::fs::File::open(file.path()).unwrap()).unwrap();
         assert!(!read_only.is_persistent());
@@ -414,6 +446,24 @@ pub(crate) mod tests {
     fn what_is_not_a_file_is_refused() {
         assert!(Mapping::new(memfd(0)).is_err());
         assert!(Mapping::new(std::fs::File::open("/dev/zero").unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_file_is_refused_if_reading_it_may_block() {
+        for (kind, _) in OTHERS {
+            let refused = is_on_disk(kind).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
+        }
+        let told = |kind| is_on_disk(kind).unwrap_err().to_string();
+        assert!(told(libc::FUSE_SUPER_MAGIC).contains("on FUSE;"));
+        assert!(told(libc::OVERLAYFS_SUPER_MAGIC).contains("on overlayfs;"));
+        assert!(told(0x1234_5678).contains("of type 0x12345678;"));
+        assert!(!is_on_disk(libc::TMPFS_MAGIC).unwrap());
+        assert!(is_on_disk(libc::XFS_SUPER_MAGIC).unwrap());
+        // A regular file with contents on another file system.
+        let file = std::fs::File::open("/sys/kernel/uevent_seqnum").unwrap();
+        let refused = Mapping::new(file).unwrap_err().to_string();
+        assert!(refused.contains("on sysfs;"), "{refused}");
     }
 
     /// Returns the number of kernel mappings within ours.

@@ -241,7 +241,7 @@ impl Inner {
             return Err(MapError::NoSpace);
         }
         let mapping = Mapping::new(fd).map_err(|error| {
-            warn!(%error, "memory of the VM is refused: use a memfd, tmpfs, hugetlbfs or a local disk");
+            warn!(%error, "memory of the VM is refused");
             MapError::Invalid
         })?;
         let mapping = Arc::new(mapping);
