@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnic-dkms in a fresh Debian 13 with kernels of its backports: the module is built when the package is installed, and
-# for another kernel when that is; kernels that cannot have it are skipped; what is missing is said; purged, nothing is
-# left.
+# for another kernel when that is; kernels that cannot have it are skipped; sources of other versions are passed over;
+# what is missing is said; purged, nothing is left.
 . "$(dirname "$0")/fresh.bash"
 fresh trixie trixie-backports <<'INSIDE'
 headers=$(apt-cache pkgnames linux-headers-7.3 | grep -E '^linux-headers-7\.3[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
@@ -30,16 +30,32 @@ cat /tmp/said
 grep -q "^vrnic: the source of the kernel $first is missing; install linux-source-7.3" /tmp/said ||
 	fail "the error message does not name what is missing"
 
-echo "--- with it"
+echo "--- with sources of other versions"
+version=${first%%+*}
+for name in linux-source-7.3=998 "linux-$version=999"; do
+	mkdir "/usr/src/${name%=*}"
+	printf 'VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = %s\n' "${name#*=}" >"/usr/src/${name%=*}/Makefile"
+done
+dkms autoinstall -k "$first" >/tmp/said 2>&1 || true
+cat /tmp/said
+grep -q "source of 7.3.998 (/usr/src/linux-source-7.3), 7.3.999 (/usr/src/linux-$version); install the source of $version" \
+	/tmp/said || fail "the error message does not name the sources that were found"
+rm -r "/usr/src/linux-$version"
+
+echo "--- with the right one too, in an archive"
 apt-get -yqq install "linux-source-7.3"
 built "$first"
 [ ! -e "/lib/modules/$old/updates/dkms" ] || fail "there is a module for $old"
 
-echo "--- a kernel is installed later"
+echo "--- a kernel is installed later, when the right source is in linux-$version"
+mkdir "/usr/src/linux-$version"
+tar -C "/usr/src/linux-$version" --strip-components=1 -xf /usr/src/linux-source-7.3.tar.xz
+rm /usr/src/linux-source-7.3.tar.xz
 apt-get -yqq install "linux-headers-$second"
 built "$second"
 apt-get -yqq purge "linux-headers-$second" linux-source-7.3 >/dev/null
 apt-get -yqq autoremove --purge >/dev/null
+rm -r /usr/src/linux-source-7.3 "/usr/src/linux-$version"
 
 echo "--- purged"
 dpkg --purge vrnic-dkms

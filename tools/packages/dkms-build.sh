@@ -53,23 +53,29 @@ source_version() { sed -n 's/^\(VERSION\|PATCHLEVEL\|SUBLEVEL\) = //p' "$1/Makef
 find_source() {
 	version=${release%%[+-]*}
 	series=$(printf '%s\n' "$version" | cut -d . -f 1,2)
-	for source in "/usr/src/linux-source-$version" "/usr/src/linux-source-$series" "/usr/src/linux-$version"; do
-		if [ -f "$source/Makefile" ]; then
+	others=
+	for name in "linux-source-$version" "linux-source-$series" "linux-$version"; do
+		for place in "/usr/src/$name" "/usr/src/$name.tar.xz"; do
+			source=$place
+			if [ "$place" = "/usr/src/$name.tar.xz" ]; then
+				[ -f "$place" ] || continue
+				source=$made/source
+				rm -rf "$source"
+				mkdir "$source"
+				tar -C "$source" --strip-components=1 -xf "$place"
+			fi
+			[ -f "$source/Makefile" ] || continue
 			found=$(source_version "$source")
-		elif [ -f "$source.tar.xz" ]; then
-			mkdir -p "$made/source"
-			tar -C "$made/source" --strip-components=1 -xf "$source.tar.xz"
-			source=$made/source
-			found=$(source_version "$source")
-		else
-			continue
-		fi
-		[ "$found" != "$version" ] || return 0
-		need "the kernel is $release, but /usr/src has the source of $found" "install the source of $version (linux-source-$series)"
-		return 0
+			[ "$found" != "$version" ] || return 0
+			others="$others${others:+, }$found ($place)"
+		done
 	done
-	need "the source of the kernel $release is missing" \
-		"install linux-source-$series, or unpack the source of $version as /usr/src/linux-$version"
+	if [ -n "$others" ]; then
+		need "the kernel is $release, but /usr/src has the source of $others" "install the source of $version (linux-source-$series)"
+	else
+		need "the source of the kernel $release is missing" \
+			"install linux-source-$series, or unpack the source of $version as /usr/src/linux-$version"
+	fi
 }
 
 # prepare: generates the metadata in $made/obj from the configuration and the symbols of the kernel.
