@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnicd and its tools in a fresh Debian 13: they run, as the user that the package makes; manual pages, completions and
-# units are right; purged, nothing is left.
+# units are right; purged, nothing is left, and no recording of a virtual machine's memory.
 . "$(dirname "$0")/fresh.bash"
 fresh trixie <<'INSIDE'
 apt-get -yqq install man-db bash-completion systemd >/dev/null
@@ -40,6 +40,13 @@ kill %1
 wait %1 || fail "vrnicd did not stop cleanly: $(cat /tmp/log)"
 rm /etc/vrnic/rnic0.toml
 
+# A recording of a device that failed, where the unit lets vrnicd put it.
+directory=/var/lib/$(sed -n 's/^StateDirectory=//p' /usr/lib/systemd/system/vrnicd@.service | sed s/%i/rnic0/)
+install -d "${directory%/*}"
+install -d -o vrnic -g vrnic -m 0700 "$directory"
+setpriv --reuid=vrnic --regid=vrnic --init-groups touch "$directory/rnic0-crash.vrnic"
+dpkg --remove vrnicd >/dev/null
+[ -f "$directory/rnic0-crash.vrnic" ] || fail "the recording went before the package was purged"
 dpkg --purge vrnicd >/dev/null
 state >/tmp/after
 diff /tmp/before /tmp/after || fail "files are left after the removal"
