@@ -4,8 +4,8 @@
 # Builds here choose their own number of jobs: stay out of the jobserver of a calling make.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-# The lab's kernel, or that of KDIR: its build directory, its configuration, and its pristine sources, which nothing
-# changes.
+# The lab's kernel, or that of KDIR: its build directory, its configuration, and its sources, which nothing here changes.
+# The lab's are those of Debian's package linux-source: Linux 7.3.y with Debian's patches.
 BUILT=build/kernel/$([ -n "${KDIR:-}" ] && echo own || echo lab)
 CONFIG=$(readlink -f "$BUILT/tree/.config")
 KERNEL=$(readlink -f "$BUILT/tree")

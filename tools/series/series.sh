@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `make series`: exports the kernel side of this tree to build/series, as patches for a pristine kernel tree.
+# `make series`: exports the kernel side of this tree to build/series, as patches for the tree of a kernel.
 #
 #   series.sh [--signoff]
 #
@@ -47,7 +47,7 @@ merge() {
 	sed '1,/^#include/{/^#include/!d}; /^#include/d' "$from" >>"$to"
 }
 
-# base COMMIT...: copies the files that the commits change from the pristine kernel, and commits them.
+# base COMMIT...: copies the files that the commits change from the sources of the kernel, and commits them.
 base() {
 	local path
 	sed -n 's|^--- a/||p; s|^merge [^ ]* ||p' "$@" | sort -u | while read -r path; do

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Tests the series: generates it, reads it with checkpatch.pl, applies it to the pristine kernel, and builds it without
-# warnings, with INFINIBAND as a module and built in. Success is recorded for all trees of this user: nothing is built
-# again until an input changes.
+# Tests the series: generates it, reads it with checkpatch.pl, applies it to the sources of the lab's kernel, and builds
+# it without warnings, with INFINIBAND as a module and built in. Success is recorded for all trees of this user: nothing
+# is built again until an input changes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tools/series/lib.sh
