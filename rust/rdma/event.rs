@@ -131,7 +131,10 @@ impl Objects {
                 vectors: tables,
                 qps,
                 srqs,
-                device <- new_spinlock_irq!(None),
+                target <- new_spinlock_irq!(Target {
+                    device: None,
+                    has_failed: false,
+                }),
             }),
             GFP_KERNEL,
         )?;
@@ -145,6 +148,48 @@ impl Objects {
     }
 }
 
+/// The target of port and device events.
+struct Target {
+    /// The device, while it is registered.
+    device: Option<Pointer<bindings::ib_device>>,
+    /// Whether the device has failed.
+    has_failed: bool,
+}
+
+impl Target {
+    /// Notifies all users of the device. Returns whether the device is registered and has such a
+    /// port.
+    fn dispatch(&self, event: bindings::ib_event_type, port: u32) -> bool {
+        let Some(Pointer(device)) = self.device else {
+            return false;
+        };
+        // Users of the core use the port number as an index.
+        // SAFETY: The device is valid, and its number of ports does not change.
+        if port > unsafe { (*device.as_ptr()).phys_port_cnt } {
+            return false;
+        }
+        let mut raw = bindings::ib_event {
+            device: device.as_ptr(),
+            event,
+            ..bindings::ib_event::default()
+        };
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut raw.element.port_num) } = port;
+        // SAFETY: The device is registered, and stays so as long as it is in `self`. The core
+        // copies the event, and flushes the events that it queued when the device is unregistered.
+        unsafe { bindings::ib_dispatch_event(&raw) };
+        true
+    }
+
+    /// Notifies all users that the device failed. Returns whether the device is registered.
+    fn dispatch_fatal(&self) -> bool {
+        self.dispatch(
+            bindings::ib_event_type_IB_EVENT_DEVICE_FATAL,
+            Port::FIRST.number(),
+        )
+    }
+}
+
 /// Dispatches events to the [`Objects`] of a device.
 #[pin_data]
 pub struct Dispatcher {
@@ -152,9 +197,8 @@ pub struct Dispatcher {
     vectors: KVec<Arc<Table<bindings::ib_cq>>>,
     qps: Arc<Table<bindings::ib_qp>>,
     srqs: Arc<Table<bindings::ib_srq>>,
-    /// The device, while it is registered.
     #[pin]
-    device: SpinLockIrq<Option<Pointer<bindings::ib_device>>>,
+    target: SpinLockIrq<Target>,
 }
 
 impl Dispatcher {
@@ -191,9 +235,16 @@ impl Dispatcher {
         self.qps.find(number)
     }
 
-    /// Starts the dispatch of port and device events, or stops it with `None`.
+    /// Starts the dispatch of port and device events, or stops it with `None`. If the device has
+    /// already failed, users that had it before this are notified now.
+    ///
+    /// The device must be registered as long as it is set.
     pub(crate) fn set_device(&self, device: Option<NonNull<bindings::ib_device>>) {
-        *self.device.lock() = device.map(Pointer);
+        let mut target = self.target.lock();
+        target.device = device.map(Pointer);
+        if target.has_failed {
+            target.dispatch_fatal();
+        }
     }
 
     /// Dispatches a completion event to queue `cqn` of vector `vector`: notifies the queue's user
@@ -321,38 +372,15 @@ impl Dispatcher {
     /// The core reads the state of the ports while the device is being registered. If it can change
     /// at that time, the driver must raise the event again afterwards.
     pub fn port_event(&self, port: Port, event: PortEvent) -> bool {
-        self.device_event(event.raw(), port.number())
+        self.target.lock().dispatch(event.raw(), port.number())
     }
 
-    /// Notifies all users that the device failed. Returns whether the device is registered. May be
-    /// called in any context.
+    /// Notifies all users that the device failed: now if the device is registered, and otherwise
+    /// when it has been registered. Returns whether the device is registered. May be called in any
+    /// context.
     pub fn device_fatal(&self) -> bool {
-        self.device_event(
-            bindings::ib_event_type_IB_EVENT_DEVICE_FATAL,
-            Port::FIRST.number(),
-        )
-    }
-
-    fn device_event(&self, event: bindings::ib_event_type, port: u32) -> bool {
-        let device = self.device.lock();
-        let Some(Pointer(device)) = *device else {
-            return false;
-        };
-        // Users of the core use the port number as an index.
-        // SAFETY: The device is valid, and its number of ports does not change.
-        if port > unsafe { (*device.as_ptr()).phys_port_cnt } {
-            return false;
-        }
-        let mut raw = bindings::ib_event {
-            device: device.as_ptr(),
-            event,
-            ..bindings::ib_event::default()
-        };
-        // SAFETY: All members of the union are plain words.
-        *unsafe { crate::compat::member_mut(&mut raw.element.port_num) } = port;
-        // SAFETY: The device is registered, and stays so while the lock is held. The core copies
-        // the event, and flushes the events that it queued when the device is unregistered.
-        unsafe { bindings::ib_dispatch_event(&raw) };
-        true
+        let mut target = self.target.lock();
+        target.has_failed = true;
+        target.dispatch_fatal()
     }
 }

@@ -2,12 +2,19 @@
 
 //! Tests of devices.
 
-use crate::testing::prelude::*;
+use crate::testing::{
+    device::DmaDevice,
+    prelude::*, //
+};
 
 #[kunit_tests(rdma_device)]
 mod cases {
     use super::*;
-    use crate::device::Operations;
+    use crate::device::{
+        Operations,
+        Registration, //
+    };
+    use kernel::sync::aref::ARef;
 
     #[test]
     fn a_device_is_what_its_driver_says() -> Result {
@@ -35,6 +42,26 @@ mod cases {
             assert!(raw.ops.counter_bind_qp.is_some() && raw.ops.post_srq_recv.is_some());
             Ok(())
         })
+    }
+
+    #[test]
+    fn a_failure_during_registration_is_reported_after_it() -> Result {
+        let dma_device = DmaDevice::new()?;
+        let objects = Objects::new(VECTORS)?;
+        let log = Log::new(objects.dispatcher().clone())?;
+        log.fails.store(true, SeqCst);
+        let device = UnregisteredDevice::<TestDriver>::new(&PROPERTIES, objects)?;
+        // SAFETY: Just allocated.
+        let held = ARef::from(unsafe { device.raw.as_ref() });
+        // Users may have the device before the registration has ended.
+        // SAFETY: The device is not freed before `held` is dropped.
+        let events = unsafe { DeviceEvents::new(held.as_raw()) };
+        let events = KBox::pin_init(events, GFP_KERNEL)?;
+        let (parent, data) = (dma_device.device(), log.clone());
+        // SAFETY: The registration is dropped when the test ends.
+        let _registration = unsafe { Registration::new(device, c"rdma-test%d", parent, data) }?;
+        assert!(!log.fails.load(SeqCst));
+        wait_until(|| events.fatal.load(SeqCst) == 1)
     }
 
     #[test]

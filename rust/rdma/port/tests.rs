@@ -103,7 +103,7 @@ mod cases {
                 wait_until(|| *log.followed.lock() == expected)
             };
             // SAFETY: The device is registered until after this is dropped.
-            let events = unsafe { PortEvents::new(device.as_raw()) };
+            let events = unsafe { DeviceEvents::new(device.as_raw()) };
             let events = KBox::pin_init(events, GFP_KERNEL)?;
             let told = |count| wait_until(|| events.count() == count);
 

@@ -164,27 +164,29 @@ impl Drop for Ethernet {
     }
 }
 
-/// Counter of the port events of a device, which counts as long as it exists.
+/// Counter of the events of a device and its ports, which counts as long as it exists.
 ///
 /// # Invariants
 ///
 /// The handler is registered.
 #[pin_data(PinnedDrop)]
-pub struct PortEvents {
+pub struct DeviceEvents {
     #[pin]
     handler: Opaque<bindings::ib_event_handler>,
     /// Number of `IB_EVENT_PORT_ACTIVE` events.
     pub active: AtomicU32,
     /// Number of `IB_EVENT_PORT_ERR` events.
     pub error: AtomicU32,
+    /// Number of `IB_EVENT_DEVICE_FATAL` events.
+    pub fatal: AtomicU32,
 }
 
-impl PortEvents {
+impl DeviceEvents {
     /// Starts counting.
     ///
     /// # Safety
     ///
-    /// `device` must be registered as long as the result exists.
+    /// `device` must be valid as long as the result exists.
     pub unsafe fn new(device: *mut bindings::ib_device) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             handler: Opaque::new(bindings::ib_event_handler {
@@ -194,6 +196,7 @@ impl PortEvents {
             }),
             active: AtomicU32::new(0),
             error: AtomicU32::new(0),
+            fatal: AtomicU32::new(0),
             // SAFETY: The handler is initialised and pinned, and is unregistered before it is
             // dropped.
             _: { unsafe { bindings::ib_register_event_handler((*this.as_ptr()).handler.get()) } },
@@ -217,6 +220,7 @@ impl PortEvents {
         match event {
             bindings::ib_event_type_IB_EVENT_PORT_ACTIVE => this.active.fetch_add(1, Relaxed),
             bindings::ib_event_type_IB_EVENT_PORT_ERR => this.error.fetch_add(1, Relaxed),
+            bindings::ib_event_type_IB_EVENT_DEVICE_FATAL => this.fatal.fetch_add(1, Relaxed),
             _ => 0,
         };
     }
@@ -228,7 +232,7 @@ impl PortEvents {
 }
 
 #[pinned_drop]
-impl PinnedDrop for PortEvents {
+impl PinnedDrop for DeviceEvents {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: Registered by the type invariant.
         unsafe { bindings::ib_unregister_event_handler(self.handler.get()) };

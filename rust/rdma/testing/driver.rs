@@ -5,13 +5,11 @@
 
 use core::sync::atomic::{
     AtomicBool,
-    AtomicU32,
     AtomicU64,
     Ordering::SeqCst, //
 };
 
 use kernel::{
-    new_spinlock,
     prelude::*,
     sync::Arc, //
 };
@@ -167,26 +165,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
     let dma_device = DmaDevice::new()?;
     let objects = Objects::new(VECTORS)?;
     let dispatcher = objects.dispatcher().clone();
-    let events = dispatcher.clone();
-    let log = Arc::pin_init(
-        pin_init!(Log {
-            asked <- new_spinlock!(None),
-            objects: AtomicU32::new(0),
-            next: AtomicU32::new(300),
-            keeps: AtomicBool::new(false),
-            raises: AtomicBool::new(false),
-            followed <- new_spinlock!(None),
-            second_followed <- new_spinlock!(None),
-            is_down: AtomicBool::new(false),
-            buffer <- new_spinlock!(None),
-            dispatcher: events,
-            completing: AtomicU32::new(0),
-            backwards: AtomicBool::new(false),
-            posted <- new_spinlock!(KVec::with_capacity(8, GFP_KERNEL)?),
-            shared <- new_spinlock!(None),
-        }? Error),
-        GFP_KERNEL,
-    )?;
+    let log = Log::new(dispatcher.clone())?;
     let parent = dma_device.device();
     let device = UnregisteredDevice::new(&PROPERTIES, objects)?;
     // SAFETY: The registration is dropped below.

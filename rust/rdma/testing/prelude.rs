@@ -160,8 +160,8 @@ pub(crate) use super::driver::{
 };
 pub(crate) use super::{
     device::{
-        Ethernet,
-        PortEvents, //
+        DeviceEvents,
+        Ethernet, //
     },
     objects::{
         boxed,

@@ -198,6 +198,9 @@ impl Operations for TestDriver {
     }
 
     fn query_port(call: &Call<'_, Self>, port: Port) -> Result<PortAttr> {
+        if call.data().fails.swap(false, SeqCst) {
+            call.data().dispatcher.device_fatal();
+        }
         let mut attributes = port_attributes(port);
         if call.data().is_down.load(SeqCst) {
             attributes.state = port::State::Down;

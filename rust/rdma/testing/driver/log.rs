@@ -9,6 +9,7 @@ use core::sync::atomic::{
 };
 
 use kernel::{
+    new_spinlock,
     prelude::*,
     sync::{
         Arc,
@@ -131,6 +132,8 @@ pub(crate) struct Log {
     /// Whether to refuse requests, as if memory regions, queue pairs and counters were
     /// in use.
     pub(crate) keeps: AtomicBool,
+    /// Whether the device fails as soon as the state of a port is queried.
+    pub(crate) fails: AtomicBool,
     /// Whether to raise events of a completion queue at the worst times.
     pub(crate) raises: AtomicBool,
     /// The last state of a port that followed its network device.
@@ -159,6 +162,30 @@ pub(crate) struct Log {
 }
 
 impl Log {
+    /// Creates the state of a driver for a new device.
+    pub(crate) fn new(dispatcher: Arc<Dispatcher>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                asked <- new_spinlock!(None),
+                objects: AtomicU32::new(0),
+                next: AtomicU32::new(300),
+                keeps: AtomicBool::new(false),
+                fails: AtomicBool::new(false),
+                raises: AtomicBool::new(false),
+                followed <- new_spinlock!(None),
+                second_followed <- new_spinlock!(None),
+                is_down: AtomicBool::new(false),
+                buffer <- new_spinlock!(None),
+                dispatcher,
+                completing: AtomicU32::new(0),
+                backwards: AtomicBool::new(false),
+                posted <- new_spinlock!(KVec::with_capacity(8, GFP_KERNEL)?),
+                shared <- new_spinlock!(None),
+            }? Error),
+            GFP_KERNEL,
+        )
+    }
+
     pub(super) fn note(&self, asked: Asked) {
         *self.asked.lock() = Some(asked);
     }
