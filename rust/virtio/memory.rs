@@ -23,7 +23,8 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc, //
-    }, //
+    },
+    task::might_sleep, //
 };
 
 use crate::{
@@ -284,6 +285,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        might_sleep();
         let pages = core::mem::take(&mut self.pages);
         if let Err(pages) = self.dma.release(pages) {
             core::mem::forget(pages);

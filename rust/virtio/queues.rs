@@ -209,8 +209,7 @@ fn quiesce<Ctx: DeviceContext>(dev: &Device<Ctx>) {
 
 /// Resets a device that its driver has released, and deletes its queues.
 ///
-/// This does not happen when [`Virtqueues`] are dropped, because that may be in any context and
-/// with any locks held.
+/// This does not happen when [`Virtqueues`] are dropped, because a driver may hold locks then.
 pub(crate) fn delete_unbound(dev: &Device<CoreInternal<'_>>) {
     // SAFETY: The device is valid, and its lock is held.
     let queues = unsafe { (*dev.as_raw()).priv_ }.cast::<Queues>();
