@@ -104,7 +104,7 @@ impl Mapper {
         if registered.is_none() {
             dev_err!(
                 self.dma_device,
-                "memory of an RDMA object is kept for longer than its device, and leaks\n"
+                "memory of an RDMA object outlives its device and is leaked\n"
             );
         }
         registered

@@ -170,7 +170,7 @@ pub(crate) struct Pairing {
     looks: Atomic<bool>,
     /// Whether users were last notified that the port has an active network device. Only the work
     /// changes this, and only one instance of it runs at a time.
-    told_active: Atomic<bool>,
+    reported_active: Atomic<bool>,
 }
 
 impl Pairing {
@@ -209,7 +209,7 @@ impl Pairing {
             device,
             port,
             looks: Atomic::new(true),
-            told_active: Atomic::new(false),
+            reported_active: Atomic::new(false),
             _: {
                 // The core allocates its data of all ports when one of them is given a network
                 // device, or the device is registered, and does not lock: so it does now. While a
@@ -241,7 +241,8 @@ impl Pairing {
     /// The device must be about to be registered, and not shared yet.
     pub(crate) unsafe fn prepare(&self) {
         // SAFETY: Guaranteed by the caller.
-        self.told_active.store(unsafe { self.follow() }, Relaxed);
+        self.reported_active
+            .store(unsafe { self.follow() }, Relaxed);
     }
 
     /// Lets the port follow changes from now on.
@@ -291,7 +292,7 @@ impl Pairing {
         unsafe {
             let this = &*kernel::container_of!(Opaque::cast_from(work), Self, work);
             let is_active = this.follow();
-            if this.told_active.xchg(is_active, Relaxed) != is_active {
+            if this.reported_active.xchg(is_active, Relaxed) != is_active {
                 this.tell_state();
             }
         }

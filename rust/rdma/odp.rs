@@ -151,7 +151,7 @@ impl<P: Pager> Drop for OnDemand<P> {
         if self.memory.is_served_here() || has_memory() {
             dev_err!(
                 self.memory.mapper.dma(),
-                "memory on demand is dropped by a pager, and stays until the device goes\n"
+                "on-demand memory is dropped by a pager and kept until the device is removed\n"
             );
             return;
         }

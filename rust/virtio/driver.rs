@@ -303,7 +303,7 @@ impl<T: Driver> Adapter<T> {
 
         from_result(|| {
             // SAFETY: Dropping the bond ends the restarter: in `remove_callback`, or below.
-            let (restarter, restart) = unsafe { Restarter::new(vdev, Self::again) }?;
+            let (restarter, restart) = unsafe { Restarter::new(vdev, Self::reprobe) }?;
             let bond = try_pin_init!(Bond::<'_, T> {
                 data <- SpinLockIrq::new(None, DATA, static_lock_class!()),
                 restarter,
@@ -389,12 +389,12 @@ impl<T: Driver> Adapter<T> {
             // SAFETY: The lock is held, and the device is bound to this driver.
             let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
             bond.restart.0.watch.resume();
-            let is_bound_anew = bond.data.lock().is_some();
-            if is_bound_anew {
+            let is_rebound = bond.data.lock().is_some();
+            if is_rebound {
                 // The device was bound while the transport was resetting it, so it has forgotten
                 // the driver.
                 // SAFETY: As above.
-                unsafe { Self::again(vdev.as_raw()) }?;
+                unsafe { Self::reprobe(vdev.as_raw()) }?;
             } else {
                 bond.begin(vdev)?;
             }
@@ -428,7 +428,7 @@ impl<T: Driver> Adapter<T> {
     /// # Safety
     ///
     /// The device must be bound to this driver, and its lock held.
-    unsafe fn again(vdev: *mut bindings::virtio_device) -> Result {
+    unsafe fn reprobe(vdev: *mut bindings::virtio_device) -> Result {
         // SAFETY: Valid by the caller's contract. The device is bound for longer than the driver's
         // data exists.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };

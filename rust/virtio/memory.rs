@@ -82,10 +82,7 @@ impl Dma {
     /// Drops `mapped` while the device is bound; returns it if the device is not bound any more.
     fn release<T>(&self, mapped: T) -> Result<(), T> {
         let Some(_bound) = self.0.bound.enter() else {
-            dev_err!(
-                self.0.dev,
-                "memory is kept for longer than its device, and leaks\n"
-            );
+            dev_err!(self.0.dev, "memory outlives its device and is leaked\n");
             return Err(mapped);
         };
         drop(mapped);

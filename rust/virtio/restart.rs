@@ -88,12 +88,12 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Whether a restart is wanted.
+/// What is to happen to the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    /// No restart is wanted.
+enum Pending {
+    /// Nothing.
     None,
-    /// A restart is wanted.
+    /// A restart.
     Restart,
     /// The transport has the device, and will make the driver probe it again.
     Resume,
@@ -101,7 +101,7 @@ enum Wish {
 
 /// Progress of restarts.
 struct Progress {
-    wish: Wish,
+    pending: Pending,
     /// Number of attempts since the device last worked for [`SETTLED`].
     attempts: u32,
     /// When the driver got the device, or the last attempt ended. [`None`] during an attempt.
@@ -112,7 +112,7 @@ impl Progress {
     /// Creates the state for a driver that gets the device now.
     fn new() -> Self {
         Self {
-            wish: Wish::None,
+            pending: Pending::None,
             attempts: 0,
             since: Some(Instant::now()),
         }
@@ -120,17 +120,18 @@ impl Progress {
 }
 
 /// A function that takes a device from its driver, and lets the driver probe it again.
-pub(crate) type Again = unsafe fn(*mut bindings::virtio_device) -> Result;
+pub(crate) type Reprobe = unsafe fn(*mut bindings::virtio_device) -> Result;
 
 /// The work that restarts a device.
 ///
 /// # Invariants
 ///
-/// `again` may be called with the lock of `dev` held until the work's [`Owner`] has ended the work.
+/// `reprobe` may be called with the lock of `dev` held until the work's [`Owner`] has ended the
+/// work.
 #[pin_data]
 pub(crate) struct Restart {
     dev: ARef<Device>,
-    again: Again,
+    reprobe: Reprobe,
     #[pin]
     progress: Mutex<Progress>,
 }
@@ -138,7 +139,7 @@ pub(crate) struct Restart {
 impl Restart {
     /// Suspends restarts, because the transport has taken the device from the driver.
     pub(crate) fn suspend(&self) {
-        self.progress.lock().wish = Wish::Resume;
+        self.progress.lock().pending = Pending::Resume;
     }
 
     /// Resumes restarts, because the transport returns the device. Earlier failures are forgotten.
@@ -149,11 +150,11 @@ impl Restart {
     /// Requests a restart. Returns the delay in milliseconds, if an attempt is due.
     fn request(&self) -> Option<u32> {
         let mut progress = self.progress.lock();
-        if progress.wish == Wish::Resume {
+        if progress.pending == Pending::Resume {
             return None;
         }
-        progress.wish = Wish::Restart;
-        // A running attempt checks `wish` when it ends.
+        progress.pending = Pending::Restart;
+        // A running attempt checks `pending` when it ends.
         if progress.since?.elapsed() > SETTLED {
             progress.attempts = 0;
         }
@@ -165,10 +166,10 @@ impl Restart {
         if progress.attempts < MOST_ATTEMPTS {
             return Some(FIRST_DELAY_MS << progress.attempts);
         }
-        progress.wish = Wish::None;
+        progress.pending = Pending::None;
         dev_err!(
             self.dev,
-            "given up after {} attempts; bind its driver anew to try again\n",
+            "giving up after {} restarts; rebind the driver to try again\n",
             progress.attempts
         );
         None
@@ -178,17 +179,17 @@ impl Restart {
 impl Watch for Restart {
     const SLEEPS_WITH_MACHINE: bool = true;
 
-    fn look(&self) -> Option<u32> {
+    fn check(&self) -> Option<u32> {
         // A thread that takes the device from its driver has the lock, and waits for this work.
         let Some(_locked) = Locked::try_new(&self.dev) else {
             return Some(BUSY_MS);
         };
         {
             let mut progress = self.progress.lock();
-            if progress.wish != Wish::Restart {
+            if progress.pending != Pending::Restart {
                 return None;
             }
-            progress.wish = Wish::None;
+            progress.pending = Pending::None;
             if self.dev.raw_status().is_gone() {
                 return None;
             }
@@ -196,23 +197,23 @@ impl Watch for Restart {
             progress.attempts += 1;
             dev_info!(
                 self.dev,
-                "begins anew, attempt {} of {}\n",
+                "restarting the device, attempt {} of {}\n",
                 progress.attempts,
                 MOST_ATTEMPTS
             );
         }
         // SAFETY: By the type invariant; the lock is held.
-        let result = unsafe { (self.again)(self.dev.as_raw()) };
+        let result = unsafe { (self.reprobe)(self.dev.as_raw()) };
         let mut progress = self.progress.lock();
         progress.since = Some(Instant::now());
         if let Err(err) = result {
-            dev_warn!(self.dev, "cannot begin anew: {:?}\n", err);
-            progress.wish = Wish::Restart;
+            dev_warn!(self.dev, "failed to restart the device: {:?}\n", err);
+            progress.pending = Pending::Restart;
         }
         // The device may have failed again while the driver probed it.
-        match progress.wish {
-            Wish::Restart => self.next(&mut progress),
-            Wish::None | Wish::Resume => None,
+        match progress.pending {
+            Pending::Restart => self.next(&mut progress),
+            Pending::None | Pending::Resume => None,
         }
     }
 }
@@ -228,12 +229,12 @@ impl Restarter {
     ///
     /// # Safety
     ///
-    /// Until then, `again` may be called at any time with the device lock held.
-    pub(crate) unsafe fn new(dev: &Device, again: Again) -> Result<(Self, Owner<Restart>)> {
+    /// Until then, `reprobe` may be called at any time with the device lock held.
+    pub(crate) unsafe fn new(dev: &Device, reprobe: Reprobe) -> Result<(Self, Owner<Restart>)> {
         // INVARIANT: By the caller's contract.
         let owner = Work::owned(pin_init!(Restart {
             dev: dev.into(),
-            again,
+            reprobe,
             progress <- new_mutex!(Progress::new()),
         }))?;
         Ok((Self(owner.0.clone()), owner))
@@ -248,7 +249,7 @@ impl Restarter {
     /// for another reason first. Process context.
     pub fn request(&self) {
         if let Some(delay_ms) = self.0.watch.request() {
-            self.0.look_after(delay_ms);
+            self.0.check_after(delay_ms);
         }
     }
 }

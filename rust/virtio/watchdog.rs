@@ -33,7 +33,7 @@ pub trait Watch: Send + Sync + 'static {
 
     /// Runs the check. Returns the delay in milliseconds until the next one, if there must be one.
     /// Process context.
-    fn look(&self) -> Option<u32>;
+    fn check(&self) -> Option<u32>;
 }
 
 /// Runs a check repeatedly until it no longer asks for that, and whenever requested
@@ -180,7 +180,7 @@ impl<W: Watch> Work<W> {
 
     /// Runs the check after `delay_ms` milliseconds, replacing an earlier schedule. The check sees
     /// everything that happened before this call. May be called in any context.
-    pub(crate) fn look_after(&self, delay_ms: u32) {
+    pub(crate) fn check_after(&self, delay_ms: u32) {
         // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
         unsafe {
             bindings::mod_delayed_work_on(
@@ -207,8 +207,8 @@ impl<W: Watch> Watchdog<W> {
 
     /// Runs the check as soon as possible: it sees everything that happened before this call. May
     /// be called in any context.
-    pub fn look_now(&self) {
-        self.work.look_after(0);
+    pub fn check_now(&self) {
+        self.work.check_after(0);
     }
 }
 
@@ -226,7 +226,7 @@ impl<W: Watch> End for Work<W> {
         // by its own function. If it does not run, or this waits for it, it is not used afterwards.
         // If it is running here, it holds a reference to itself.
         unsafe {
-            if self.is_looking_here() {
+            if self.is_checking_here() {
                 bindings::disable_delayed_work(work);
             } else {
                 bindings::disable_delayed_work_sync(work);
@@ -237,7 +237,7 @@ impl<W: Watch> End for Work<W> {
 
 impl<W: Watch> Work<W> {
     /// Returns whether the caller is the check itself.
-    fn is_looking_here(&self) -> bool {
+    fn is_checking_here(&self) -> bool {
         // SAFETY: The work is initialised, by the type invariant. Any task may query the work that
         // it runs.
         unsafe { bindings::current_work() == &raw mut (*self.work.get()).work }
@@ -282,7 +282,7 @@ impl<W: Watch> Work<W> {
             let this = work.byte_sub(offset_of!(Self, work)).cast::<Self>();
             Arc::clone(&ManuallyDrop::new(Arc::from_raw(this)))
         };
-        if let Some(delay_ms) = this.watch.look() {
+        if let Some(delay_ms) = this.watch.check() {
             this.schedule(delay_ms);
         }
     }

@@ -43,7 +43,7 @@ done
 within 20 on a grep -qi 'fatal' /tmp/events || fail "no device-fatal event"
 kill $watch || true
 # The driver gives up a device that never comes back, and can be unbound.
-within 120 on a sh -c 'dmesg | grep -q "given up after 5 attempts"' || fail "the driver never gives up"
+within 120 on a sh -c 'dmesg | grep -q "giving up after 5 restarts"' || fail "the driver never gives up"
 virtio=$(bound a)
 driver a unbind "$virtio" || fail "the driver does not unbind"
 on a dmesg | grep -o "drained: .*" | grep -F "drained: 16 receives flushed, 16 of them before, 0 others" ||

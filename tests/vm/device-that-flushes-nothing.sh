@@ -25,7 +25,7 @@ drains() {
 }
 
 drains stuck -- modprobe -r vrnic-drain
-within 60 logs a "begins anew" 0 || fail "the driver did not restart the device"
+within 60 logs a "restarting the device" 0 || fail "the driver did not restart the device"
 active a
 drains cq-event-lost count=all -- sh -c "echo $virtio >/sys/bus/virtio/drivers/vrnic/unbind"
 on a modprobe -r vrnic-drain

@@ -22,26 +22,26 @@ on -t 400 b sh -c "until [ -e /tmp/enough ]; do vrnic-stress --device $DEV --gid
 bystander=$!
 
 for fault in needs-reset event-device-fatal engine-panic; do
-	before=$(logged a "begins anew")
+	before=$(logged a "restarting the device")
 	before_failure $fault "vrnic-stress --device $DEV --seconds $((60 * LAB_SLOWNESS)) --patience 15"
 	vrnicctl fault add -d a $fault >/dev/null
 	after_failure $fault
 	tail -n 3 "$LAB_DIR/program"
 	vrnicctl fault clear >/dev/null
-	logs a "begins anew" "$before" || fail "$fault: the driver did not restart the device"
+	logs a "restarting the device" "$before" || fail "$fault: the driver did not restart the device"
 	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
 done
 
 # A device that refuses to stop a kernel queue pair has failed too, because its user frees the buffers next.
 on a modprobe vrnic-drain
-before=$(logged a "begins anew")
+before=$(logged a "restarting the device")
 vrnicctl fault add -d a command-fails code=modify-qp status=not-found >/dev/null
 on a modprobe -r vrnic-drain
 on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "the kernel's receives were not flushed"
 within 20 logs a "it does not stop a queue pair" 0 || fail "a device that does not stop a queue pair keeps running"
 vrnicctl fault clear >/dev/null
-within 60 logs a "begins anew" "$before" || fail "the driver did not restart the device"
+within 60 logs a "restarting the device" "$before" || fail "the driver did not restart the device"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 
@@ -62,7 +62,7 @@ program=$!
 on a modprobe vrnic-drain
 within 60 grep -sq 'kill the device' "$LAB_DIR/program" || fail "removed: the program is not ready: $(cat "$LAB_DIR/program")"
 within 20 on a grep -q 'async event FD' /tmp/events || fail "removed: ibv_asyncwatch does not start"
-before=$(logged a "begins anew")
+before=$(logged a "restarting the device")
 vrnicctl fault add -d a removed >/dev/null
 wait $victim || fail "removed: the program does not end"
 grep -q 'exit 1' "$LAB_DIR/victim" || fail "removed: the program did not see an error: $(cat "$LAB_DIR/victim")"
@@ -92,7 +92,7 @@ vrnicctl fault clear >/dev/null
 within 10 shows down || fail "removed: the device does not come back the second time"
 found_again
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
-[ "$(logged a "begins anew")" = "$before" ] || fail "removed: the driver restarts a device that is gone"
+[ "$(logged a "restarting the device")" = "$before" ] || fail "removed: the driver restarts a device that is gone"
 virtio=$(bound a)
 
 on b touch /tmp/enough
@@ -101,13 +101,13 @@ wait $bystander || fail "the other VM was disturbed"
 # A device that fails whenever it has recovered is eventually given up.
 fails_again() {
 	vrnicctl fault add -d a needs-reset >/dev/null
-	logs a "given up" 0
+	logs a "giving up" 0
 }
 within 240 fails_again || fail "the driver never gives up: $(on a dmesg | tail -n 30)"
-attempts=$(logged a "begins anew")
+attempts=$(logged a "restarting the device")
 vrnicctl fault clear >/dev/null
 sleep 5
-[ "$(logged a "begins anew")" = "$attempts" ] || fail "the driver did not give up"
+[ "$(logged a "restarting the device")" = "$attempts" ] || fail "the driver did not give up"
 driver a unbind "$virtio"
 driver a bind "$virtio"
 active a

@@ -46,7 +46,7 @@ mod cases {
     }
 
     impl Watch for Suicidal {
-        fn look(&self) -> Option<u32> {
+        fn check(&self) -> Option<u32> {
             let watchdog = self.0.watchdog.lock().take();
             drop(watchdog);
             self.0.looks.fetch_add(1, Ordering::Relaxed);
@@ -80,7 +80,7 @@ mod cases {
     struct Counting(Arc<AtomicU32>);
 
     impl Watch for Counting {
-        fn look(&self) -> Option<u32> {
+        fn check(&self) -> Option<u32> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Some(1)
         }
@@ -100,7 +100,7 @@ mod cases {
         assert!(looks.load(Ordering::Relaxed) >= 2);
         all.close();
         let last = looks.load(Ordering::Relaxed);
-        kept.look_now();
+        kept.check_now();
         fsleep(Delta::from_millis(50));
         assert_eq!(looks.load(Ordering::Relaxed), last);
         let late = Watchdog::new(&all, 1, Counting(looks));
@@ -112,7 +112,7 @@ mod cases {
     struct Stopping(Stopper, Arc<AtomicU32>);
 
     impl Watch for Stopping {
-        fn look(&self) -> Option<u32> {
+        fn check(&self) -> Option<u32> {
             self.1.fetch_add(1, Ordering::Relaxed);
             while !self.0.device_failed() {
                 fsleep(Delta::from_millis(1));

@@ -484,7 +484,7 @@ impl Control {
 
     /// Stops the device after an invalid reply. Sleeps. Returns the error for the caller.
     pub(crate) fn nonsense(&self) -> Error {
-        self.fail("it answers nonsense");
+        self.fail("it sent an invalid reply");
         EIO
     }
 

@@ -75,7 +75,7 @@ pub(crate) fn unbind_set(call: &Call<'_>, qpn: u32) {
         qpn: qpn.into(),
         counter_set: 0.into(),
     };
-    let_go(call, &command);
+    release(call, &command);
 }
 
 /// Reads all counters of a set.
@@ -94,18 +94,18 @@ pub(crate) fn destroy_set(call: &Call<'_>, set: u32) {
         counter_set: set.into(),
         ..Default::default()
     };
-    let_go(call, &command);
+    release(call, &command);
 }
 
 /// Executes a command that only a stopped device may reject. If another device does, the only
 /// consequence is wrong counter values.
-fn let_go<C: Command<Reply = Empty>>(call: &Call<'_>, command: &C) {
+fn release<C: Command<Reply = Empty>>(call: &Call<'_>, command: &C) {
     let control = &call.data().control;
     if let Err(err) = control.execute_surely(command) {
         if !control.is_stopped() {
             dev_err!(
                 control.health().dev(),
-                "it keeps a counter set: {:?}\n",
+                "failed to release a counter set: {:?}\n",
                 err
             );
         }

@@ -290,7 +290,7 @@ impl CompletionQueue for Cq {
         if polled.is_err() {
             call.data()
                 .health
-                .fail("it completed what nobody had posted");
+                .fail("it completed a request that was not posted");
         }
         Ok(())
     }

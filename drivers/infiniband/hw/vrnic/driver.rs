@@ -340,7 +340,7 @@ fn check_limits(dev: &Device<Bound>, limits: &DeviceLimits) -> Result {
     let Some(name) = wrong_limit(limits) else {
         return Ok(());
     };
-    dev_err!(dev, "{} of the device makes no sense\n", name);
+    dev_err!(dev, "device has an invalid {}\n", name);
     Err(ENODEV)
 }
 

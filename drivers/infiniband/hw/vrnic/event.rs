@@ -191,7 +191,7 @@ impl EventHandler for AsyncEvents {
                 Err(_) => false,
             },
             Meaning::Device => {
-                self.health.fail("it says so");
+                self.health.fail("it reported a fatal error");
                 true
             }
             Meaning::PageFault => self.faults.serve(number),

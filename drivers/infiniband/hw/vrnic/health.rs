@@ -103,7 +103,7 @@ impl Health {
         let new = !self.failed.swap(true, Ordering::Relaxed);
         if new {
             self.dispatcher.device_fatal();
-            self.look_now();
+            self.check_now();
         }
         new
     }
@@ -126,13 +126,13 @@ impl Health {
     /// and took the lock of the ring before the poster did. So the poster sees that as well.
     pub(crate) fn posted(&self) {
         if self.has_failed() {
-            self.look_now();
+            self.check_now();
         }
     }
 
-    fn look_now(&self) {
+    fn check_now(&self) {
         if let Some(watchdog) = &*self.watchdog.lock() {
-            watchdog.look_now();
+            watchdog.check_now();
         }
     }
 
@@ -191,7 +191,11 @@ impl Health {
 
     fn tell(&self, area: &NotifyArea) {
         if let Err(err) = area.set_failed() {
-            dev_err!(self.dev, "cannot tell a process of the end: {:?}\n", err);
+            dev_err!(
+                self.dev,
+                "cannot notify a process of the failure: {:?}\n",
+                err
+            );
         }
     }
 }
@@ -204,7 +208,7 @@ pub(crate) const INTERVAL_MS: u32 = 1000;
 struct Supervision(Arc<Control>);
 
 impl Watch for Supervision {
-    fn look(&self) -> Option<u32> {
+    fn check(&self) -> Option<u32> {
         let health = self.0.health();
         if health.owes_flushes() {
             health.fail("it does not flush a queue pair");

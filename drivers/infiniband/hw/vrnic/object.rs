@@ -150,7 +150,7 @@ impl<D: Destroy> Object<D> {
             self.number(),
             err
         );
-        self.control.fail("it does not let go of an object");
+        self.control.fail("it does not destroy an object");
     }
 
     /// Destroys the object. If it `may_be` in use and is, returns `EBUSY`, and the object remains

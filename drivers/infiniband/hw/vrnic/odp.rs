@@ -111,7 +111,7 @@ const PIECE: usize = 1 << PIECE_SHIFT;
 const PIECES: u32 = 1 << (48 - PIECE_SHIFT);
 
 /// Maximum number of prefetches queued for a region's work item; more are executed synchronously.
-const MAX_WISHES: usize = 256;
+const MAX_PREFETCHES: usize = 256;
 
 /// Commands to fetch page faults from the device, pass pages to it and take pages back, without
 /// allocating memory.
@@ -219,15 +219,15 @@ impl PageCommands {
             Err(_) if self.control.is_stopped() => {}
             Err(err) => {
                 let health = self.control.health();
-                dev_err!(health.dev(), "pages cannot be taken back: {:?}\n", err);
-                self.control.fail("it does not let go of pages");
+                dev_err!(health.dev(), "failed to take back pages: {:?}\n", err);
+                self.control.fail("it does not release pages");
             }
         }
     }
 }
 
 /// Pages that a region should get.
-struct Wish {
+struct PageRequest {
     pages: Range<usize>,
     write: bool,
     fault: bool,
@@ -246,7 +246,7 @@ struct RegionPager {
     /// under the mutex of the memory.
     key: AtomicU32,
     #[pin]
-    wishes: Mutex<KVec<Wish>>,
+    prefetches: Mutex<KVec<PageRequest>>,
     /// Present for a region that spans an address space. The region's own watched memory is then
     /// unused.
     space: Option<Pin<KBox<Space>>>,
@@ -316,13 +316,13 @@ impl RegionPager {
     }
 
     /// Passes pages to the device in batches; a batch is passed as a whole or not at all.
-    fn map(&self, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
-        let mut first = wish.pages.start;
-        while first < wish.pages.end {
-            let end = wish.pages.end.min(first + TABLE_PAGES);
+    fn map(&self, memory: &Memory<BoxedPager>, request: &PageRequest) -> Result {
+        let mut first = request.pages.start;
+        while first < request.pages.end {
+            let end = request.pages.end.min(first + TABLE_PAGES);
             let mut patience = PATIENCE;
             loop {
-                let mapped = memory.map(first..end, wish.write, wish.fault, |pages| {
+                let mapped = memory.map(first..end, request.write, request.fault, |pages| {
                     self.commands.map(self.region()?, first, pages)
                 });
                 patience -= 1;
@@ -338,11 +338,11 @@ impl RegionPager {
 
     /// Answers a page fault with the pages. If a batch fails, answers page by page, and tells the
     /// device which pages do not exist.
-    fn answer(&self, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
-        let mut first = wish.pages.start;
-        while first < wish.pages.end {
-            let end = wish.pages.end.min(first + TABLE_PAGES);
-            let batch = |pages| Wish { pages, ..*wish };
+    fn answer(&self, memory: &Memory<BoxedPager>, request: &PageRequest) -> Result {
+        let mut first = request.pages.start;
+        while first < request.pages.end {
+            let end = request.pages.end.min(first + TABLE_PAGES);
+            let batch = |pages| PageRequest { pages, ..*request };
             if self.map(memory, &batch(first..end)).is_err() {
                 for page in first..end {
                     if self.map(memory, &batch(page..page + 1)).is_err() {
@@ -356,8 +356,13 @@ impl RegionPager {
     }
 
     /// Answers a fault on an address space with pieces.
-    fn answer_pieces(&self, space: &Space, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
-        for number in wish.pages.clone() {
+    fn answer_pieces(
+        &self,
+        space: &Space,
+        memory: &Memory<BoxedPager>,
+        request: &PageRequest,
+    ) -> Result {
+        for number in request.pages.clone() {
             // CAST: The number of pieces fits.
             if space.piece(self, number as u32).is_err() {
                 memory.exclusively(|| self.commands.refuse(self.region()?, number))??;
@@ -387,14 +392,14 @@ impl RegionPager {
             if end > self.pages(memory) {
                 return Err(EINVAL);
             }
-            let wish = Wish {
+            let request = PageRequest {
                 pages: first..end,
                 write: fault.flags.get() & fault_flags::WRITE != 0,
                 fault: true,
             };
             match &self.space {
-                Some(space) => self.answer_pieces(space, memory, &wish)?,
-                None => self.answer(memory, &wish)?,
+                Some(space) => self.answer_pieces(space, memory, &request)?,
+                None => self.answer(memory, &request)?,
             }
         }
     }
@@ -416,7 +421,7 @@ impl BoxedPager {
                 iova,
                 writable,
                 key: AtomicU32::new(0),
-                wishes <- new_mutex!(KVec::new()),
+                prefetches <- new_mutex!(KVec::new()),
                 space,
             }),
             GFP_KERNEL,
@@ -438,10 +443,10 @@ impl Pager for BoxedPager {
     fn serve(&self, memory: &Memory<Self>) {
         // Faults of the device come first, because work requests wait for them.
         let answered = self.0.answer_all(memory);
-        let wishes = core::mem::take(&mut *self.0.wishes.lock());
-        for wish in &wishes {
+        let prefetches = core::mem::take(&mut *self.0.prefetches.lock());
+        for request in &prefetches {
             // Failed prefetches are not reported.
-            let _ = self.0.map(memory, wish);
+            let _ = self.0.map(memory, request);
         }
         if let Err(err) = answered {
             let health = self.0.commands.control.health();
@@ -509,7 +514,7 @@ impl Faults {
             let length = u64::from(piece.length());
             let end = start.checked_add(length).ok_or(EINVAL)?;
             let fault = advice != Advice::PrefetchNoFault;
-            let wish = |pages| Wish {
+            let request = |pages| PageRequest {
                 pages,
                 write,
                 fault,
@@ -521,30 +526,30 @@ impl Faults {
                 if length > 0 {
                     // CAST: The range is within the memory.
                     let pages = pages_of(memory.offset(), start as usize..end as usize);
-                    found.push((memory, wish(pages)), GFP_KERNEL)?;
+                    found.push((memory, request(pages)), GFP_KERNEL)?;
                 }
                 continue;
             };
             let pieces = pieces_of(start..end).ok_or(EINVAL)?;
             for (number, bytes) in pieces {
                 let piece = space.piece(pager, number)?;
-                found.push((piece, wish(pages_of(0, bytes))), GFP_KERNEL)?;
+                found.push((piece, request(pages_of(0, bytes))), GFP_KERNEL)?;
             }
         }
-        for (memory, wish) in found {
+        for (memory, request) in found {
             let pager = &memory.pager().0;
             if wait {
-                pager.map(&memory, &wish)?;
+                pager.map(&memory, &request)?;
                 continue;
             }
-            let mut wishes = pager.wishes.lock();
-            if wishes.len() < MAX_WISHES {
-                wishes.push(wish, GFP_KERNEL)?;
-                drop(wishes);
+            let mut prefetches = pager.prefetches.lock();
+            if prefetches.len() < MAX_PREFETCHES {
+                prefetches.push(request, GFP_KERNEL)?;
+                drop(prefetches);
                 memory.request();
             } else {
-                drop(wishes);
-                let _ = pager.map(&memory, &wish);
+                drop(prefetches);
+                let _ = pager.map(&memory, &request);
             }
         }
         Ok(())
