@@ -58,7 +58,8 @@ use crate::{
         self,
         LinkLayer,
         Port,
-        PortAttr, //
+        PortAttr,
+        PortChange, //
     },
     qp::{
         Qp,
@@ -290,7 +291,7 @@ pub trait Operations: Sized + Send + Sync + 'static {
     }
 
     /// Changes an InfiniBand port for a user in the kernel.
-    fn modify_port(_call: &Call<'_, Self>, _port: Port, _change: &port::Change) -> Result {
+    fn modify_port(_call: &Call<'_, Self>, _port: Port, _change: &PortChange) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 

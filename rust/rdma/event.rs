@@ -39,7 +39,7 @@ pub(crate) use table::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub(crate) use {
     poster::Order,
-    table::Named, //
+    table::Numbered, //
 };
 
 use table::{

@@ -98,12 +98,12 @@ impl<'bound> DeviceMemory<'bound> {
 
 /// Memory that the process of a context may map.
 #[repr(C)]
-pub(crate) struct Entry {
+pub(crate) struct MmapEntry {
     raw: Opaque<bindings::rdma_user_mmap_entry>,
     content: Content,
 }
 
-/// The memory of an [`Entry`].
+/// The memory of an [`MmapEntry`].
 pub(crate) enum Content {
     Device(PhysicalRange),
     Pages(Arc<UserPages>),
@@ -123,25 +123,25 @@ impl Content {
 ///
 /// # Invariants
 ///
-/// `context`, if present, is valid. All `entries` are in its table, each with the reference that
-/// its removal drops.
-struct Named {
+/// `context`, if present, is valid. All entries of `list` are in its table, each with the reference
+/// that its removal drops.
+struct MmapEntries {
     /// Present until the context is about to be freed.
     context: Option<NonNull<bindings::ib_ucontext>>,
-    entries: KVec<NonNull<Entry>>,
+    list: KVec<NonNull<MmapEntry>>,
 }
 
 // SAFETY: The core locks the table of a context; any thread may insert and remove entries.
-unsafe impl Send for Named {}
+unsafe impl Send for MmapEntries {}
 
 /// The table of memory that the process of a context may map.
 #[pin_data]
-pub(crate) struct Table {
+pub(crate) struct MmapTable {
     #[pin]
-    named: Mutex<Named>,
+    entries: Mutex<MmapEntries>,
 }
 
-impl Table {
+impl MmapTable {
     /// # Safety
     ///
     /// `context` must be valid until the result is [closed](Self::close), and all of its mmap
@@ -150,9 +150,9 @@ impl Table {
         // INVARIANT: Valid, as the caller guarantees; there are no entries.
         Arc::pin_init(
             pin_init!(Self {
-                named <- new_mutex!(Named {
+                entries <- new_mutex!(MmapEntries {
                     context: Some(context),
-                    entries: KVec::new(),
+                    list: KVec::new(),
                 }),
             }),
             GFP_KERNEL,
@@ -161,22 +161,22 @@ impl Table {
 
     /// Makes something mappable by the process. Returns the entry and its `mmap` offset, or
     /// `ENODEV` if the context is about to be freed.
-    fn insert(&self, content: Content) -> Result<(NonNull<Entry>, u64)> {
+    fn insert(&self, content: Content) -> Result<(NonNull<MmapEntry>, u64)> {
         let length = content.length();
         let entry = KBox::new(
-            Entry {
+            MmapEntry {
                 raw: Opaque::zeroed(),
                 content,
             },
             GFP_KERNEL,
         )?;
 
-        let mut named = self.named.lock();
-        let context = named.context.ok_or(ENODEV)?;
-        named.entries.reserve(1, GFP_KERNEL)?;
+        let mut entries = self.entries.lock();
+        let context = entries.context.ok_or(ENODEV)?;
+        entries.list.reserve(1, GFP_KERNEL)?;
         let entry = NonNull::from(KBox::leak(entry));
         // SAFETY: The context is valid by the type invariant. The entry is a zeroed C structure at
-        // the start of an `Entry`, as `mmap` and `mmap_free` expect.
+        // the start of an `MmapEntry`, as `mmap` and `mmap_free` expect.
         let ret = unsafe {
             bindings::rdma_user_mmap_entry_insert(context.as_ptr(), entry.cast().as_ptr(), length)
         };
@@ -186,19 +186,19 @@ impl Table {
             return Err(error);
         }
         // INVARIANT: Just inserted. There is room, so this does not fail.
-        named.entries.push(entry, GFP_KERNEL)?;
+        entries.list.push(entry, GFP_KERNEL)?;
         // SAFETY: The entry is in the table, and stays there while the lock is held.
         let offset = unsafe { bindings::rdma_user_mmap_get_offset(entry.cast().as_ptr()) };
         Ok((entry, offset))
     }
 
     /// Removes an entry, if it is still there.
-    fn remove(&self, entry: NonNull<Entry>) {
-        let mut named = self.named.lock();
-        let Some(index) = named.entries.iter().position(|&other| other == entry) else {
+    fn remove(&self, entry: NonNull<MmapEntry>) {
+        let mut entries = self.entries.lock();
+        let Some(index) = entries.list.iter().position(|&other| other == entry) else {
             return;
         };
-        let _ = named.entries.remove(index);
+        let _ = entries.list.remove(index);
         // SAFETY: By the type invariant the entry was in the table of a context that is not freed
         // during this. Once the last mapping is gone too, the core calls `mmap_free`.
         unsafe { bindings::rdma_user_mmap_entry_remove(entry.cast().as_ptr()) };
@@ -207,9 +207,9 @@ impl Table {
     /// Removes all entries, because the context is about to be freed. Nothing can be inserted
     /// afterwards.
     pub(crate) fn close(&self) {
-        let mut named = self.named.lock();
-        named.context = None;
-        while let Some(entry) = named.entries.pop() {
+        let mut entries = self.entries.lock();
+        entries.context = None;
+        while let Some(entry) = entries.list.pop() {
             // SAFETY: As in `remove`.
             unsafe { bindings::rdma_user_mmap_entry_remove(entry.cast().as_ptr()) };
         }
@@ -223,14 +223,14 @@ impl Table {
 ///
 /// Mappings that the process already has stay as they are.
 pub struct Mapped {
-    table: Arc<Table>,
-    entry: NonNull<Entry>,
+    table: Arc<MmapTable>,
+    entry: NonNull<MmapEntry>,
     offset: u64,
 }
 
 impl Mapped {
     /// Makes something mappable by the process of the table's context.
-    pub(crate) fn new(table: &Arc<Table>, content: Content) -> Result<Self> {
+    pub(crate) fn new(table: &Arc<MmapTable>, content: Content) -> Result<Self> {
         let (entry, offset) = table.insert(content)?;
         Ok(Self {
             table: table.clone(),
@@ -260,12 +260,12 @@ unsafe impl Sync for Mapped {}
 
 /// The mappable memory of a new context.
 pub struct Mappings<'a> {
-    table: &'a Table,
+    table: &'a MmapTable,
 }
 
 impl<'a> Mappings<'a> {
     /// Wraps the table of the context.
-    pub(crate) fn new(table: &'a Table) -> Self {
+    pub(crate) fn new(table: &'a MmapTable) -> Self {
         Self { table }
     }
 
@@ -311,9 +311,9 @@ pub(crate) unsafe extern "C" fn mmap_callback(
         return EINVAL.to_errno();
     }
 
-    // SAFETY: Only `Table` creates entries in the table of a context. The reference just taken
+    // SAFETY: Only `MmapTable` creates entries in the table of a context. The reference just taken
     // keeps the entry alive until it is put.
-    let ret = match unsafe { &(*raw.cast::<Entry>()).content } {
+    let ret = match unsafe { &(*raw.cast::<MmapEntry>()).content } {
         // SAFETY: As above; this call sets up the area. The core checks that the area is shared and
         // as long as the entry, and unmaps it from the process before the device is unregistered.
         // Until then the memory belongs to the device. The page number of a physical address fits
@@ -342,8 +342,8 @@ pub(crate) unsafe extern "C" fn mmap_callback(
 
 /// # Safety
 ///
-/// `entry` must be an entry made by [`Table::insert`] that has no references any more.
+/// `entry` must be an entry made by [`MmapTable::insert`] that has no references any more.
 pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_user_mmap_entry) {
-    // SAFETY: `Table::insert` leaked the box, and there are no other references to the entry.
-    drop(unsafe { KBox::from_raw(entry.cast::<Entry>()) });
+    // SAFETY: `MmapTable::insert` leaked the box, and there are no other references to the entry.
+    drop(unsafe { KBox::from_raw(entry.cast::<MmapEntry>()) });
 }

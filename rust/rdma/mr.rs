@@ -80,7 +80,7 @@ pub struct DmaBufRange {
 }
 
 /// A change of a memory region.
-pub struct Change<'a, P: ProtectionDomain> {
+pub struct MrChange<'a, P: ProtectionDomain> {
     /// The new memory, if it changes.
     pub range: Option<Range>,
     /// The new access rights, if they change.
@@ -196,7 +196,7 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
     fn reregister(
         _mr: &Mr<Self>,
         _call: &Call<'_, Self::Driver>,
-        _change: &Change<'_, <Self::Driver as Operations>::ProtectionDomain>,
+        _change: &MrChange<'_, <Self::Driver as Operations>::ProtectionDomain>,
     ) -> Result<(u32, u32)> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -632,7 +632,7 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
     let result = unsafe {
         device.with_caller(udata.is_some(), |call| {
             Udata::no_io(udata.as_ref())?;
-            let change = Change {
+            let change = MrChange {
                 range: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(Range {
                     start,
                     length,

@@ -192,7 +192,7 @@ impl Subnet {
 /// A change of an InfiniBand port that a user in the kernel asks for (`struct ib_port_modify`; IBTA
 /// volume 1, section 11.2.1.4).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct PortChange {
     /// Capability bits to set, for services that local software provides.
     pub set_capabilities: u32,
     /// Capability bits to clear.
@@ -201,7 +201,7 @@ pub struct Change {
     pub reset_qkey_violations: bool,
 }
 
-impl Change {
+impl PortChange {
     /// Converts a change from C. Changes without a name here are rejected with `EOPNOTSUPP`.
     pub(crate) fn from_raw(mask: c_int, raw: &bindings::ib_port_modify) -> Result<Self> {
         const RESET: u32 = bindings::ib_port_modify_flags_IB_PORT_RESET_QKEY_CNTR;

@@ -83,14 +83,14 @@ impl SrqAttr {
 
 /// Attributes of a shared receive queue that change (`enum ib_srq_attr_mask`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct SrqChange {
     /// New maximum number of outstanding receives.
     pub(crate) max_wr: Option<u32>,
     /// New limit.
     pub(crate) limit: Option<u32>,
 }
 
-impl Change {
+impl SrqChange {
     /// Returns the changes given by `mask`. `EINVAL` for unknown bits, or for a limit above the new
     /// maximum.
     pub(crate) fn from_raw(attributes: &SrqAttr, mask: bindings::ib_srq_attr_mask) -> Result<Self> {
@@ -311,7 +311,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     // processes have udata. The arguments are valid.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
-            let change = Change::from_raw(&SrqAttr::from_raw(&*attr), mask)?;
+            let change = SrqChange::from_raw(&SrqAttr::from_raw(&*attr), mask)?;
             let can_resize = T::SharedReceiveQueue::HAS_RESIZE || change.max_wr.is_none();
             let has_limit = T::SharedReceiveQueue::HAS_SET_LIMIT || change.limit.is_none();
             if !can_resize || !has_limit {

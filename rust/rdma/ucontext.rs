@@ -27,7 +27,7 @@ use crate::{
         DeviceMemory,
         Mapped,
         Mappings,
-        Table,
+        MmapTable,
         UserPages, //
     },
     object::kmalloc_aligned_size,
@@ -97,7 +97,7 @@ pub trait UserContext: Send + Sync + Sized + 'static {
 #[repr(C)]
 pub struct Ucontext<T: UserContext> {
     raw: Opaque<bindings::ib_ucontext>,
-    table: Arc<Table>,
+    table: Arc<MmapTable>,
     data: T,
 }
 
@@ -167,7 +167,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
         unsafe {
             device.with_caller(true, |call| {
                 let request = udata.request()?;
-                let table = Table::new(NonNull::new_unchecked(context))?;
+                let table = MmapTable::new(NonNull::new_unchecked(context))?;
                 let mut mappings = Mappings::new(&table);
                 let (init, response) = T::UserContext::alloc(call, &mut mappings, request)
                     .inspect_err(|_| table.close())?;

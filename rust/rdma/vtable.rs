@@ -73,8 +73,8 @@ use crate::{
         Pd, //
     },
     port::{
-        self,
         LinkLayer,
+        PortChange,
         State, //
     },
     qp::{
@@ -587,7 +587,7 @@ impl<T: Operations> VTable<T> {
         from_result(|| unsafe {
             let device = Device::<T>::from_raw(device);
             let port = device.port(port)?;
-            let change = port::Change::from_raw(mask, &*change)?;
+            let change = PortChange::from_raw(mask, &*change)?;
             if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
                 // Like the core for drivers without this verb: connection managers need no support.
                 let others = change.set_capabilities | change.clear_capabilities;

@@ -9,7 +9,7 @@ use kernel::sync::atomic::{
 
 use super::table::{
     Entry,
-    Named,
+    Numbered,
     Place,
     Table, //
 };
@@ -61,7 +61,7 @@ impl Notice {
     }
 }
 
-impl Named for bindings::ib_cq {
+impl Numbered for bindings::ib_cq {
     type Notice = Notice;
 }
 

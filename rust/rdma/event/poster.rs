@@ -12,7 +12,7 @@ use kernel::sync::atomic::{
 
 use super::table::{
     Entry,
-    Named,
+    Numbered,
     Place, //
 };
 use crate::bindings;
@@ -173,15 +173,15 @@ impl InUse {
     }
 }
 
-impl Named for bindings::ib_qp {
+impl Numbered for bindings::ib_qp {
     type Notice = InUse;
 }
 
-impl Named for bindings::ib_srq {
+impl Numbered for bindings::ib_srq {
     type Notice = InUse;
 }
 
-impl<T: Named<Notice = InUse>> Place<T> {
+impl<T: Numbered<Notice = InUse>> Place<T> {
     /// Records that the object's user has used it. May be called in any context.
     pub(crate) fn begin_use(&self) {
         self.entry.notice.in_use.store(true, Relaxed);
@@ -222,7 +222,7 @@ impl Place<bindings::ib_qp> {
     }
 }
 
-impl<T: Named<Notice = InUse>> Entry<T> {
+impl<T: Numbered<Notice = InUse>> Entry<T> {
     /// Returns whether the object's user may be notified of events.
     pub(crate) fn is_in_use(&self) -> bool {
         self.notice.in_use.load(Relaxed)

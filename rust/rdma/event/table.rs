@@ -55,8 +55,8 @@ unsafe impl<T> Send for Pointer<T> {}
 // SAFETY: As above.
 unsafe impl<T> Sync for Pointer<T> {}
 
-/// An object for which there are events.
-pub(crate) trait Named {
+/// An object that events find by its number.
+pub(crate) trait Numbered {
     /// Decides whether the object's user is notified of an event.
     type Notice: Send + Sync;
 }
@@ -76,7 +76,7 @@ enum Phase {
 
 /// A table's record of an object.
 #[pin_data]
-pub(crate) struct Entry<T: Named> {
+pub(crate) struct Entry<T: Numbered> {
     pub(super) number: u32,
     pub(super) object: Pointer<T>,
     pub(super) notice: T::Notice,
@@ -93,7 +93,7 @@ pub(crate) struct Entry<T: Named> {
     gone: CondVar,
 }
 
-impl<T: Named> Entry<T> {
+impl<T: Numbered> Entry<T> {
     /// Returns the object, which exists as long as the entry is in its table.
     pub(crate) fn object(&self) -> NonNull<T> {
         self.object.0
@@ -124,13 +124,13 @@ impl<T: Named> Entry<T> {
 }
 
 /// Memory for an object's place in a table, allocated before the object is created.
-pub(crate) struct Room<T: Named> {
+pub(crate) struct Room<T: Numbered> {
     table: Arc<Table<T>>,
     entry: UniqueArc<MaybeUninit<Entry<T>>>,
     node: RBTreeNodeReservation<u32, Arc<Entry<T>>>,
 }
 
-impl<T: Named> Room<T> {
+impl<T: Numbered> Room<T> {
     pub(crate) fn new(table: &Arc<Table<T>>) -> Result<Self> {
         Ok(Self {
             table: table.clone(),
@@ -177,13 +177,13 @@ impl<T: Named> Room<T> {
 }
 
 /// A place that events cannot find yet.
-pub(crate) struct Listing<T: Named> {
+pub(crate) struct Listing<T: Numbered> {
     table: Arc<Table<T>>,
     number: u32,
     node: RBTreeNode<u32, Arc<Entry<T>>>,
 }
 
-impl<T: Named> Listing<T> {
+impl<T: Numbered> Listing<T> {
     /// Makes events find the object from now on. Sleeps.
     ///
     /// The hardware may have reused the number of an object that is being destroyed: this waits
@@ -204,12 +204,12 @@ impl<T: Named> Listing<T> {
 
 /// An object's place in a table. Dropping it gives up the place, and waits for running handlers of
 /// the object. Sleeps.
-pub(crate) struct Place<T: Named> {
+pub(crate) struct Place<T: Numbered> {
     pub(super) table: Arc<Table<T>>,
     pub(super) entry: Arc<Entry<T>>,
 }
 
-impl<T: Named> Place<T> {
+impl<T: Numbered> Place<T> {
     /// Returns the number of the object.
     pub(crate) fn number(&self) -> u32 {
         self.entry.number
@@ -221,7 +221,7 @@ impl<T: Named> Place<T> {
     }
 }
 
-impl<T: Named> Drop for Place<T> {
+impl<T: Numbered> Drop for Place<T> {
     fn drop(&mut self) {
         let number = self.entry.number;
         let mut tree = self.table.tree.lock();
@@ -250,7 +250,7 @@ pub(super) type Tree<T> = RBTree<u32, Arc<Entry<T>>>;
 
 /// Objects by number.
 #[pin_data]
-pub(crate) struct Table<T: Named> {
+pub(crate) struct Table<T: Numbered> {
     #[pin]
     pub(super) tree: SpinLockIrq<Tree<T>>,
     /// Signals that the last handler of an entry has returned.
@@ -258,7 +258,7 @@ pub(crate) struct Table<T: Named> {
     pub(super) idle: CondVar,
 }
 
-impl<T: Named> Table<T> {
+impl<T: Numbered> Table<T> {
     /// Creates an empty table.
     pub(crate) fn new() -> Result<Arc<Self>> {
         // One name for all types, because they share a lock class, which lockdep identifies by the

@@ -34,7 +34,7 @@ mod cases {
     }
 
     /// Makes events find `object` by `number` as long as the result exists.
-    fn list<T: Named>(
+    fn list<T: Numbered>(
         room: Room<T>,
         number: u32,
         object: NonNull<T>,

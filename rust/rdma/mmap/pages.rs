@@ -33,7 +33,7 @@ mod tests;
 const ATTRIBUTES: c_ulong = bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
 
 /// A page and its DMA address.
-struct Mapped {
+struct DmaPage {
     page: Page,
     dma: DmaAddress,
 }
@@ -54,7 +54,7 @@ struct Mapped {
 /// `pages` are mapped for the device of `mapper`, in both directions.
 pub struct UserPages {
     mapper: Arc<Mapper>,
-    pages: KVec<Mapped>,
+    pages: KVec<DmaPage>,
 }
 
 impl UserPages {
@@ -93,7 +93,7 @@ impl UserPages {
             // SAFETY: The device is bound, and `dma` is the result of mapping the page.
             to_result(unsafe { bindings::dma_mapping_error(mapper.dma_device(), dma) })?;
             // INVARIANT: Just mapped. There is room, so this cannot fail and lose the mapping.
-            this.pages.push(Mapped { page, dma }, GFP_KERNEL)?;
+            this.pages.push(DmaPage { page, dma }, GFP_KERNEL)?;
         }
         Ok(this)
     }

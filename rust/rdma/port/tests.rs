@@ -197,13 +197,13 @@ mod cases {
             clr_port_cap_mask: CM,
             ..Default::default()
         };
-        let change = |reset_qkey_violations| port::Change {
+        let change = |reset_qkey_violations| PortChange {
             set_capabilities: MANAGER,
             clear_capabilities: CM,
             reset_qkey_violations,
         };
         // CAST: A set of bits that C keeps in an `int`.
-        let taken = |mask: u32| port::Change::from_raw(mask as c_int, &raw);
+        let taken = |mask: u32| PortChange::from_raw(mask as c_int, &raw);
         assert_eq!(taken(0), Ok(change(false)));
         assert_eq!(taken(RESET), Ok(change(true)));
         assert_eq!(taken(RESET | SHUTDOWN), Err(EOPNOTSUPP));

@@ -72,14 +72,14 @@ mod cases {
         attributes.write(&mut raw);
         assert_eq!(SrqAttr::from_raw(&raw), attributes);
 
-        let change = |mask| Change::from_raw(&attributes, mask);
-        assert_eq!(change(0), Ok(Change::default()));
-        let limit = Change {
+        let change = |mask| SrqChange::from_raw(&attributes, mask);
+        assert_eq!(change(0), Ok(SrqChange::default()));
+        let limit = SrqChange {
             max_wr: None,
             limit: Some(6),
         };
         assert_eq!(change(LIMIT), Ok(limit));
-        let max_wr = Change {
+        let max_wr = SrqChange {
             max_wr: Some(5),
             limit: None,
         };

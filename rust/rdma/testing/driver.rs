@@ -40,20 +40,24 @@ use crate::{
 
 mod ah;
 mod cq;
-mod device;
 mod dm;
 mod dmah;
 mod flow;
 mod log;
 mod mr;
 mod mw;
+mod operations;
 mod pd;
 mod qp;
 mod srq;
 mod ucontext;
 mod xrc;
 
-pub(crate) use device::{
+pub(crate) use log::{
+    Asked,
+    Log, //
+};
+pub(crate) use operations::{
     attributes,
     port_attributes,
     port_link_layer,
@@ -64,10 +68,6 @@ pub(crate) use device::{
     PORTS,
     PROPERTIES,
     VECTORS, //
-};
-pub(crate) use log::{
-    Asked,
-    Log, //
 };
 pub(crate) use qp::CAPABILITIES;
 pub(crate) use ucontext::{

@@ -65,8 +65,8 @@ pub(crate) use crate::{
         CqEvent,
         Dispatcher,
         InUse,
-        Named,
         Notice,
+        Numbered,
         Objects,
         Order,
         Place,
@@ -93,6 +93,7 @@ pub(crate) use crate::{
         LinkLayer,
         Mtu,
         Port,
+        PortChange,
         Protocol, //
     },
     qp::{
@@ -105,8 +106,8 @@ pub(crate) use crate::{
         Type, //
     },
     srq::{
-        Change,
         SrqAttr, //
+        SrqChange,
     },
     wc::{
         Completion,

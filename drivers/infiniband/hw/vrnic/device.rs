@@ -23,7 +23,8 @@ use rdma::{
         self,
         LinkLayer,
         Port,
-        PortAttr, //
+        PortAttr,
+        PortChange, //
     },
     qp::Type,
     uapi::Addition,
@@ -331,7 +332,7 @@ impl Operations for Vrnic {
         crate::gid::query(call, port, index)
     }
 
-    fn modify_port(call: &Call<'_>, port: Port, change: &port::Change) -> Result {
+    fn modify_port(call: &Call<'_>, port: Port, change: &PortChange) -> Result {
         crate::port::modify(call, port, change)
     }
 

@@ -19,8 +19,8 @@ use rdma::{
     dm::DmRange,
     mr::{
         Advice,
-        Change,
         DmaBufRange,
+        MrChange,
         NewMr,
         Range, //
     },
@@ -138,7 +138,7 @@ impl Registered {
     }
 
     /// Changes a region of a process. On error the region stays unchanged.
-    fn change(&mut self, call: &Call<'_>, change: &Change<'_, Pd>) -> Result {
+    fn change(&mut self, call: &Call<'_>, change: &MrChange<'_, Pd>) -> Result {
         let (pd, range, access) = match self {
             Self::InPlace {
                 object,
@@ -280,7 +280,7 @@ impl UserMemory {
         &mut self,
         object: &mut Object<DeregisterMr>,
         call: &Call<'_>,
-        change: &Change<'_, Pd>,
+        change: &MrChange<'_, Pd>,
         access: AccessFlags,
     ) -> Result {
         let mut request = ReregisterMr::default();
@@ -537,7 +537,7 @@ impl MemoryRegion for Mr {
     fn reregister(
         mr: &rdma::Mr<Self>,
         call: &Call<'_>,
-        change: &Change<'_, Pd>,
+        change: &MrChange<'_, Pd>,
     ) -> Result<(u32, u32)> {
         let mut registered = mr.registered.lock();
         registered.change(call, change)?;

@@ -10,12 +10,12 @@
 use kernel::prelude::*;
 use rdma::{
     port::{
-        Change,
         Immutable,
         LinkLayer,
         Mtu,
         Port,
         PortAttr,
+        PortChange,
         Protocol,
         State,
         Subnet, //
@@ -213,7 +213,7 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
 }
 
 /// Changes an InfiniBand port for a user in the kernel.
-pub(crate) fn modify(call: &Call<'_>, port: Port, change: &Change) -> Result {
+pub(crate) fn modify(call: &Call<'_>, port: Port, change: &PortChange) -> Result {
     call.data().control.execute(&ModifyPort {
         port: port.number().into(),
         flags: match change.reset_qkey_violations {

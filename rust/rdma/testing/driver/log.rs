@@ -33,8 +33,8 @@ use crate::{
     mr,
     mw,
     port::{
-        self,
-        Port, //
+        Port,
+        PortChange, //
     },
     qp::{
         self,
@@ -73,7 +73,7 @@ pub(crate) enum Asked {
     Modify(qp::AttributeMask, QpAttr<ah::Roce>),
     Attach(qp::MulticastGroup),
     Detach(qp::MulticastGroup),
-    ModifyPort(Port, port::Change),
+    ModifyPort(Port, PortChange),
     Mad(Port, Option<wc::Source>, bool),
     /// Number of requests taken, and the ID of the last one.
     Send(u32, u64),

@@ -30,6 +30,7 @@ use crate::{
         self,
         MemoryRegion,
         Mr,
+        MrChange,
         NewMr, //
     },
     odp::{
@@ -123,7 +124,7 @@ impl MemoryRegion for Object {
     fn reregister(
         mr: &Mr<Self>,
         call: &Call<'_, TestDriver>,
-        change: &mr::Change<'_, Self>,
+        change: &MrChange<'_, Self>,
     ) -> Result<(u32, u32)> {
         call.data().note(Asked::Change {
             range: change.range,

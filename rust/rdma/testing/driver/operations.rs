@@ -43,7 +43,8 @@ use crate::{
         LinkLayer,
         Mtu,
         Port,
-        PortAttr, //
+        PortAttr,
+        PortChange, //
     },
     qp::Qp,
     uapi,
@@ -232,7 +233,7 @@ impl Operations for TestDriver {
         Ok(0x8000 | (port.number() as u16) << 8 | index)
     }
 
-    fn modify_port(call: &Call<'_, Self>, port: Port, change: &port::Change) -> Result {
+    fn modify_port(call: &Call<'_, Self>, port: Port, change: &PortChange) -> Result {
         call.data().note(Asked::ModifyPort(port, *change));
         Ok(())
     }
