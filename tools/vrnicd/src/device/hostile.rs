@@ -52,12 +52,13 @@ const WORDS: usize = 64;
 /// Largest number of events without a cause in a row.
 const STORM: u32 = 40;
 
-/// Effect of a command on the memory that it names.
+/// Effect of a command on what the device has of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// The device may use it from now on.
+    /// The device may use memory from now on.
     Takes,
-    /// The device stops using some of it.
+    /// The device forgets an object or part of one, and stops using its memory if it has any. The driver may forget it
+    /// whatever the reply says, so the device must.
     GivesBack,
     /// Both: the device moves from old memory to new.
     Moves,
@@ -65,29 +66,69 @@ enum Effect {
     Nothing,
 }
 
-/// Returns the effect on memory of the command in `request`, or [`Effect::Nothing`] if that is not a command.
+/// Returns the effect of the command in `request`, or [`Effect::Nothing`] if that is not a command.
 fn effect(request: &[u8]) -> Effect {
+    code(request).map_or(Effect::Nothing, effect_of)
+}
+
+/// Returns the effect of a command.
+fn effect_of(code: CommandCode) -> Effect {
     use CommandCode as Code;
-    match code(request) {
-        Some(
-            Code::CreateContext
-            | Code::RegisterMr
-            | Code::AllocateMr
-            | Code::MapPages
-            | Code::CreateCq
-            | Code::CreateQp
-            | Code::CreateSrq,
-        ) => Effect::Takes,
-        Some(
-            Code::DestroyContext
-            | Code::DeregisterMr
-            | Code::UnmapPages
-            | Code::DestroyCq
-            | Code::DestroyQp
-            | Code::DestroySrq,
-        ) => Effect::GivesBack,
-        Some(Code::ReregisterMr | Code::ResizeCq | Code::ResizeSrq) => Effect::Moves,
-        _ => Effect::Nothing,
+    match code {
+        Code::CreateContext
+        | Code::RegisterMr
+        | Code::AllocateMr
+        | Code::MapPages
+        | Code::CreateCq
+        | Code::CreateQp
+        | Code::CreateSrq
+        | Code::CreateXrcSrq => Effect::Takes,
+        Code::ClearGid
+        | Code::DestroyContext
+        | Code::DestroyPd
+        | Code::DeregisterMr
+        | Code::DeallocateMw
+        | Code::UnmapPages
+        | Code::DestroyCq
+        | Code::DestroyQp
+        | Code::DestroySrq
+        | Code::DetachMulticast
+        | Code::DestroyCounterSet
+        | Code::DestroyXrcd
+        | Code::DestroyFlow => Effect::GivesBack,
+        Code::ReregisterMr | Code::ResizeCq | Code::ResizeSrq => Effect::Moves,
+        Code::QueryDevice
+        | Code::QueryPort
+        | Code::SetGid
+        | Code::QueryCounters
+        | Code::SetMtu
+        | Code::SetPortState
+        | Code::QueryClock
+        | Code::QuerySubnetPort
+        | Code::QueryPkeys
+        | Code::QueryGids
+        | Code::ModifyPort
+        | Code::ProcessMad
+        | Code::RingDoorbell
+        | Code::NameContext
+        | Code::CreatePd
+        | Code::AllocateMw
+        | Code::TakePageFault
+        | Code::RefusePages
+        | Code::AttachRegion
+        | Code::ModifyCq
+        | Code::ModifyQp
+        | Code::QueryQp
+        | Code::ModifyQpPaths
+        | Code::QueryQpPaths
+        | Code::ModifySrq
+        | Code::QuerySrq
+        | Code::AttachMulticast
+        | Code::CreateCounterSet
+        | Code::BindCounterSet
+        | Code::QueryCounterSet
+        | Code::CreateXrcd
+        | Code::CreateFlow => Effect::Nothing,
     }
 }
 
@@ -639,6 +680,21 @@ mod tests {
             // A driver that is told of success frees the old memory.
             let plan = hostile.plan(&resize);
             assert!(plan.executes || plan.status != Some(0) && !plan.forged);
+        }
+    }
+
+    #[test]
+    fn each_command_is_mistreated_and_the_device_forgets_what_the_driver_does() {
+        let mut hostile = awake(4);
+        for &code in CommandCode::ALL {
+            let request = request(code, &[0; 64]);
+            let plans: Vec<_> = (0..1000).map(|_| hostile.plan(&request)).collect();
+            assert!(plans.iter().any(|plan| plan.status.is_some()), "{code:?}");
+            let name = format!("{code:?}");
+            let ends = ["Clear", "De", "Unmap"]
+                .iter()
+                .any(|end| name.starts_with(end));
+            assert_eq!(plans.iter().all(|plan| plan.executes), ends, "{code:?}");
         }
     }
 
