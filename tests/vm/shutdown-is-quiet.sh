@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A VM is halted under traffic. The driver resets the device before the processors stop, as before another kernel starts
-# (kexec), so the device no longer accesses memory. Users are told, and the other VM is not affected.
+# A VM is halted under traffic. The driver resets the device before the processors stop, so that the device does not
+# access memory any more. Users are told, and the other VM is not affected.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
