@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # VMs on different switches of an InfiniBand subnet that also has simulated HCAs. Traffic continues when links and
 # switches fail, because OpenSM finds another path. Damaged bits are counted as errors. P_Keys separate tenants. When
-# OpenSM in one VM is killed, the one in the other VM takes over.
+# OpenSM in one VM is killed, the one in the other VM takes over. Programs are told of all these changes.
 # lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: crowd
 # lab: timeout=1200
@@ -175,6 +175,15 @@ for option in -x -X -S -D -E -c; do
 	on b perfquery $option "$(lid leaf1)" "$port" | found '^# Port' || fail "perfquery $option shows nothing"
 done
 
+# event VM NAME: checks whether the first RNIC of a VM has had this event.
+event() { on "$1" grep -q "IBV_EVENT_$2 " /run/events; }
+for vm in a b; do
+	on -t 900 $vm sh -c 'ibv_asyncwatch -d vrnic0 >/run/events' &
+	jobs+=($!)
+	within 60 on $vm grep -q 'async event FD' /run/events || fail "ibv_asyncwatch does not begin in VM $vm"
+	! on $vm grep IBV_EVENT_ /run/events || fail "an event in VM $vm that nothing caused"
+done
+
 # One tenant has the first RNICs of both VMs, and another one has the second RNICs. In the default partition, only the
 # HCA of OpenSM is a full member, so that limited members can talk to it but not to each other.
 cat >"$LAB_DIR/partitions.conf" <<end
@@ -192,6 +201,7 @@ within 60 keys a vrnic0 0xffff 0x8001 || fail "a has no P_Key of its tenant"
 within 60 keys b vrnic0 0x7fff 0x8001 || fail "b has no P_Key of its tenant"
 within 60 keys a vrnic1 0x7fff 0x8002 || fail "a has no P_Key of the other tenant"
 within 60 keys b vrnic1 0x7fff 0x8002 || fail "b has no P_Key of the other tenant"
+for vm in a b; do within 30 event $vm PKEY_CHANGE || fail "no event about the P_Keys: $(on $vm cat /run/events)"; done
 # meet DEVICE DEVICE COMMAND: runs a server at a device of VM b and its client at a device of VM a. Succeeds if the
 # client does.
 meet() {
@@ -227,6 +237,9 @@ within 90 taken_over || fail "no standby subnet manager takes over: $(on b sminf
 # knows VM: checks whether the VM's port knows the new master.
 knows() { [ "$(on "$1" cat /sys/class/infiniband/vrnic0/ports/1/sm_lid)" = "$(printf '%#x' "$lid_b")" ]; }
 within 60 knows a || fail "VM a does not know the new master"
+for name in SM_CHANGE CLIENT_REREGISTER; do
+	within 30 event a $name || fail "no event $name with the new master: $(on a cat /run/events)"
+done
 within 60 keys a vrnic0 0x7fff 0x8001 || fail "the new master has different partitions"
 within 60 on a saquery -p --src-to-dst "$lid_a:$lid_b" | found 'PathRecord dump' || fail "the new master knows no paths"
 # A new connection, whose path the new master finds.
@@ -240,3 +253,9 @@ job=$!
 within 60 on b sh -c 'rdma resource show cm_id | grep -q "state LISTEN .*:18900 "' || fail "no server listens"
 on -t 90 a rping -c -a 10.99.0.2 -C 10 -V -p 18900 >/dev/null || fail "no new connection with the new master"
 wait $job || fail "the server of the new connection fails"
+
+# A LID that changes.
+! event a LID_CHANGE || fail "an event about a LID that has not changed: $(on a cat /run/events)"
+on a ibportstate -D 0 1 lid 300 >/dev/null
+within 30 event a LID_CHANGE || fail "no event about the LID: $(on a cat /run/events)"
+for vm in a b; do on $vm pkill -x ibv_asyncwatch; done
