@@ -188,7 +188,7 @@ done
 # HCA of OpenSM is a full member, so that limited members can talk to it but not to each other.
 cat >"$LAB_DIR/partitions.conf" <<end
 Default=0x7fff, ipoib: ALL=limited, SELF=full;
-blue=0x1: 0x505400fffe76720a=full, 0x505400fffe76720b=full;
+blue=0x1, ipoib: 0x505400fffe76720a=full, 0x505400fffe76720b=full;
 red=0x2: 0x505400fffe76730a=full, 0x505400fffe76730b=full;
 end
 for vm in a b; do
@@ -253,6 +253,20 @@ job=$!
 within 60 on b sh -c 'rdma resource show cm_id | grep -q "state LISTEN .*:18900 "' || fail "no server listens"
 on -t 90 a rping -c -a 10.99.0.2 -C 10 -V -p 18900 >/dev/null || fail "no new connection with the new master"
 wait $job || fail "the server of the new connection fails"
+
+# The tenant's own IP network: its P_Key has the index 1.
+for vm in a b; do
+	address=10.99.1.$([ $vm = a ] && echo 1 || echo 2)
+	on $vm sh -ec "ip link add link ib0 name ib0.8001 type ipoib pkey 0x8001; ip link set ib0.8001 up
+		ip addr add $address/24 dev ib0.8001"
+done
+within 60 on a ping -c 1 -W 2 10.99.1.2 >/dev/null || fail "the tenant's IPoIB carries no traffic"
+on a ping -c 5 -i 0.2 -W 5 10.99.1.2 | found ' 0% packet loss' || fail "the tenant's IPoIB loses packets"
+on -t 90 b rping -s -a 10.99.1.2 -C 10 -p 18901 >/dev/null &
+job=$!
+within 60 on b sh -c 'rdma resource show cm_id | grep -q "state LISTEN .*:18901 "' || fail "no server listens"
+on -t 90 a rping -c -a 10.99.1.2 -C 10 -V -p 18901 >/dev/null || fail "no connection with the P_Key of the tenant"
+wait $job || fail "the server of the connection with the P_Key of the tenant fails"
 
 # A LID that changes.
 ! event a LID_CHANGE || fail "an event about a LID that has not changed: $(on a cat /run/events)"
