@@ -67,6 +67,13 @@ within 30 on b ping -c 1 -W 2 "$there" >/dev/null || fail "IPoIB carries no traf
 on b ping -c 5 -i 0.2 -W 5 "$there" | found ' 0% packet loss' || fail "IPoIB loses packets"
 pair a b 18700 "rping -s -a $there -C 10 -p 18700" "rping -c -a $there -C 10 -V -p 18700"
 pair a b 18701 "ucmatose -b $there -p 18701" "ucmatose -s $there -p 18701"
+# Datagrams of rsockets. The server has only a UDP port, and does not end by itself.
+on -t 90 a udpong -b "$there" -p 18702 -S 1000 -C 100 >/dev/null &
+job=$!
+within 40 on a sh -c 'ss -Hlun sport = :18702 | grep -q .' || fail "the server of udpong has no port"
+on -t 60 b udpong -s "$there" -p 18702 -S 1000 -C 100 || fail "the client of udpong"
+on a pkill -x udpong
+wait $job || :
 
 # bring MODE: transfers a file from b to a by TCP over IPoIB in this mode.
 bring() {
