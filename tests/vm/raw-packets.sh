@@ -57,6 +57,9 @@ ethernet() {
 }
 ethernet raw_ethernet_lat -n 100 -s 64
 ethernet raw_ethernet_lat -n 100 -s 1024
+ethernet raw_ethernet_bw -n 1000 -s 1024
+# One VM creates equal flows, of which the device has at most 64.
+on -t 60 b timeout 55 raw_ethernet_fs_rate -d "$DEV" --server -E "$mac_a" -B "$mac_b" -n 50 || fail "raw_ethernet_fs_rate"
 
 ! on -t 60 a setpriv --bounding-set=-net_raw --inh-caps=-net_raw --ambient-caps=-net_raw \
 	python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" >/dev/null 2>&1 ||
