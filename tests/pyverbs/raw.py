@@ -3,12 +3,17 @@
 
     raw.py send DEVICE NETDEV PEER
     raw.py receive DEVICE NETDEV
+    raw.py send-kinds DEVICE NETDEV PEER
+    raw.py receive-kinds DEVICE NETDEV
 
 The receiver has a queue pair with flows for frames to its address and to all, both with one Ethertype. It compares what
 the queue pair gets with what the network device gets, which it watches through a packet socket. The sender sends what
 belongs to the queue pair, to the network device, to both and, with a forged source, to neither. It also sends IP
 packets with wrong checksums to a group. The device fills them in on request, and the receiver's device checks those of
 IPv4.
+
+The other two programs are about kinds of flows: two with different priorities, one that leaves its frames to others as
+well, and those for what no other flow takes.
 """
 
 import socket
@@ -26,6 +31,7 @@ from pyverbs.spec import EthSpec
 from pyverbs.wr import RecvWR, SGE, SendWR
 
 STEERED, OTHER = 0x88B5, 0x88B6
+PREFERRED, SHARED, UNKNOWN = 0x88B7, 0x88B8, 0x88B9
 IPV4, IPV6 = 0x0800, 0x86DD
 ALL = "ff:ff:ff:ff:ff:ff"
 GROUP = "03:00:00:00:00:09"
@@ -122,31 +128,44 @@ def send(device, netdev, peer):
         (peer, own, STEERED, "last"),
         (peer, own, OTHER, "last"),
     ]:
-        data = frame(to, source, ether_type, text)
-        mr.write(data, len(data))
-        flags = IBV_SEND_SIGNALED | (IBV_SEND_IP_CSUM if text == "filled in" else 0)
-        sge = SGE(mr.buf, len(data), mr.lkey)
-        qp.post_send(SendWR(sg=[sge], num_sge=1, opcode=IBV_WR_SEND, send_flags=flags))
-        assert poll(cq, 20), "the frame is not sent"
+        transmit(cq, qp, mr, frame(to, source, ether_type, text), IBV_SEND_IP_CSUM if text == "filled in" else 0)
+
+
+def transmit(cq, qp, mr, data, flags):
+    mr.write(data, len(data))
+    sge = SGE(mr.buf, len(data), mr.lkey)
+    qp.post_send(SendWR(sg=[sge], num_sge=1, opcode=IBV_WR_SEND, send_flags=IBV_SEND_SIGNALED | flags))
+    assert poll(cq, 20), "the frame is not sent"
+
+
+def text_of(data):
+    return data[14:].decode().rstrip(".\0")
+
+
+def post_receive(qp, mr, number):
+    qp.post_recv(RecvWR(wr_id=number, num_sge=1, sg=[SGE(mr.buf + number * ROOM, ROOM, mr.lkey)]))
+
+
+def watch(netdev):
+    watcher = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    watcher.bind((netdev, 3))
+    watcher.settimeout(20)
+    return watcher
 
 
 def receive(device, netdev):
     own = mac_of(netdev)
     context, pd, cq, qp, mr = queue_pair(device)
     for number in range(RECEIVES):
-        sge = SGE(mr.buf + number * ROOM, ROOM, mr.lkey)
-        qp.post_recv(RecvWR(wr_id=number, num_sge=1, sg=[sge]))
+        post_receive(qp, mr, number)
     flows = []
     for to, ether_type in (own, STEERED), (ALL, STEERED), (GROUP, IPV4), (GROUP, IPV6):
         attr = FlowAttr(num_of_specs=1, port=1)
         attr.specs.append(EthSpec(dst_mac=to, ether_type=ether_type, is_inner=0))
         flows.append(Flow(qp, attr))
-    watcher = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-    watcher.bind((netdev, 3))
-    watcher.settimeout(20)
+    watcher = watch(netdev)
     print("ready", flush=True)
 
-    text = lambda data: data[14:].decode().rstrip(".\0")
     raw, seen, packets = [], [], []
     while not raw or raw[-1] != "last":
         done = poll(cq, 30)
@@ -159,11 +178,11 @@ def receive(device, netdev):
             packets.append((ether_type, *checksums(data[14:]), ok))
         else:
             assert len(data) == 60 and not ok, done
-            raw.append(text(data))
+            raw.append(text_of(data))
     while not seen or seen[-1] != "last":
         data = watcher.recv(ROOM)
         if int.from_bytes(data[12:14], "big") in (STEERED, OTHER):
-            seen.append(text(data))
+            seen.append(text_of(data))
     assert raw == ["for the queue pair", "for both", "filled in", "last"], raw
     assert seen == ["for the network device", "for both", "filled in", "last"], seen
     # Each with whether its checksums are right, and whether the device says so.
@@ -179,4 +198,74 @@ def receive(device, netdev):
     print("right", flush=True)
 
 
-{"send": send, "receive": receive}[sys.argv[1]](*sys.argv[2:])
+def send_kinds(device, netdev, peer):
+    own = mac_of(netdev)
+    _context, _pd, cq, qp, mr = queue_pair(device)
+    for to, ether_type, text in [
+        (peer, PREFERRED, "preferred"),
+        (peer, SHARED, "shared"),
+        (peer, UNKNOWN, "unknown"),
+        (ALL, UNKNOWN, "unknown to all"),
+        (peer, UNKNOWN, "last"),
+    ]:
+        transmit(cq, qp, mr, frame(to, own, ether_type, text), 0)
+
+
+def receive_kinds(device, netdev):
+    own = mac_of(netdev)
+    ends = {name: queue_pair(device) for name in ("second", "first", "rest", "groups")}
+    for _context, _pd, _cq, qp, mr in ends.values():
+        for number in range(RECEIVES):
+            post_receive(qp, mr, number)
+    flows = []
+    for name, ether_type, priority, flags in [
+        ("second", PREFERRED, 1, 0),
+        ("first", PREFERRED, 0, 0),
+        ("first", SHARED, 0, IBV_FLOW_ATTR_FLAGS_DONT_TRAP),
+    ]:
+        attr = FlowAttr(num_of_specs=1, priority=priority, port=1, flags=flags)
+        attr.specs.append(EthSpec(dst_mac=own, ether_type=ether_type, is_inner=0))
+        flows.append(Flow(ends[name][3], attr))
+    for name, flow_type in ("rest", IBV_FLOW_ATTR_ALL_DEFAULT), ("groups", IBV_FLOW_ATTR_MC_DEFAULT):
+        flows.append(Flow(ends[name][3], FlowAttr(flow_type=flow_type, port=1)))
+    watcher = watch(netdev)
+    print("ready", flush=True)
+
+    ours = lambda data: int.from_bytes(data[12:14], "big") in (PREFERRED, SHARED, UNKNOWN)
+    got = {name: [] for name in ends}
+
+    def take(name, timeout):
+        """Takes a frame, which may be another one of the network, and returns whether there was one."""
+        _context, _pd, cq, qp, mr = ends[name]
+        done = poll(cq, timeout)
+        if done:
+            data = mr.read(done.byte_len, done.wr_id * ROOM)
+            post_receive(qp, mr, done.wr_id)
+            if ours(data):
+                got[name].append(text_of(data))
+        return done
+
+    while got["rest"][-1:] != ["last"]:
+        assert take("rest", 30), f"only {got} came"
+    for name in "second", "first", "groups":
+        while take(name, 1):
+            pass
+    seen = []
+    while seen[-1:] != ["last"]:
+        data = watcher.recv(ROOM)
+        if ours(data):
+            seen.append(text_of(data))
+    assert got == {
+        "second": [],
+        "first": ["preferred", "shared"],
+        "rest": ["shared", "unknown", "unknown to all", "last"],
+        "groups": ["unknown to all"],
+    }, got
+    assert seen == ["shared", "unknown", "unknown to all", "last"], seen
+    for flow in flows:
+        flow.close()
+    print("right", flush=True)
+
+
+COMMANDS = {"send": send, "receive": receive, "send-kinds": send_kinds, "receive-kinds": receive_kinds}
+COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -61,6 +61,12 @@ ethernet raw_ethernet_bw -n 1000 -s 1024
 # One VM creates equal flows, of which the device has at most 64.
 on -t 60 b timeout 55 raw_ethernet_fs_rate -d "$DEV" --server -E "$mac_a" -B "$mac_b" -n 50 || fail "raw_ethernet_fs_rate"
 
+on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive-kinds "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
+receiver=$!
+within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver of each kind of flow does not begin"
+on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-kinds "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
+wait $receiver || fail "the receiver with each kind of flow got something else"
+
 ! on -t 60 a setpriv --bounding-set=-net_raw --inh-caps=-net_raw --ambient-caps=-net_raw \
 	python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" >/dev/null 2>&1 ||
 	fail "raw packets without the right to send them"
