@@ -23,10 +23,13 @@ use vrnic_wire::{
 use vrnicd::{
     capture::Captures,
     config::Config,
-    control::{answer::answer, inspector::Question},
+    control::{
+        answer::{Timed, answer},
+        inspector::Question,
+    },
     device::{Device, Shared},
     fabric::{Local, Route, SubnetFabric},
-    guest_memory::{GuestMemory, Mapping, RegionTable},
+    guest_memory::{GuestMemory, Mapping},
     network::Network,
     pci::Function,
     vfio_user::{
@@ -97,9 +100,8 @@ impl Worker {
                 })
                 .collect(),
             shared: Shared {
-                regions: RegionTable::new(),
                 outbox: Outbox::new(),
-                captures: Captures::new(NAMES.map(str::to_owned).to_vec()),
+                captures: Arc::new(Captures::new(NAMES.map(str::to_owned).to_vec())),
             },
             fabric: Local::new(),
             network,
@@ -127,7 +129,7 @@ impl Worker {
         for device in &mut self.devices {
             device.contained(&mut self.shared, |device, shared| {
                 device.prepare_sleep(shared, now);
-                device.publish_events(shared);
+                device.publish_events();
             });
         }
     }
@@ -135,11 +137,13 @@ impl Worker {
     fn deliver(&mut self, from: usize) {
         let now = self.now;
         // Responses to responses are delivered in the next turn.
+        let mut routes = self.fabric.routes();
         for segment in std::mem::take(&mut self.shared.outbox.segments) {
-            if let Route::Device(to) = self.fabric.route(from, &segment) {
+            if let Route::Device(to) = routes.route(from, &segment) {
+                let sender = self.devices[from].regions().clone();
                 let device = &mut self.devices[to];
                 device.contained(&mut self.shared, |device, shared| {
-                    device.receive(shared, segment, now);
+                    device.receive(shared, segment, Some(&sender), now);
                 });
             }
         }
@@ -147,10 +151,14 @@ impl Worker {
 
     /// Answers a question from a client of the control socket.
     pub fn answer(&mut self, mut question: Question) {
-        let (devices, shared) = (&mut self.devices, &mut self.shared);
-        let topic = &mut question.topic;
-        let (network, subnet) = (&mut self.network, self.subnet.as_mut());
-        let reply = answer(topic, devices, network, subnet, shared, self.now);
+        let now = self.now;
+        let devices = self.devices.iter_mut().map(|it| Timed { it, now });
+        let mut devices: Vec<_> = devices.collect();
+        let it = &mut self.network;
+        let network = &mut Timed { it, now };
+        let mut subnet = self.subnet.as_mut().map(|it| Timed { it, now });
+        let (topic, shared) = (&mut question.topic, &mut self.shared);
+        let reply = answer(topic, &mut devices, network, subnet.as_mut(), shared);
         question.answer(reply);
     }
 

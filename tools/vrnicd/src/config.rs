@@ -30,6 +30,8 @@ pub use switch::Switch;
 
 /// Largest number of completion vectors of a device: together with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
+/// Largest number of workers.
+const MAX_WORKERS: usize = 64;
 /// Largest `weight`.
 pub(crate) const MAX_WEIGHT: u32 = 8;
 /// Smallest `tx_gbps`. At this rate, the longest packet (64 KiB) takes half a second.
@@ -50,7 +52,10 @@ pub struct Config {
     /// How to log.
     #[serde(default)]
     pub log_format: LogFormat,
-    /// Microseconds for which the worker keeps polling after it last found work. A higher value lowers latency and
+    /// Number of threads that drive the devices.
+    #[serde(default)]
+    pub workers: Workers,
+    /// Microseconds for which a worker keeps polling after it last found work. A higher value lowers latency and
     /// keeps a CPU busy for longer.
     #[serde(default = "default_poll_us")]
     pub poll_us: u32,
@@ -75,6 +80,9 @@ pub struct Config {
     /// For tests of drivers: devices that give the driver wrong answers.
     #[serde(default)]
     pub test_hostile: Option<hostile::Settings>,
+    /// For tests: whether workers keep giving devices to each other without a reason.
+    #[serde(default)]
+    pub test_restless_workers: bool,
     /// Whether clients of the control socket may arm faults.
     #[serde(default)]
     pub faults: bool,
@@ -130,13 +138,53 @@ pub struct Device {
     /// Limit on the requests that the device starts per second; no limit if absent.
     #[serde(default)]
     pub max_iops: Option<u64>,
-    /// The device's share of the worker when the worker cannot keep up: a device with twice the weight gets twice the
+    /// The device's share of a worker that cannot keep up: a device with twice the weight gets twice the
     /// share.
     #[serde(default = "default_weight")]
     pub weight: u32,
     /// Limits; those not given keep their defaults.
     #[serde(default)]
     pub limits: Limits,
+}
+
+/// Number of workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a number of workers is expected, 1 to 64, or \"auto\""
+)]
+pub enum Workers {
+    /// This many.
+    Count(usize),
+    /// As many as the machine can spare.
+    Auto(Auto),
+}
+
+/// The word `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auto {
+    /// As many as the machine can spare.
+    Auto,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self::Count(1)
+    }
+}
+
+impl Workers {
+    /// Returns the number for that many devices. `auto` leaves at least half of the CPUs to the guests.
+    pub fn count(self, devices: usize) -> usize {
+        match self {
+            Self::Count(count) => count,
+            Self::Auto(Auto::Auto) => {
+                let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+                (cpus / 2).min(devices).clamp(1, MAX_WORKERS)
+            }
+        }
+    }
 }
 
 /// Format of log lines.
@@ -323,6 +371,7 @@ impl Config {
         Self {
             log: default_log(),
             log_format: LogFormat::default(),
+            workers: Workers::default(),
             poll_us: default_poll_us(),
             holder: default_holder(),
             control: None,
@@ -331,6 +380,7 @@ impl Config {
             crash_directory: None,
             test_panic_on_sigusr1: Vec::new(),
             test_hostile: None,
+            test_restless_workers: false,
             faults: false,
             capture: None,
             devices: vec![device],
@@ -371,6 +421,12 @@ impl Config {
             "poll_us = {}: at most 1000000 (one second)",
             self.poll_us
         );
+        if let Workers::Count(count) = self.workers {
+            ensure!(
+                (1..=MAX_WORKERS).contains(&count),
+                "workers = {count}: 1 to {MAX_WORKERS}, or \"auto\""
+            );
+        }
         let (mut names, mut sockets, mut macs) = (HashSet::new(), HashSet::new(), HashSet::new());
         for device in &self.devices {
             device
@@ -588,6 +644,21 @@ mod tests {
             ),
             (4, 1, 40, true)
         );
+    }
+
+    #[test]
+    fn workers_are_a_number_or_auto() {
+        let of = |value: &str| Config::parse(&format!("workers = {value}\n{ONE}"));
+        let count = |value: &str, devices| of(value).unwrap().workers.count(devices);
+        assert_eq!(Config::parse(ONE).unwrap().workers.count(100), 1);
+        assert_eq!((count("1", 9), count("64", 1)), (1, 64));
+        assert_eq!((count("\"auto\"", 1), count("\"auto\"", 0)), (1, 1));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(count("\"auto\"", 1000), (cpus / 2).clamp(1, MAX_WORKERS));
+        for wrong in ["0", "65", "-1", "1.5", "\"many\"", "true"] {
+            let error = format!("{:#}", of(wrong).unwrap_err());
+            assert!(error.contains("1 to 64, or \"auto\""), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Assembles the daemon: holder, listeners with their threads, worker, signals.
+//! Assembles the daemon: holder, listeners with their threads, workers, signals.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::virtio::Backend;
 use crate::virtio::mailbox::Mailbox;
 use crate::waker::Waker;
 use crate::watchdog;
-use crate::worker::Worker;
+use crate::worker::Workshop;
 
 /// How long front ends may take to close their connections.
 const STOP_TIME: Duration = Duration::from_secs(2);
@@ -106,7 +106,7 @@ pub fn run(config: &Config) -> Result<()> {
     let infiniband = infiniband.map(|device| device.name.clone());
     let center = Center::new(names.clone(), ports).with_infiniband(infiniband.collect());
     let center = Arc::new(center);
-    let mut captures = Captures::new(names);
+    let captures = Captures::new(names);
     if let Some(settings) = &config.capture {
         let name = settings.file.display().to_string();
         let file =
@@ -145,19 +145,22 @@ pub fn run(config: &Config) -> Result<()> {
         front_ends.push(thread);
     }
 
-    let mut worker = Worker::new(
+    let workers = config.workers.count(devices.len());
+    let shop = Arc::new(Workshop::new(
         devices,
         network,
         subnet,
-        waker.clone(),
+        waker,
         inspector,
         config.poll_time(),
         captures,
-    );
+        workers,
+        config.test_restless_workers,
+    )?);
     let thread_gone = Arc::new(AtomicBool::new(false));
-    let start = |name: &str, mut work: Box<dyn FnMut() + Send>| {
+    let start = |name: String, mut work: Box<dyn FnMut() + Send>| {
         let (gone, handle) = (thread_gone.clone(), signals.handle());
-        thread::Builder::new().name(name.into()).spawn(move || {
+        thread::Builder::new().name(name).spawn(move || {
             short_waits();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
             if outcome.is_err() {
@@ -166,17 +169,25 @@ pub fn run(config: &Config) -> Result<()> {
             }
         })
     };
-    let work = move || {
-        if let Err(error) = watchdog::start() {
-            warn!(%error, "cannot create a timer for the worker: a VMM can stall it");
-        }
-        worker.run();
-    };
-    let worker_thread = start("worker", Box::new(work))?;
+    let mut worker_threads = Vec::new();
+    for number in 0..workers {
+        let shop = shop.clone();
+        let work = move || {
+            if let Err(error) = watchdog::start() {
+                warn!(%error, "cannot create a timer for a worker: a VMM can stall it");
+            }
+            shop.work(number);
+        };
+        let name = match number {
+            0 => "worker".to_owned(),
+            _ => format!("worker-{number}"),
+        };
+        worker_threads.push(start(name, Box::new(work))?);
+    }
     let network_thread = network_thread
         .map(|mut network| {
             let stop = stop.clone();
-            start("network", Box::new(move || network.run(&stop)))
+            start("network".into(), Box::new(move || network.run(&stop)))
         })
         .transpose()?;
 
@@ -211,12 +222,16 @@ pub fn run(config: &Config) -> Result<()> {
     for socket in sockets.chain(&config.control) {
         socket::remove(socket);
     }
-    waker.stop();
-    let _ = worker_thread.join();
+    shop.stop();
+    for thread in worker_threads {
+        let _ = thread.join();
+    }
+    shop.finish();
+    // The captures end with it.
+    drop(shop);
     if let Some(thread) = network_thread {
         let _ = thread.join();
     }
-    // The worker has dropped its ends of the captures.
     if !center.wait(None, STOP_TIME) {
         warn!("cannot finish a capture in time");
     }

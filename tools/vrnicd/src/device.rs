@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! An RDMA device: connects the engine to the device's virtqueues, guest memory and mailbox.
 //!
-//! Devices run in the worker's thread. The worker calls them through [`contained`](Device::contained), which catches
-//! panics, so a panic fails one device only.
+//! Devices run in the threads of the workers, each in one at a time. A worker calls them through
+//! [`contained`](Device::contained), which catches panics, so a panic fails one device only.
 
 pub mod hostile;
 mod session;
@@ -58,6 +58,8 @@ const BUSY_FOR: Duration = Duration::from_millis(2);
 /// Least time between two crash recordings of a device, so that a guest that makes it fail again and again does not
 /// keep the disk busy.
 const CRASH_INTERVAL: Duration = Duration::from_secs(60);
+/// Number of segments of a device that may be under way, with its table of names, before it has to wait.
+const MAX_UNREAD: usize = 256;
 /// Number of explanations kept, even when the driver resets the device.
 const EXPLANATIONS: usize = 4096;
 /// Largest virtqueue.
@@ -66,14 +68,12 @@ const MAX_QUEUE_SIZE: u16 = 256;
 const F_VERSION_1: u64 = 1 << 32;
 const F_ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// State shared by all devices of a worker.
+/// What a worker lends to the device that it drives.
 pub struct Shared {
-    /// Names of regions of guest memory.
-    pub regions: RegionTable,
     /// Segments waiting to be sent.
     pub outbox: Outbox,
     /// The running captures.
-    pub captures: Captures,
+    pub captures: Arc<Captures>,
 }
 
 /// One device.
@@ -93,6 +93,8 @@ pub struct Device {
     /// The RNIC's end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
+    /// Names of regions of guest memory.
+    regions: Arc<RegionTable>,
     /// Makes writes to guest memory persistent.
     syncer: Syncer,
     /// The recording that waits or runs, or else the last one.
@@ -119,9 +121,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// Creates a device that waits for its driver. `index` is its index in the worker, `heaviest` the largest weight of
-    /// all devices, `max_mtu` the largest MTU that its frames can carry, and `frame_mtu` the largest number of bytes
-    /// after the header of an Ethernet frame; `None` if the device is not beside a network device on a network.
+    /// Creates a device that waits for its driver. `index` is its index among all devices, `heaviest` the largest
+    /// weight of all devices, `max_mtu` the largest MTU that its frames can carry, and `frame_mtu` the largest number
+    /// of bytes after the header of an Ethernet frame; `None` if the device is not beside a network device on a
+    /// network.
     pub fn new(
         index: usize,
         settings: &config::Device,
@@ -181,6 +184,7 @@ impl Device {
             busy_at: Instant::default(),
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
+            regions: Arc::new(RegionTable::new(index)),
             syncer,
             tape: None,
             ending: Vec::new(),
@@ -360,15 +364,17 @@ impl Device {
     }
 
     /// Calls `look` with the engine and its guest's memory, if there is an engine.
-    pub fn with_memory<R>(
-        &mut self,
-        shared: &mut Shared,
-        look: impl FnOnce(&Rnic, &DeviceMemory<'_>) -> R,
-    ) -> Option<R> {
+    pub fn with_memory<R>(&self, look: impl FnOnce(&Rnic, &DeviceMemory<'_>) -> R) -> Option<R> {
         let session = self.session.as_ref()?;
         let rnic = session.rnic.as_ref()?;
-        let memory = shared.regions.device(self.index, &session.memory);
+        let memory = self.regions.device(&session.memory, None);
         Some(look(rnic, &memory))
+    }
+
+    /// Returns the table with the names of the device's memory. Whatever refers to that memory holds the table as long
+    /// as it does so.
+    pub fn regions(&self) -> &Arc<RegionTable> {
+        &self.regions
     }
 
     /// Returns the RNIC's end of the wire, if it is on one.
@@ -417,7 +423,7 @@ impl Device {
         let result = catch_unwind(AssertUnwindSafe(|| work(self, shared))).ok();
         if result.is_none() {
             error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
-            self.fail(shared, Cause::InternalFault);
+            self.fail(Cause::InternalFault);
         }
         self.show_firings(shared, None);
         result
@@ -460,21 +466,46 @@ impl Device {
         names
     }
 
-    /// Executes requests and commands. The outbox must be empty. Returns true if there was anything to do.
+    /// Returns whether nothing that the device has sent refers to its memory any more. While the caller does not let it
+    /// send, this stays so.
+    pub fn is_quiet(&mut self) -> bool {
+        Arc::get_mut(&mut self.regions).is_some()
+    }
+
+    /// Returns whether so much of what the device has sent is under way that it had better not send more.
+    pub fn is_ahead(&self) -> bool {
+        Arc::strong_count(&self.regions) > MAX_UNREAD
+    }
+
+    /// Returns whether [`control`](Self::control) has something to do.
+    pub fn has_orders(&self) -> bool {
+        let waits = |session: &Session| {
+            let removed = |rnic: &Rnic| rnic.is_removed();
+            session.queues.control_notified || session.rnic.as_ref().is_some_and(removed)
+        };
+        self.mailbox.has_orders() || self.session.as_ref().is_some_and(waits)
+    }
+
+    /// Executes requests and commands, which may release memory, so the outbox must be empty and the device
+    /// [quiet](Self::is_quiet). Returns true if there was anything to do.
     pub fn control(&mut self, shared: &mut Shared, now: Instant) -> bool {
         self.now = now;
         let mut worked = self.removed && self.put_back();
+        if self.rnic().is_some_and(|rnic| rnic.is_removed()) {
+            self.remove();
+            worked = true;
+        }
         while let Some(request) = self.mailbox.next_request() {
             worked = true;
             match request {
                 // This driver has not noticed yet that the device has been removed.
                 Request::Activate(_) if self.removed => {}
-                Request::Activate(activation) => self.activate(shared, activation),
+                Request::Activate(activation) => self.activate(activation),
                 Request::Reset {
                     generation,
                     notifier,
                 } => {
-                    self.reset(shared, "the driver reset the device");
+                    self.reset("the driver reset the device");
                     debug!(device = %self.name, "reset");
                     notifier.reset_done(generation);
                 }
@@ -502,8 +533,8 @@ impl Device {
         if session.queues.control_notified {
             worked = true;
             let hostile = self.hostile.as_mut();
-            if let Err(bad) = session.execute_commands(self.index, shared, hostile, now) {
-                self.broken_queue(shared, CONTROL_QUEUE, bad);
+            if let Err(bad) = session.execute_commands(&self.regions, shared, hostile, now) {
+                self.broken_queue(CONTROL_QUEUE, bad);
             }
         }
         worked
@@ -516,6 +547,7 @@ impl Device {
 
     /// Does a bounded amount of work, less if the worker is `crowded`. Returns true if anything was done or remains.
     pub fn work(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
+        self.now = now;
         let worked = self.take_turn(shared, now, crowded);
         if worked {
             self.busy_at = now;
@@ -527,7 +559,6 @@ impl Device {
         let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
         assert!(!panic_requested, "panic requested for a test");
         let mailbox = &self.mailbox;
-        let index = self.index;
         let Some(session) = &mut self.session else {
             return false;
         };
@@ -539,7 +570,7 @@ impl Device {
         let mut worked = match acted {
             Ok(acted) => acted,
             Err(bad) => {
-                self.broken_queue(shared, CONTROL_QUEUE, bad);
+                self.broken_queue(CONTROL_QUEUE, bad);
                 return true;
             }
         };
@@ -551,7 +582,7 @@ impl Device {
             worked = true;
             rnic.doorbell(page, value);
         });
-        let memory = shared.regions.device(index, &session.memory);
+        let memory = self.regions.device(&session.memory, None);
         let mut io = Io {
             memory: &memory,
             now,
@@ -567,18 +598,21 @@ impl Device {
             std::process::abort();
         }
         if rnic.is_failing() {
-            self.fail(shared, Cause::Provoked);
+            self.fail(Cause::Provoked);
             return true;
         }
         if rnic.is_removed() {
-            self.remove(shared);
+            // Otherwise, `control` does it.
+            if self.is_quiet() {
+                self.remove();
+            }
             return true;
         }
-        worked | self.sync(shared)
+        worked | self.sync()
     }
 
     /// Advances the tasks that make guest memory persistent. Returns true if there was anything to do.
-    fn sync(&mut self, shared: &Shared) -> bool {
+    fn sync(&mut self) -> bool {
         let Some(rnic) = self
             .session
             .as_mut()
@@ -595,20 +629,25 @@ impl Device {
             && let Some(ranges) = rnic.next_sync()
         {
             worked = true;
-            if !self.syncer.begin(&ranges, &shared.regions) {
+            if !self.syncer.begin(&ranges, &self.regions) {
                 rnic.synced(false);
             }
         }
         worked
     }
 
-    /// Receives a segment.
-    pub fn receive(&mut self, shared: &mut Shared, segment: Segment<'_>, now: Instant) {
-        let index = self.index;
+    /// Receives a segment. If its payload may be in the sender's memory, `sender` is the table with the names of that.
+    pub fn receive(
+        &mut self,
+        shared: &mut Shared,
+        segment: Segment<'_>,
+        sender: Option<&RegionTable>,
+        now: Instant,
+    ) {
         if let Some(session) = &mut self.session
             && let Some(rnic) = &mut session.rnic
         {
-            let memory = shared.regions.device(index, &session.memory);
+            let memory = self.regions.device(&session.memory, sender);
             rnic.receive(
                 segment,
                 &mut Io {
@@ -625,8 +664,8 @@ impl Device {
     /// Sends all segments in the outbox, which are from this device, as frames.
     pub fn send_frames(&mut self, shared: &mut Shared, network: &mut Network, now: Instant) {
         let (index, roce) = (self.index, &mut self.roce);
-        let session = self.session.as_ref();
-        send_all(index, session, shared, |segment, memory, captures| {
+        let memory = memory_of(&self.regions, self.session.as_ref());
+        send_all(memory, shared, |segment, memory, captures| {
             let Some(end) = roce else {
                 return;
             };
@@ -651,8 +690,8 @@ impl Device {
     /// Sends all segments in the outbox, which are from this device, as packets on a subnet.
     pub fn send_packets(&mut self, shared: &mut Shared, subnet: &mut SubnetFabric) {
         let index = self.index;
-        let session = self.session.as_ref();
-        send_all(index, session, shared, |segment, memory, captures| {
+        let memory = memory_of(&self.regions, self.session.as_ref());
+        send_all(memory, shared, |segment, memory, captures| {
             let Some(packet) = subnet.packet(index, segment, memory) else {
                 return;
             };
@@ -680,12 +719,12 @@ impl Device {
         now: Instant,
     ) {
         match subnet::read(packet) {
-            Ok(segment) if shared.captures.is_empty() => self.receive(shared, segment, now),
+            Ok(segment) if shared.captures.is_empty() => self.receive(shared, segment, None, now),
             Ok(segment) => {
                 let seen = segment.clone();
-                let note = self.receive_noted(shared, segment, now);
+                let note = self.receive_noted(shared, segment, None, now);
                 let frame = packet.to_bytes();
-                let captures = &mut shared.captures;
+                let captures = &shared.captures;
                 captures.frame(self.index, Direction::In, &seen, &frame, &note);
             }
             Err(error) => {
@@ -711,11 +750,11 @@ impl Device {
             }
             Ok(segment) => {
                 if shared.captures.is_empty() {
-                    return self.receive(shared, segment, now);
+                    return self.receive(shared, segment, None, now);
                 }
                 let seen = segment.clone();
-                let note = self.receive_noted(shared, segment, now);
-                let captures = &mut shared.captures;
+                let note = self.receive_noted(shared, segment, None, now);
+                let captures = &shared.captures;
                 return captures.frame(self.index, Direction::In, &seen, frame, &note);
             }
             Err(refused) => refused,
@@ -740,7 +779,7 @@ impl Device {
         else {
             return true;
         };
-        let memory = shared.regions.device(index, memory);
+        let memory = self.regions.device(memory, None);
         let steered = rnic.receive_frame(
             frame,
             &mut Io {
@@ -752,7 +791,7 @@ impl Device {
         if steered.taken && !shared.captures.is_empty() {
             let note = self.show_firings(shared, Some(0));
             let segment = Segment::of_frame(Payload::Frame(frame));
-            let captures = &mut shared.captures;
+            let captures = &shared.captures;
             captures.frame(index, Direction::In, &segment, frame, &note);
         }
         steered.passes
@@ -763,18 +802,19 @@ impl Device {
         self.rnic().is_some_and(|rnic| rnic.has_group(group))
     }
 
-    /// Shows the captures a segment that travels without frames, when it leaves or reaches this device, with `note` as
-    /// its comment.
+    /// Shows the captures a segment that travels without frames, when it leaves this device, or reaches it from the
+    /// device with the table `sender`. The comment is `note`.
     pub fn capture(
         &self,
-        shared: &mut Shared,
+        shared: &Shared,
         direction: Direction,
         segment: &Segment<'_>,
+        sender: Option<&RegionTable>,
         note: &str,
     ) {
         if let Some(session) = &self.session {
-            let memory = shared.regions.device(self.index, &session.memory);
-            let captures = &mut shared.captures;
+            let memory = self.regions.device(&session.memory, sender);
+            let captures = &shared.captures;
             captures.segment(self.index, direction, segment, &memory, note);
         }
     }
@@ -785,20 +825,21 @@ impl Device {
         &mut self,
         shared: &mut Shared,
         segment: Segment<'_>,
+        sender: Option<&RegionTable>,
         now: Instant,
     ) -> String {
         self.show_firings(shared, None);
         let qpn = segment.destination_qpn;
         let mut names = String::new();
         self.contained(shared, |device, shared| {
-            device.receive(shared, segment, now);
+            device.receive(shared, segment, sender, now);
             names = device.show_firings(shared, Some(qpn));
         });
         names
     }
 
     /// Passes events to the driver as long as it provides buffers.
-    pub fn publish_events(&mut self, shared: &mut Shared) {
+    pub fn publish_events(&mut self) {
         self.take_explanations();
         let Some(session) = &mut self.session else {
             return;
@@ -832,7 +873,7 @@ impl Device {
             }
         }
         if let Err((queue, bad)) = outcome {
-            self.broken_queue(shared, queue, bad);
+            self.broken_queue(queue, bad);
         }
     }
 
@@ -843,20 +884,19 @@ impl Device {
 
     /// Announces to the guest that the device will stop polling its memory. Returns true if there is work after all.
     pub fn prepare_sleep(&mut self, shared: &mut Shared, now: Instant) -> bool {
-        let index = self.index;
         let Some(session) = &mut self.session else {
             return false;
         };
         let Some(rnic) = &mut session.rnic else {
             return false;
         };
-        let memory = shared.regions.device(index, &session.memory);
+        let memory = self.regions.device(&session.memory, None);
         let work = rnic.prepare_sleep(&mut Io {
             memory: &memory,
             now,
             outbox: &mut shared.outbox,
         });
-        work | self.sync(shared)
+        work | self.sync()
     }
 
     /// Returns when the device has to be woken.
@@ -871,8 +911,8 @@ impl Device {
         engine.into_iter().chain(hostile).chain(late).min()
     }
 
-    fn activate(&mut self, shared: &mut Shared, activation: Activation) {
-        self.reset(shared, "another driver took over the device");
+    fn activate(&mut self, activation: Activation) {
+        self.reset("another driver took over the device");
         if let Some(hostile) = &mut self.hostile {
             hostile.begin(self.mailbox.is_hostile());
         }
@@ -939,17 +979,17 @@ impl Device {
             rnic: Some(rnic),
         });
         if let Some((queue, bad)) = broken {
-            self.broken_queue(shared, queue, bad);
+            self.broken_queue(queue, bad);
         }
     }
 
     /// Removes the device from its slot: it releases everything without telling the driver.
-    fn remove(&mut self, shared: &mut Shared) {
+    fn remove(&mut self) {
         warn!(device = %self.name, "a fault removes the device");
         self.removed = true;
         self.mailbox.change_presence();
         self.take_explanations();
-        self.reset(shared, "a fault removed the device");
+        self.reset("a fault removed the device");
     }
 
     /// Puts the device back into its slot if the fault that removed it has ended. Returns whether it did.
@@ -964,12 +1004,12 @@ impl Device {
     }
 
     /// Drops everything that belongs to the driver and its memory.
-    fn reset(&mut self, shared: &mut Shared, why: &str) {
+    fn reset(&mut self, why: &str) {
         if let Some(hostile) = &mut self.hostile {
             hostile.forget();
         }
         self.drop_rnic(why);
-        shared.regions.release(self.index);
+        self.regions = Arc::new(self.regions.next());
         if let Some(session) = self.session.take() {
             let memory = session.memory.clone();
             drop(session);
@@ -977,13 +1017,13 @@ impl Device {
         }
     }
 
-    fn broken_queue(&mut self, shared: &mut Shared, queue: u16, bad: BadQueue) {
+    fn broken_queue(&mut self, queue: u16, bad: BadQueue) {
         warn!(device = %self.name, queue, reason = bad.0, "the driver broke a virtqueue; the device needs a reset");
-        self.fail(shared, Cause::VirtqueueBroken);
+        self.fail(Cause::VirtqueueBroken);
     }
 
     /// Takes the engine down, tells the driver, and waits for its reset.
-    fn fail(&mut self, shared: &mut Shared, cause: Cause) {
+    fn fail(&mut self, cause: Cause) {
         let leaves = self.may_leave(cause);
         if let Some(rnic) = self.rnic() {
             let flown = rnic.flight().collect();
@@ -996,7 +1036,6 @@ impl Device {
             }
         }
         self.drop_rnic(cause.text());
-        shared.regions.release(self.index);
         if self.session.is_some() {
             let happening = Happening::Event(EventType::DeviceFatal);
             self.explain(Explanation {
@@ -1081,24 +1120,26 @@ impl Device {
     }
 }
 
-/// Passes each segment in the outbox, all from the device with that index, to `send`, with the memory that contains its
-/// payload. Recycles the buffers of payloads.
+/// Returns memory as the device with this table and session sees it.
+fn memory_of<'a>(
+    regions: &'a RegionTable,
+    session: Option<&'a Session>,
+) -> Option<DeviceMemory<'a>> {
+    session.map(|session| regions.device(&session.memory, None))
+}
+
+/// Passes each segment in the outbox, all from the same device, to `send`, with the memory that contains its payload.
+/// Recycles the buffers of payloads.
 fn send_all(
-    index: usize,
-    session: Option<&Session>,
+    memory: Option<DeviceMemory<'_>>,
     shared: &mut Shared,
-    mut send: impl FnMut(&Segment<'_>, &DeviceMemory<'_>, &mut Captures),
+    mut send: impl FnMut(&Segment<'_>, &DeviceMemory<'_>, &Captures),
 ) {
-    let Shared {
-        regions,
-        outbox,
-        captures,
-    } = shared;
+    let Shared { outbox, captures } = shared;
     let mut segments = std::mem::take(&mut outbox.segments);
     for segment in segments.drain(..) {
-        if let Some(session) = session {
-            let memory = regions.device(index, &session.memory);
-            send(&segment, &memory, captures);
+        if let Some(memory) = &memory {
+            send(&segment, memory, captures);
         }
         outbox.recycle(segment.payload);
     }
@@ -1165,9 +1206,10 @@ mod tests {
 
     fn shared(names: &[&str]) -> Shared {
         Shared {
-            regions: RegionTable::new(),
             outbox: Outbox::new(),
-            captures: Captures::new(names.iter().map(|name| (*name).to_owned()).collect()),
+            captures: Arc::new(Captures::new(
+                names.iter().map(|name| (*name).to_owned()).collect(),
+            )),
         }
     }
 
@@ -1180,25 +1222,21 @@ mod tests {
     }
 
     /// A driver comes, and something is done.
-    fn bring_up(device: &mut Device, shared: &mut Shared) {
-        device.activate(
-            shared,
-            Activation {
-                features: u64::MAX,
-                queues: Vec::new(),
-                memory: Arc::new(GuestMemory::new()),
-                notifier: Arc::new(Deaf),
-            },
-        );
+    fn bring_up(device: &mut Device) {
+        device.activate(Activation {
+            features: u64::MAX,
+            queues: Vec::new(),
+            memory: Arc::new(GuestMemory::new()),
+            notifier: Arc::new(Deaf),
+        });
         device.rnic().unwrap().doorbell(0, 0);
     }
 
     /// The device fails then, with a driver; why the recording in `file` ended once all of that is written.
     fn fail(device: &mut Device, seconds: u64, cause: Cause, file: &Path) -> Option<String> {
-        let shared = &mut shared(&["x"]);
         device.now = at(seconds);
-        bring_up(device, shared);
-        device.fail(shared, cause);
+        bring_up(device);
+        device.fail(cause);
         assert!(device.wait_for_tapes(std::time::Instant::now() + PATIENCE));
         let bytes = std::fs::read(file).ok()?;
         let mut recording = Recording::new(&bytes).unwrap();
@@ -1315,7 +1353,7 @@ mod tests {
         let mut device = device("x", "fabric = \"infiniband\"\n");
         let spec = "event-gid-change count=3".parse().unwrap();
         device.faults().arm(spec, at(0)).unwrap();
-        bring_up(&mut device, &mut shared);
+        bring_up(&mut device);
         for _ in 0..3 {
             device.now = device.now + Duration::from_secs(1);
             let now = device.now;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  QEMU ──vfio-user──▶ vfio_user ─▶ pci ─▶ virtio::Backend ═ mailbox ═▶ worker ─▶ device ─▶ engine
-//!                      one thread per device                            one thread, all devices │
+//!                      one thread per device                            one thread or several   │
 //!                                                                            ◀── fabric ◀───────┘
 //! ```
 //!
@@ -23,7 +23,9 @@
     reason = "bytes of an array have no better names"
 )]
 
+mod actor;
 pub mod capture;
+mod clock;
 pub mod config;
 pub mod control;
 pub mod daemon;
@@ -37,11 +39,14 @@ mod inherited;
 pub mod logging;
 pub mod manual;
 pub mod network;
+mod networked;
 pub mod pci;
 pub mod recording;
+mod roster;
 #[allow(unsafe_code, reason = "system calls that no safe crate has")]
 pub mod scheduling;
 mod socket;
+mod sync;
 pub mod vfio_user;
 pub mod virtio;
 pub mod waker;

@@ -1,58 +1,160 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The worker: one thread that owns the engines of all devices and moves segments between them.
+//! The workers: threads that drive the engines of all devices and move segments between them.
 //!
-//! While there is work, the worker makes no system call, takes no lock and allocates nothing per message. When there is
-//! none, it polls for a while and then sleeps. Before sleeping, every device clears its POLLING flags and checks its
-//! notify areas once more. Then the worker announces that it is about to sleep, and checks the mailboxes once more. A
-//! doorbell that rings in between is noticed by one of these two checks.
+//! What one worker at a time drives is a *unit*: a device on the local fabric, or a network with all devices on it
+//! ([`Networked`]). Each unit has a home ([`Roster`]), the worker that gives it its turns. While there is work, a
+//! worker makes no system call, allocates nothing per message, and takes only locks of its own units, which nobody else
+//! wants.
+//!
+//! A segment goes to another device in one of two ways:
+//! * If the receiver has the same home as the sender, the worker delivers it at once, and the replies to it, until
+//!   nothing is on its way. The worker keeps the sender and all receivers locked for so long, so nothing overtakes.
+//! * Otherwise the worker puts it, as a [`Letter`], into the receiver's inbox ([`Actor`]), whose home looks there in
+//!   each turn. A worker never waits for a unit.
+//!
+//! A letter may refer to memory of the sender. It holds the table with the names of that memory, and a device executes
+//! commands, which may release memory, only while nobody else holds its table ([`Device::is_quiet`]). A device with a
+//! command waits by sending nothing on its own, and by leaving its inbox alone, since answers to reads refer to its
+//! memory, too. The letters that it waits for are in inboxes of other devices. If one of these waits in the same way,
+//! the first of them whose [`PATIENCE`] ends empties its inbox, which lets the other go on.
+//!
+//! When there is no work, a worker polls for a while. If it is not the last one that is awake, it then leaves its
+//! units to another one. The last one sleeps with all units. Before that, every device clears its POLLING flags and
+//! checks its notify areas once more. Then the worker announces that it is about to sleep, and checks the mailboxes and
+//! inboxes once more. A doorbell that rings in between is noticed by one of these two checks.
+//!
+//! The order of locks is: the gate, units by their index, and last the GIDs, an inbox, the captures or the roster. Only
+//! a worker that answers a question waits for units. It needs all of them, and keeps the others from beginning turns.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant as RealInstant};
 
+use anyhow::{Context, Result};
 use tracing::{debug, warn};
 use vrnic_engine::segment::Damage;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
-use vrnic_wire::port::GidEntry;
 
+use crate::actor::Actor;
 use crate::capture::{Captures, Direction};
-use crate::control::answer::answer;
+use crate::clock::Clock;
+use crate::control::answer::{Timed, answer};
 use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
-use crate::fabric::{Local, Route, SubnetFabric};
+use crate::fabric::{Local, Route, Routes, SubnetFabric};
 use crate::guest_memory::RegionTable;
-use crate::network::{Arrived, Network};
+use crate::network::Network;
+use crate::networked::{Medium, Networked};
+use crate::roster::Roster;
 use crate::waker::Waker;
 
 /// Time that the recordings' files have to finish when vrnicd stops.
 const FINISH: Duration = Duration::from_secs(2);
+/// Time after which a worker looks whether it was overloaded. While another one is awake, it polls for at most as long.
+const PERIOD: Duration = Duration::from_millis(1);
+/// A worker is overloaded if it finds nothing to do in less than one turn of this many.
+const IDLE_TURNS: u32 = 8;
+/// Number of turns after which a worker at least looks.
+const LEAST_TURNS: u32 = 8;
+/// Number of turns after which a restless worker gives its units away.
+const RESTLESS_TURNS: u32 = 32;
+/// Number of turns for which a device with a command leaves its inbox alone.
+const PATIENCE: u32 = 64;
 
-/// All devices and the networks that connect them.
-pub struct Worker {
-    devices: Vec<Device>,
-    /// For each device, the generation of its GIDs that the fabric knows; `None` if the device has no engine.
-    gid_generations: Vec<Option<u64>>,
-    shared: Shared,
-    /// Connects the devices that are on no network.
+/// Everything that the workers share.
+pub struct Workshop {
+    /// For each device on the local fabric, its unit, which has the number of the device.
+    locals: Vec<Option<Actor<LocalDevice, Letter>>>,
+    /// The other units.
+    networks: Vec<Actor<Networked, Infallible>>,
     fabric: Local,
-    network: Network,
-    /// Connects the devices with InfiniBand ports, if there are any.
-    subnet: Option<SubnetFabric>,
-    /// Segments between devices that are on no network, each with the index of the sending device.
-    in_flight: VecDeque<(usize, Segment<'static>)>,
+    captures: Arc<Captures>,
+    roster: Roster,
+    /// Wakes the last worker that is awake.
     waker: Arc<Waker>,
     inspector: Arc<Inspector>,
     poll_time: Duration,
-    /// Whether more than two devices were busy in the last turn.
-    crowded: bool,
-    clock: Clock,
-    lost: u64,
+    /// Whether workers keep giving units to each other, for tests.
+    restless: bool,
+    /// Locked by the worker that answers a question.
+    gate: Mutex<()>,
+    /// Whether `gate` is locked, so that others do not have to look.
+    asked: AtomicBool,
 }
 
-impl Worker {
-    /// Creates a worker for `devices` and the `network` or `subnet` that some of them are on. The worker polls for
-    /// `poll_time` after the last work. In each turn it answers one question from `inspector`.
+/// A segment for a device with another home.
+struct Letter {
+    /// The table with the names of the sender's memory.
+    sender: Arc<RegionTable>,
+    segment: Segment<'static>,
+}
+
+/// A device on the local fabric.
+struct LocalDevice {
+    device: Device,
+    clock: Clock,
+    /// Time of the turn in which it was last locked.
+    now: Instant,
+    /// The generation of its GIDs that the fabric knows; `None` if the device has no engine.
+    gid_generation: Option<u64>,
+    /// Number of turns in which it has waited until nothing that it sent is under way; 0 if it does not wait.
+    waits: u32,
+}
+
+impl LocalDevice {
+    /// Returns whether it leaves its inbox alone.
+    fn is_waiting(&self) -> bool {
+        !self.waits.is_multiple_of(PATIENCE)
+    }
+
+    /// Receives a segment from a device; its table is `sender` if that is not this device.
+    fn receive(
+        &mut self,
+        shared: &mut Shared,
+        segment: Segment<'static>,
+        sender: Option<&RegionTable>,
+    ) {
+        let (device, now) = (&mut self.device, self.now);
+        if segment.path.is_multicast() && !device.has_group(&segment.path.group()) {
+            shared.outbox.recycle(segment.payload);
+        } else if let Some(damage) = segment.touched.damage {
+            if let Some(rnic) = device.rnic() {
+                rnic.count_bad_packet(damage == Damage::Icrc);
+            }
+            shared.outbox.recycle(segment.payload);
+        } else if shared.captures.is_empty() {
+            device.contained(shared, |device, shared| {
+                device.receive(shared, segment, sender, now);
+            });
+        } else {
+            let seen = segment.clone();
+            let note = device.receive_noted(shared, segment, sender, now);
+            device.capture(shared, Direction::In, &seen, sender, &note);
+        }
+    }
+
+    /// Tells the fabric when the GIDs of the device change.
+    fn update_gids(&mut self, index: usize, fabric: &Local) {
+        let generation = self.device.rnic().map(|rnic| rnic.gid_generation());
+        if generation != self.gid_generation {
+            self.gid_generation = generation;
+            let gids = self.device.rnic().map(|rnic| rnic.gids());
+            fabric.set_gids(index, gids.into_iter().flatten().map(|entry| entry.gid));
+        }
+    }
+}
+
+impl Workshop {
+    /// Creates the units of `devices` and of the `network` or `subnet` that some of them are on, for a number of
+    /// workers. A worker polls for `poll_time` after the last work. In each turn it answers one question from
+    /// `inspector`. If the workers are `restless`, they keep giving units to each other.
+    ///
+    /// # Errors
+    /// A descriptor cannot be created.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a daemon")]
     pub fn new(
         devices: Vec<Device>,
         network: Network,
@@ -61,221 +163,388 @@ impl Worker {
         inspector: Arc<Inspector>,
         poll_time: Duration,
         captures: Captures,
-    ) -> Self {
-        Self {
-            gid_generations: vec![None; devices.len()],
-            devices,
-            shared: Shared {
-                regions: RegionTable::new(),
-                outbox: Outbox::new(),
-                captures,
-            },
+        workers: usize,
+        restless: bool,
+    ) -> Result<Self> {
+        let count = devices.len();
+        let places = || -> Vec<Option<Device>> { (0..count).map(|_| None).collect() };
+        let (mut on_switch, mut on_subnet) = (places(), places());
+        let mut locals = Vec::new();
+        for (index, mut device) in devices.into_iter().enumerate() {
+            if subnet.as_ref().is_some_and(|subnet| subnet.has(index)) {
+                on_subnet[index] = Some(device);
+                locals.push(None);
+            } else if device.roce().is_some() {
+                on_switch[index] = Some(device);
+                locals.push(None);
+            } else {
+                locals.push(Some(Actor::new(LocalDevice {
+                    device,
+                    clock: Clock::new(),
+                    now: Instant::default(),
+                    gid_generation: None,
+                    waits: 0,
+                })));
+            }
+        }
+        let switch = Networked::new(on_switch, Medium::Switch(network));
+        let subnet = subnet.map(|subnet| Networked::new(on_subnet, Medium::Subnet(subnet)));
+        let networks: Vec<_> = [switch].into_iter().chain(subnet).map(Actor::new).collect();
+        let roster = Roster::new(count + networks.len(), workers);
+        Ok(Self {
+            locals,
+            networks,
             fabric: Local::new(),
-            network,
-            subnet,
-            in_flight: VecDeque::new(),
+            captures: Arc::new(captures),
+            roster: roster.context("cannot create workers")?,
             waker,
             inspector,
             poll_time,
-            crowded: false,
-            clock: Clock::new(),
-            lost: 0,
-        }
+            restless,
+            gate: Mutex::new(()),
+            asked: AtomicBool::new(false),
+        })
     }
 
-    /// Works until the waker is told to stop.
-    pub fn run(&mut self) {
-        let mut idle_since = None;
-        while !self.waker.is_stopping() {
-            let now = self.clock.tick();
-            if self.turn(now) {
-                idle_since = None;
-                continue;
-            }
-            if now - *idle_since.get_or_insert(now) < self.poll_time {
-                // Spins instead of yielding: a thread that yields waits for as long as a virtual CPU runs, which can be
-                // milliseconds. The sleep that follows shortly gives the CPU back.
-                std::hint::spin_loop();
-                continue;
-            }
-            self.waker.announce();
-            if self.has_work(now) {
-                self.waker.cancel();
-                continue;
-            }
-            let devices = self.devices.iter().filter_map(Device::next_deadline);
-            let subnet = self.subnet.as_ref().and_then(SubnetFabric::next_deadline);
-            let networks = self.network.next_deadline().into_iter().chain(subnet);
-            let deadline = devices.chain(networks).min();
-            let timeout = deadline.map(|deadline| deadline - now);
-            self.waker.sleep(timeout);
-            self.clock.slept(timeout);
-            idle_since = None;
-        }
-        for device in &mut self.devices {
-            device.end_tape("vrnicd stopped");
-        }
+    /// Works as the worker with that number, until told to stop.
+    pub fn work(&self, number: usize) {
+        Worker::new(self, number).run();
+    }
+
+    /// Tells all workers to stop.
+    pub fn stop(&self) {
+        self.waker.stop();
+        self.roster.stop();
+    }
+
+    /// Finishes what is left when all workers have stopped.
+    pub fn finish(&self) {
+        self.each_device(|device| device.end_tape("vrnicd stopped"));
         // The threads that write the recordings end with the process.
-        let deadline = std::time::Instant::now() + FINISH;
-        for device in &self.devices {
+        let deadline = RealInstant::now() + FINISH;
+        self.each_device(|device| {
             if !device.wait_for_tapes(deadline) {
                 warn!(
                     device = device.name(),
                     "the recording is not finished: its file is too slow"
                 );
             }
-        }
-        self.network.log_counters();
-    }
-
-    /// Gives every device a turn. Returns true if any of them did something.
-    fn turn(&mut self, now: Instant) -> bool {
-        self.shared.outbox.watched = !self.shared.captures.is_empty();
-        let mut worked = self.network.turn(now, &mut self.shared.captures);
-        if let Some(subnet) = &mut self.subnet {
-            worked |= subnet.turn(now);
-        }
-        self.carry(now);
-        let (crowded, mut busy) = (self.crowded, 0);
-        for index in 0..self.devices.len() {
-            let device = &mut self.devices[index];
-            // Commands may release memory that segments refer to, so the network is emptied before they run.
-            worked |= device
-                .contained(&mut self.shared, |device, shared| {
-                    device.control(shared, now)
-                })
-                .unwrap_or(true);
-            self.update_gids(index);
-            self.deliver(index, now);
-            let device = &mut self.devices[index];
-            worked |= device
-                .contained(&mut self.shared, |device, shared| {
-                    device.work(shared, now, crowded)
-                })
-                .unwrap_or(true);
-            busy += usize::from(self.devices[index].is_busy(now));
-            worked |= self.deliver(index, now);
-        }
-        self.crowded = busy > 2;
-        if let Some(mut question) = self.inspector.next() {
-            let (devices, shared) = (&mut self.devices, &mut self.shared);
-            let (network, subnet) = (&mut self.network, self.subnet.as_mut());
-            let reply = answer(&mut question.topic, devices, network, subnet, shared, now);
-            question.answer(reply);
-            worked = true;
-        }
-        if worked {
-            for device in &mut self.devices {
-                device.contained(&mut self.shared, |device, shared| {
-                    device.publish_events(shared);
-                });
-                device.pass_recording_on(false);
+        });
+        for network in &self.networks {
+            if let Medium::Switch(network) = network.take().medium() {
+                network.log_counters();
             }
         }
-        worked
     }
 
-    /// Sends the outbox of device `from` and delivers everything in flight. Returns true if there was anything.
-    fn deliver(&mut self, from: usize, now: Instant) -> bool {
-        let sent = self.send(from, now);
-        self.carry(now) || sent
-    }
-
-    /// Delivers segments and frames, and the replies to them, until the network is empty. Returns true if there were
-    /// any.
-    fn carry(&mut self, now: Instant) -> bool {
-        let mut worked = false;
-        loop {
-            if let Some((from, segment)) = self.in_flight.pop_front() {
-                self.deliver_segment(from, segment, now);
-            } else if let Some(arrived) = self.network.next_frame(now, &mut self.shared.captures) {
-                let Arrived { to, raw, frame } = arrived;
-                let passes = self.devices[to].contained(&mut self.shared, |device, shared| {
-                    if raw {
-                        return device.receive_raw(shared, &frame, now);
-                    }
-                    device.receive_frame(shared, &frame, now);
-                    false
-                });
-                // A device that failed takes nothing away.
-                if passes.unwrap_or(raw) {
-                    self.network.pass_on(to, frame);
-                } else {
-                    self.network.recycle(frame);
-                }
-                self.send(to, now);
-            } else if let Some(subnet) = &mut self.subnet
-                && let Some((to, packet)) = subnet.next_packet()
-            {
-                self.devices[to].contained(&mut self.shared, |device, shared| {
-                    device.receive_packet(shared, subnet, &packet, now);
-                });
-                subnet.recycle(packet);
-                self.send(to, now);
-            } else {
-                return worked;
-            }
-            worked = true;
+    fn each_device(&self, mut visit: impl FnMut(&mut Device)) {
+        for local in self.locals.iter().flatten() {
+            visit(&mut local.take().device);
+        }
+        for network in &self.networks {
+            network.take().devices().for_each(&mut visit);
         }
     }
 
-    /// Puts the outbox of device `from` on the network. Returns true if there was anything.
-    fn send(&mut self, from: usize, now: Instant) -> bool {
-        self.shared.outbox.reveal();
-        if self.shared.outbox.segments.is_empty() {
+    /// Lets a worker that answers a question have all units.
+    fn let_answer(&self) {
+        if self.asked.load(Ordering::Relaxed) {
+            drop(self.close_gate());
+        }
+    }
+
+    fn close_gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One worker.
+struct Worker<'a> {
+    shop: &'a Workshop,
+    number: usize,
+    shared: Shared,
+    /// The devices that the worker has locked, by their index.
+    held: Vec<Option<MutexGuard<'a, LocalDevice>>>,
+    /// Their indices.
+    holds: Vec<usize>,
+    /// Segments of these devices that are under way, each with the index of its sender.
+    in_flight: VecDeque<(usize, Segment<'static>)>,
+    /// An empty list for letters.
+    letters: VecDeque<Letter>,
+    routes: Routes<'a>,
+    /// Pairs of devices that exchanged something in the period before this one.
+    pairs: HashSet<(usize, usize)>,
+    /// Real time at which the turn began.
+    real: RealInstant,
+    /// For each unit, the number of its devices that were busy in the last turn.
+    busy: Vec<usize>,
+    /// Whether more than two devices were busy in the last turn.
+    crowded: bool,
+    /// When the period of the following numbers of turns began: of all turns, and of those without work.
+    period: RealInstant,
+    turns: u32,
+    idle_turns: u32,
+    lost: u64,
+}
+
+impl<'a> Worker<'a> {
+    fn new(shop: &'a Workshop, number: usize) -> Self {
+        let real = RealInstant::now();
+        Self {
+            shop,
+            number,
+            shared: Shared {
+                outbox: Outbox::new(),
+                captures: shop.captures.clone(),
+            },
+            held: shop.locals.iter().map(|_| None).collect(),
+            holds: Vec::new(),
+            in_flight: VecDeque::new(),
+            letters: VecDeque::new(),
+            routes: shop.fabric.routes(),
+            pairs: HashSet::new(),
+            real,
+            busy: vec![0; shop.locals.len() + shop.networks.len()],
+            crowded: false,
+            period: real,
+            turns: 0,
+            idle_turns: 0,
+            lost: 0,
+        }
+    }
+
+    fn run(&mut self) {
+        let shop = self.shop;
+        if self.number > 0 {
+            shop.roster.rest(self.number);
+        }
+        let mut idle_since = None;
+        while !shop.waker.is_stopping() {
+            self.real = RealInstant::now();
+            let worked = self.turn();
+            self.balance(worked);
+            if worked {
+                idle_since = None;
+                continue;
+            }
+            let idle = self.real - *idle_since.get_or_insert(self.real);
+            if idle < shop.poll_time && (idle < PERIOD || shop.roster.is_single()) {
+                // Spins instead of yielding: a thread that yields waits for as long as a virtual CPU runs, which can be
+                // milliseconds. The sleep that follows shortly gives the CPU back.
+                std::hint::spin_loop();
+                continue;
+            }
+            if shop.roster.retire(self.number) {
+                shop.roster.rest(self.number);
+            } else if idle < shop.poll_time || !self.sleep() {
+                continue;
+            }
+            idle_since = None;
+            self.begin_period(RealInstant::now());
+        }
+    }
+
+    /// Sleeps with all units, unless there is work. Returns whether it slept.
+    fn sleep(&mut self) -> bool {
+        let shop = self.shop;
+        shop.waker.announce();
+        if self.has_work() {
+            shop.waker.cancel();
             return false;
         }
-        let device = &mut self.devices[from];
-        if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(from)) {
-            device.contained(&mut self.shared, |device, shared| {
-                device.send_packets(shared, subnet);
-            });
-        } else if device.roce().is_some() {
-            let network = &mut self.network;
-            device.contained(&mut self.shared, |device, shared| {
-                device.send_frames(shared, network, now);
-            });
-        } else {
-            let segments = self.shared.outbox.segments.drain(..);
-            self.in_flight
-                .extend(segments.map(|segment| (from, segment)));
+        let locals = shop.locals.iter().flatten().filter_map(|local| {
+            let local = local.take();
+            Some(local.clock.until(local.device.next_deadline()?))
+        });
+        let networks = shop.networks.iter();
+        let networks = networks.filter_map(|network| network.take().next_timeout());
+        let timeout = locals.chain(networks).min();
+        shop.waker.sleep(timeout);
+        let real = RealInstant::now();
+        for local in shop.locals.iter().flatten() {
+            local.take().clock.slept(real, timeout);
+        }
+        for network in &shop.networks {
+            network.take().slept(real, timeout);
         }
         true
     }
 
+    /// Returns whether the worker gives a unit its turns.
+    fn is_home(&self, unit: usize) -> bool {
+        self.shop.roster.is_home(unit, self.number)
+    }
+
+    /// Returns the number of a network's unit.
+    fn unit_of(&self, network: usize) -> usize {
+        self.shop.locals.len() + network
+    }
+
+    /// Gives every unit at home a turn. Returns true if any of them did something.
+    fn turn(&mut self) -> bool {
+        let shop = self.shop;
+        shop.let_answer();
+        self.shared.outbox.watched = !shop.captures.is_empty();
+        let mut worked = false;
+        for index in 0..shop.locals.len() {
+            if shop.locals[index].is_some() && self.is_home(index) {
+                worked |= self.local_turn(index);
+            } else {
+                self.busy[index] = 0;
+            }
+        }
+        for (index, network) in shop.networks.iter().enumerate() {
+            let unit = self.unit_of(index);
+            self.busy[unit] = 0;
+            if self.is_home(unit) {
+                // The worker that drove it before may not have noticed yet.
+                let Some(mut network) = network.try_take() else {
+                    worked = true;
+                    continue;
+                };
+                let (did, busy) = network.turn(&mut self.shared, self.real, self.crowded);
+                worked |= did;
+                self.busy[unit] = busy;
+            }
+        }
+        self.crowded = self.busy.iter().sum::<usize>() > 2;
+        worked |= self.answer_question();
+        if worked {
+            self.publish();
+        }
+        worked
+    }
+
+    /// Gives a device a turn. Returns true if it did something or has to wait.
+    fn local_turn(&mut self, index: usize) -> bool {
+        let (shop, crowded) = (self.shop, self.crowded);
+        self.busy[index] = 0;
+        if !self.hold(index) {
+            return true;
+        }
+        let mut worked = false;
+        let mut may_send = false;
+        self.with(index, |local, shared| {
+            let (device, now) = (&mut local.device, local.now);
+            // Commands may release memory, to which nothing may refer any more.
+            let quiet = device.is_quiet();
+            if quiet {
+                worked |= device
+                    .contained(shared, |device, shared| device.control(shared, now))
+                    .unwrap_or(true);
+            }
+            local.update_gids(index, &shop.fabric);
+            let waits = !quiet && local.device.has_orders();
+            local.waits = if waits {
+                local.waits.wrapping_add(1).max(1)
+            } else {
+                0
+            };
+            may_send = !waits && !local.device.is_ahead();
+            worked |= !may_send;
+        });
+        self.deliver(index);
+        if !self.is_waiting(index) {
+            worked |= self.empty_inbox(index);
+        }
+        if may_send {
+            let mut busy = false;
+            self.with(index, |local, shared| {
+                let now = local.now;
+                worked |= local
+                    .device
+                    .contained(shared, |device, shared| device.work(shared, now, crowded))
+                    .unwrap_or(true);
+                busy = local.device.is_busy(now);
+            });
+            self.busy[index] = usize::from(busy);
+        }
+        worked |= self.deliver(index);
+        self.release();
+        worked
+    }
+
+    /// Locks a device at home until [`release`](Self::release). Returns false if the device has another home, or the
+    /// worker that drove it before has not noticed yet that it has not.
+    fn hold(&mut self, index: usize) -> bool {
+        if self.held[index].is_some() {
+            return true;
+        }
+        let local = self.shop.locals[index].as_ref();
+        let local = local.filter(|_| self.is_home(index));
+        let Some(mut local) = local.and_then(Actor::try_take) else {
+            return false;
+        };
+        local.now = local.clock.tick(self.real);
+        self.held[index] = Some(local);
+        self.holds.push(index);
+        true
+    }
+
+    /// Unlocks all devices. Nothing may be under way.
+    fn release(&mut self) {
+        for index in self.holds.drain(..) {
+            self.held[index] = None;
+        }
+    }
+
+    /// Calls `work` with a device, if the worker holds it.
+    fn with(&mut self, index: usize, work: impl FnOnce(&mut LocalDevice, &mut Shared)) {
+        if let Some(local) = &mut self.held[index] {
+            work(local, &mut self.shared);
+        }
+    }
+
+    /// Returns whether a device that the worker holds leaves its inbox alone.
+    fn is_waiting(&self, index: usize) -> bool {
+        self.held[index]
+            .as_ref()
+            .is_some_and(|local| local.is_waiting())
+    }
+
+    /// Sends the outbox of device `from` and delivers everything under way. Returns true if there was anything.
+    fn deliver(&mut self, from: usize) -> bool {
+        self.send(from);
+        self.carry()
+    }
+
+    /// Sends the outbox of device `from`.
+    fn send(&mut self, from: usize) {
+        let outbox = &mut self.shared.outbox;
+        outbox.reveal();
+        let segments = outbox.segments.drain(..);
+        self.in_flight
+            .extend(segments.map(|segment| (from, segment)));
+    }
+
+    /// Delivers segments, and the replies to them, until nothing is under way. Returns true if there were any.
+    fn carry(&mut self) -> bool {
+        let mut worked = false;
+        while let Some((from, segment)) = self.in_flight.pop_front() {
+            self.deliver_segment(from, segment);
+            worked = true;
+        }
+        worked
+    }
+
     /// Delivers a segment to its destination.
-    fn deliver_segment(&mut self, from: usize, segment: Segment<'static>, now: Instant) {
-        let capturing = !self.shared.captures.is_empty();
-        if capturing {
-            self.devices[from].capture(&mut self.shared, Direction::Out, &segment, "");
+    fn deliver_segment(&mut self, from: usize, segment: Segment<'static>) {
+        if !self.shared.captures.is_empty() {
+            self.with(from, |local, shared| {
+                local
+                    .device
+                    .capture(shared, Direction::Out, &segment, None, "");
+            });
         }
         if segment.touched.withheld {
             return self.shared.outbox.recycle(segment.payload);
         }
-        match self.fabric.route(from, &segment) {
-            Route::Device(to) if segment.touched.damage.is_some() => {
-                let wrong_crc = segment.touched.damage == Some(Damage::Icrc);
-                if let Some(rnic) = self.devices[to].rnic() {
-                    rnic.count_bad_packet(wrong_crc);
-                }
-                self.shared.outbox.recycle(segment.payload);
-            }
-            Route::Device(to) => {
-                let device = &mut self.devices[to];
-                if capturing {
-                    let seen = segment.clone();
-                    let note = device.receive_noted(&mut self.shared, segment, now);
-                    device.capture(&mut self.shared, Direction::In, &seen, &note);
-                } else {
-                    device.contained(&mut self.shared, |device, shared| {
-                        device.receive(shared, segment, now);
-                    });
-                }
-                self.send(to, now);
-            }
+        match self.routes.route(from, &segment) {
+            Route::Device(to) => self.pass(from, to, segment),
             Route::Group => {
-                for to in (0..self.devices.len()).filter(|&to| to != from) {
-                    self.deliver_copy(to, &segment, now);
+                let locals = &self.shop.locals;
+                for to in (0..locals.len()).filter(|&to| to != from && locals[to].is_some()) {
+                    self.pass(from, to, segment.clone());
                 }
                 self.shared.outbox.recycle(segment.payload);
             }
@@ -289,126 +558,209 @@ impl Worker {
         }
     }
 
-    /// Gives a copy of a segment to device `to` if that is on no network and has members of the multicast group.
-    fn deliver_copy(&mut self, to: usize, segment: &Segment<'static>, now: Instant) {
-        let device = &mut self.devices[to];
-        if device.roce().is_some() || !device.has_group(&segment.path.group()) {
+    /// Passes a segment to a device, directly if the worker may drive it and it has read its letters.
+    fn pass(&mut self, from: usize, to: usize, segment: Segment<'static>) {
+        let Some(actor) = &self.shop.locals[to] else {
             return;
+        };
+        if self.hold(to) {
+            if actor.has_letters() && !self.is_waiting(to) {
+                self.empty_inbox(to);
+            }
+            if !actor.has_letters()
+                && let Some(mut local) = self.held[to].take()
+            {
+                let sender = self.held[from].as_ref();
+                let sender = sender.map(|sender| &**sender.device.regions());
+                local.receive(&mut self.shared, segment, sender);
+                self.held[to] = Some(local);
+                return self.send(to);
+            }
         }
-        let note = device.receive_noted(&mut self.shared, segment.clone(), now);
-        device.capture(&mut self.shared, Direction::In, segment, &note);
-        self.send(to, now);
+        if let Some(sender) = &self.held[from] {
+            actor.put(Letter {
+                sender: sender.device.regions().clone(),
+                segment,
+            });
+        }
+    }
+
+    /// Gives a device that the worker holds all its letters. Returns true if there were any.
+    fn empty_inbox(&mut self, to: usize) -> bool {
+        let Some(actor) = &self.shop.locals[to] else {
+            return false;
+        };
+        let mut letters = std::mem::take(&mut self.letters);
+        actor.take_letters(&mut letters);
+        let any = !letters.is_empty();
+        for Letter { sender, segment } in letters.drain(..) {
+            self.with(to, |local, shared| {
+                local.receive(shared, segment, Some(&*sender));
+            });
+            self.send(to);
+        }
+        self.letters = letters;
+        any
+    }
+
+    /// Tells drivers what happened, and passes recordings on.
+    fn publish(&mut self) {
+        let shop = self.shop;
+        for index in 0..shop.locals.len() {
+            if self.hold(index) {
+                self.with(index, |local, shared| publish(&mut local.device, shared));
+                self.release();
+            }
+        }
+        for (index, network) in shop.networks.iter().enumerate() {
+            if self.is_home(self.unit_of(index))
+                && let Some(mut network) = network.try_take()
+            {
+                let shared = &mut self.shared;
+                network.devices().for_each(|device| publish(device, shared));
+            }
+        }
     }
 
     /// Prepares every device for sleep and sends what that produced. Returns whether there is work after all.
-    fn has_work(&mut self, now: Instant) -> bool {
-        let mut work = self.inspector.is_asked() || self.network.has_messages();
-        for index in 0..self.devices.len() {
-            let device = &mut self.devices[index];
-            work |= device.has_messages();
-            work |= device
-                .contained(&mut self.shared, |device, shared| {
-                    let work = device.prepare_sleep(shared, now);
-                    device.publish_events(shared);
-                    work
-                })
-                .unwrap_or(true);
-            work |= self.deliver(index, now);
-            self.devices[index].pass_recording_on(true);
-        }
-        work
-    }
-
-    /// Tells the network when the GIDs of a device change, and whether it has flows. For a device on an InfiniBand
-    /// subnet, synchronizes the device and its port instead.
-    fn update_gids(&mut self, index: usize) {
-        let device = &mut self.devices[index];
-        if let Some(subnet) = self.subnet.as_mut().filter(|subnet| subnet.has(index)) {
-            let up = device.link();
-            device.contained(&mut self.shared, |device, _| {
-                subnet.update(index, up, device.rnic());
+    fn has_work(&mut self) -> bool {
+        let shop = self.shop;
+        let mut work = shop.inspector.is_asked();
+        for (index, local) in shop.locals.iter().enumerate() {
+            work |= local.is_some() && !self.hold(index);
+            self.with(index, |local, shared| {
+                let now = local.now;
+                work |= local.device.has_messages();
+                work |= local
+                    .device
+                    .contained(shared, |device, shared| {
+                        let work = device.prepare_sleep(shared, now);
+                        device.publish_events();
+                        work
+                    })
+                    .unwrap_or(true);
             });
+            work |= self.deliver(index);
+            self.with(index, |local, _| local.device.pass_recording_on(true));
+            self.release();
+        }
+        for network in &shop.networks {
+            work |= network.take().prepare_sleep(&mut self.shared, self.real);
+        }
+        work || shop.locals.iter().flatten().any(Actor::has_letters)
+    }
+
+    /// Answers a question if one waits. Returns whether one did.
+    fn answer_question(&mut self) -> bool {
+        let shop = self.shop;
+        if !shop.inspector.is_asked() {
+            return false;
+        }
+        let _gate = shop.close_gate();
+        shop.asked.store(true, Ordering::Relaxed);
+        let question = shop.inspector.next();
+        let asked = question.is_some();
+        if let Some(mut question) = question {
+            let mut locals: Vec<_> = shop.locals.iter().flatten().map(Actor::take).collect();
+            let mut networks: Vec<_> = shop.networks.iter().map(Actor::take).collect();
+            let real = self.real;
+            let mut devices: BTreeMap<usize, Timed<'_, Device>> = BTreeMap::new();
+            let of_locals = (0..).zip(&shop.locals).filter(|(_, local)| local.is_some());
+            for ((index, _), local) in of_locals.zip(&mut locals) {
+                let local = &mut **local;
+                let now = local.clock.tick(real);
+                let it = &mut local.device;
+                devices.insert(index, Timed { it, now });
+            }
+            let (mut switch, mut subnet) = (None, None);
+            for network in &mut networks {
+                let (on_it, Timed { it, now }) = network.parts(real);
+                devices.extend(on_it);
+                match it {
+                    Medium::Switch(it) => switch = Some(Timed { it, now }),
+                    Medium::Subnet(it) => subnet = Some(Timed { it, now }),
+                }
+            }
+            let mut devices: Vec<_> = devices.into_values().collect();
+            if let Some(mut switch) = switch {
+                let (topic, subnet) = (&mut question.topic, subnet.as_mut());
+                let reply = answer(topic, &mut devices, &mut switch, subnet, &mut self.shared);
+                question.answer(reply);
+            }
+        }
+        shop.asked.store(false, Ordering::Relaxed);
+        asked
+    }
+
+    /// Gives units away if the worker has been overloaded for a while.
+    fn balance(&mut self, worked: bool) {
+        let roster = &self.shop.roster;
+        if roster.is_single() {
             return;
         }
-        let steers = device.rnic().is_some_and(|rnic| !rnic.flows().is_empty());
-        self.network.set_steering(index, steers);
-        let generation = device.rnic().map(|rnic| rnic.gid_generation());
-        if generation == self.gid_generations[index] {
+        self.turns += 1;
+        self.idle_turns += u32::from(!worked);
+        if self.shop.restless && worked && self.turns >= RESTLESS_TURNS {
+            self.turns = 0;
+            self.idle_turns = 0;
+            let time = self.real.duration_since(self.period).as_nanos() as usize / 64;
+            return roster.scatter(self.number, |unit| time.wrapping_mul(unit + 1) >> 2);
+        }
+        if self.shop.restless || self.real - self.period < PERIOD || self.turns < LEAST_TURNS {
             return;
         }
-        self.gid_generations[index] = generation;
-        self.network.set_rnic_up(index, generation.is_some());
-        let entries: Vec<GidEntry> = device
-            .rnic()
-            .map_or_else(Vec::new, |rnic| rnic.gids().copied().collect());
-        match device.roce() {
-            Some(end) => end.set_gids(entries.iter()),
-            None => self
-                .fabric
-                .set_gids(index, entries.iter().map(|entry| entry.gid)),
+        let overloaded = self.idle_turns * IDLE_TURNS < self.turns;
+        self.begin_period(self.real);
+        roster.set_load(self.number, self.busy.iter().sum());
+        if !overloaded && (0..self.busy.len()).all(|unit| self.is_home(unit)) {
+            return;
         }
-    }
-}
-
-/// The devices' clock. It advances only while the worker runs or sleeps. Time in which the worker wanted to run but got
-/// no CPU does not count: timers would otherwise expire although the replies they wait for have arrived and are merely
-/// unread.
-struct Clock {
-    /// Time that the devices see.
-    device: Instant,
-    /// Real time at which `device` was last updated.
-    real: std::time::Instant,
-}
-
-impl Clock {
-    /// Longest time that one turn counts for.
-    const STEP: Duration = Duration::from_millis(2);
-
-    fn new() -> Self {
-        Self {
-            device: Instant::default(),
-            real: std::time::Instant::now(),
+        let groups = self.groups();
+        if overloaded && groups.len() > 1 {
+            roster.share(self.number, &groups);
         }
     }
 
-    /// Returns the time of a new turn.
-    fn tick(&mut self) -> Instant {
-        self.pass(Self::STEP)
+    fn begin_period(&mut self, real: RealInstant) {
+        self.period = real;
+        (self.turns, self.idle_turns) = (0, 0);
     }
 
-    /// Advances the clock after a sleep that would have lasted `timeout` without a wake-up.
-    fn slept(&mut self, timeout: Option<Duration>) {
-        self.pass(timeout.map_or(Duration::MAX, |timeout| timeout.saturating_add(Self::STEP)));
-    }
-
-    fn pass(&mut self, limit: Duration) -> Instant {
-        let real = std::time::Instant::now();
-        self.device = self.device + (real - self.real).min(limit);
-        self.real = real;
-        self.device
+    /// Returns the units at home, each group of units that exchange something together, with its number of busy
+    /// devices. Brings a group that exchanges something with a unit of another worker there.
+    fn groups(&mut self) -> Vec<(usize, Vec<usize>)> {
+        let at_home = (0..self.busy.len()).filter(|&unit| self.is_home(unit));
+        let mut group_of: BTreeMap<usize, usize> = at_home.map(|unit| (unit, unit)).collect();
+        let now = self.routes.take_pairs();
+        let pairs = &now | &self.pairs;
+        self.pairs = now;
+        for (from, to) in &pairs {
+            if let (Some(&one), Some(&other)) = (group_of.get(from), group_of.get(to)) {
+                for group in group_of.values_mut().filter(|group| **group == one) {
+                    *group = other;
+                }
+            }
+        }
+        let mut groups: BTreeMap<usize, (usize, Vec<usize>)> = BTreeMap::new();
+        for (&unit, &group) in &group_of {
+            let (load, units) = groups.entry(group).or_default();
+            *load += self.busy[unit];
+            units.push(unit);
+        }
+        for (from, to) in pairs {
+            if let Some(group) = group_of.get(&from)
+                && !group_of.contains_key(&to)
+                && let Some((_, units)) = groups.get(group)
+            {
+                self.shop.roster.follow(self.number, units, to);
+            }
+        }
+        groups.into_values().collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_clock_counts_sleep_but_not_starvation() {
-        let mut clock = Clock::new();
-        let start = clock.tick();
-        std::thread::sleep(Duration::from_millis(20));
-        let starved = clock.tick();
-        assert!(starved - start <= Clock::STEP);
-        std::thread::sleep(Duration::from_millis(20));
-        clock.slept(Some(Duration::from_millis(10)));
-        let slept = clock.tick() - starved;
-        assert!(
-            slept >= Duration::from_millis(12) && slept <= Duration::from_millis(14),
-            "{slept:?}"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-        clock.slept(None);
-        assert!(clock.tick() - starved >= Duration::from_millis(32));
-    }
+/// Tells the driver of a device what happened, and passes on what was recorded.
+fn publish(device: &mut Device, shared: &mut Shared) {
+    device.contained(shared, |device, _| device.publish_events());
+    device.pass_recording_on(false);
 }

@@ -6,13 +6,13 @@
 //! capture then contains the packets that they would have sent, with up to [`RENDERED_MTU`] bytes of payload. On that
 //! fabric, a sequence number counts segments, so all packets of one segment have the same number.
 //!
-//! The worker only copies frames to bounded queues ([`Captures`]). A thread for each capture writes its file. If it
+//! Workers only copy frames to bounded queues ([`Captures`]). A thread for each capture writes its file. If it
 //! cannot keep up, packets are missing from the file, and the next packet in the file records how many. [`Center`]
 //! starts captures and keeps track of them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use vrnic_engine::fault::Firing;
@@ -105,7 +105,7 @@ impl Progress {
     }
 }
 
-/// The worker's end of a capture. The file is finished some time after this has been dropped.
+/// The workers' end of a capture. The file is finished some time after this has been dropped.
 pub struct Capture {
     id: u64,
     scope: Scope,
@@ -173,13 +173,39 @@ impl Capture {
     }
 }
 
-/// The worker's running captures.
+/// The running captures.
 pub struct Captures {
     /// Names of the devices.
     devices: Vec<String>,
+    /// Whether there are captures, so that without any, nobody takes the lock.
+    any: AtomicBool,
+    running: Mutex<Running>,
+}
+
+struct Running {
     captures: Vec<Capture>,
     /// Buffer for encoding a frame.
     buffer: Vec<u8>,
+}
+
+impl Running {
+    /// Drops captures that have ended on their own.
+    fn drop_ended(&mut self) {
+        self.captures.retain(|capture| !capture.is_over());
+    }
+}
+
+/// Locked captures; unlocking them notes whether there are any.
+struct Locked<'a> {
+    running: MutexGuard<'a, Running>,
+    any: &'a AtomicBool,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.any
+            .store(!self.running.captures.is_empty(), Ordering::Relaxed);
+    }
 }
 
 impl Captures {
@@ -187,46 +213,69 @@ impl Captures {
     pub fn new(devices: Vec<String>) -> Self {
         Self {
             devices,
-            captures: Vec::new(),
-            buffer: vec![0; MAX_FRAME],
+            any: AtomicBool::new(false),
+            running: Mutex::new(Running {
+                captures: Vec::new(),
+                buffer: vec![0; MAX_FRAME],
+            }),
+        }
+    }
+
+    /// Locks the captures, even if a thread panicked while it had locked them: they are complete at any time.
+    fn lock(&self) -> Locked<'_> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.drop_ended();
+        Locked {
+            running,
+            any: &self.any,
         }
     }
 
     /// Adds a capture.
-    pub fn add(&mut self, capture: Capture) {
-        self.drop_ended();
-        self.captures.push(capture);
+    pub fn add(&self, capture: Capture) {
+        self.lock().running.captures.push(capture);
     }
 
     /// Ends a capture. Packets that it was given before will be written. Returns false if there is no capture with that
     /// number.
-    pub fn remove(&mut self, id: u64) -> bool {
-        let before = self.captures.len();
-        self.captures.retain(|capture| capture.id != id);
-        self.captures.len() < before
-    }
-
-    /// Drops captures that have ended on their own.
-    fn drop_ended(&mut self) {
-        self.captures.retain(|capture| !capture.is_over());
+    pub fn remove(&self, id: u64) -> bool {
+        let captures = &mut self.lock().running.captures;
+        let before = captures.len();
+        captures.retain(|capture| capture.id != id);
+        captures.len() < before
     }
 
     /// Returns whether there are no captures.
     pub fn is_empty(&self) -> bool {
-        self.captures.is_empty()
+        !self.any.load(Ordering::Relaxed)
     }
 
     /// Shows the captures a frame with `segment` that passes a device; `note` is appended to its comment.
     pub fn frame(
-        &mut self,
+        &self,
         device: usize,
         direction: Direction,
         segment: &Segment<'_>,
         frame: &[u8],
         note: &str,
     ) {
-        self.drop_ended();
-        for capture in &mut self.captures {
+        if self.is_empty() {
+            return;
+        }
+        let captures = &mut self.lock().running.captures;
+        self.show(captures, device, direction, segment, frame, note);
+    }
+
+    fn show(
+        &self,
+        captures: &mut [Capture],
+        device: usize,
+        direction: Direction,
+        segment: &Segment<'_>,
+        frame: &[u8],
+        note: &str,
+    ) {
+        for capture in captures {
             if capture.scope.has(device, direction, segment) {
                 let comment = comment(&self.devices[device], direction, segment) + note;
                 capture.put(device, Some(direction), frame, comment);
@@ -236,31 +285,32 @@ impl Captures {
 
     /// Shows the captures a segment without frames that passes a device; `note` is appended to its comment.
     pub fn segment<M: Memory>(
-        &mut self,
+        &self,
         device: usize,
         direction: Direction,
         segment: &Segment<'_>,
         memory: &M,
         note: &str,
     ) {
-        let wanted = |capture: &Capture| capture.scope.has(device, direction, segment);
-        if !self.captures.iter().any(wanted) {
+        if self.is_empty() {
             return;
         }
-        let mut buffer = std::mem::take(&mut self.buffer);
+        let wanted = |capture: &Capture| capture.scope.has(device, direction, segment);
+        let Running { captures, buffer } = &mut *self.lock().running;
+        if !captures.iter().any(wanted) {
+            return;
+        }
         split(segment, RENDERED_MTU, |packet| {
-            if let Ok(length) = encode(packet, memory, &mut buffer) {
-                self.frame(device, direction, packet, &buffer[..length], note);
+            if let Ok(length) = encode(packet, memory, buffer) {
+                self.show(captures, device, direction, packet, &buffer[..length], note);
             }
         });
-        self.buffer = buffer;
     }
 
     /// Shows the captures that a fault fired on a device. A capture gets the placeholder `frame` ([`no_packet`]) with a
     /// comment, unless it has the packet that arrived for the queue pair `by`, whose own comment describes the fault.
-    pub fn firing(&mut self, device: usize, frame: &[u8], firing: &Firing, by: Option<u32>) {
-        self.drop_ended();
-        for capture in &mut self.captures {
+    pub fn firing(&self, device: usize, frame: &[u8], firing: &Firing, by: Option<u32>) {
+        for capture in &mut self.lock().running.captures {
             let has_packet = |qpn| capture.scope.has_packet(device, Direction::In, qpn);
             if capture.scope.has_firing(device, firing.qpn) && !by.is_some_and(has_packet) {
                 let comment = firing_comment(&self.devices[device], firing);
@@ -271,17 +321,12 @@ impl Captures {
 
     /// Shows the captures a frame that passes the switch port with this index and name. The frame comes from something
     /// other than an RNIC of this daemon, or a fault struck or made it, as `note` tells.
-    pub fn outside(
-        &mut self,
-        port: usize,
-        name: &str,
-        direction: Direction,
-        frame: &[u8],
-        note: &str,
-    ) {
-        self.drop_ended();
+    pub fn outside(&self, port: usize, name: &str, direction: Direction, frame: &[u8], note: &str) {
+        if self.is_empty() {
+            return;
+        }
         let interface = self.devices.len() + port;
-        for capture in &mut self.captures {
+        for capture in &mut self.lock().running.captures {
             if matches!(capture.scope, Scope::Switch) {
                 let comment = format!("switch port {name}{note}");
                 capture.put(interface, Some(direction), frame, comment);

@@ -157,7 +157,7 @@ fn names() -> Vec<String> {
 }
 
 /// Captures packets from `feed` to a file.
-fn capture(choice: Choice, feed: impl FnOnce(&mut Captures)) -> (tempfile::TempDir, PathBuf) {
+fn capture(choice: Choice, feed: impl FnOnce(&Captures)) -> (tempfile::TempDir, PathBuf) {
     capture_with(Vec::new(), choice, feed)
 }
 
@@ -165,15 +165,15 @@ fn capture(choice: Choice, feed: impl FnOnce(&mut Captures)) -> (tempfile::TempD
 fn capture_with(
     infiniband: Vec<String>,
     choice: Choice,
-    feed: impl FnOnce(&mut Captures),
+    feed: impl FnOnce(&Captures),
 ) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("capture.pcapng");
     let center = Center::new(names(), ["p".to_owned()].into_iter()).with_infiniband(infiniband);
-    let mut captures = Captures::new(names());
+    let captures = Captures::new(names());
     let file = File::create(&path).unwrap();
     captures.add(center.start(choice, file, "capture.pcapng").unwrap());
-    feed(&mut captures);
+    feed(&captures);
     drop(captures);
     assert!(center.wait(None, PATIENCE));
     (dir, path)
@@ -399,17 +399,17 @@ fn a_device_a_queue_pair_or_the_switch_is_picked_out() {
 fn captures_run_beside_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let center = Center::new(names(), std::iter::empty());
-    let mut captures = Captures::new(names());
-    let start = |captures: &mut Captures, name: &str, choice| {
+    let captures = Captures::new(names());
+    let start = |captures: &Captures, name: &str, choice| {
         let file = File::create(dir.path().join(name)).unwrap();
         let capture = center.start(choice, file, name).unwrap();
         let id = capture.id();
         captures.add(capture);
         id
     };
-    let first = start(&mut captures, "a", of("a", None));
+    let first = start(&captures, "a", of("a", None));
     captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
-    let second = start(&mut captures, "all", Choice::default());
+    let second = start(&captures, "all", Choice::default());
     captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
     captures.segment(1, Direction::Out, &segment(SEND, 10), &memory(), "");
     assert!(captures.remove(first) && !captures.remove(first));
@@ -430,7 +430,7 @@ fn captures_run_beside_each_other() {
 
 #[test]
 fn limits_are_held() {
-    let feed = |captures: &mut Captures| {
+    let feed = |captures: &Captures| {
         for _ in 0..20 {
             captures.segment(0, Direction::Out, &segment(SEND, 100), &memory(), "");
         }
@@ -455,7 +455,7 @@ fn limits_are_held() {
 #[test]
 fn a_file_that_takes_nothing_stops_its_capture_only() {
     let center = Center::new(names(), std::iter::empty());
-    let mut captures = Captures::new(names());
+    let captures = Captures::new(names());
     let full = File::options().write(true).open("/dev/full").unwrap();
     captures.add(center.start(Choice::default(), full, "full").unwrap());
     let (reader, writer) = std::io::pipe().unwrap();
@@ -498,7 +498,7 @@ fn a_file_that_takes_nothing_stops_its_capture_only() {
 #[test]
 fn what_waits_to_be_written_is_bounded() {
     let center = Center::new(names(), std::iter::empty());
-    let mut captures = Captures::new(names());
+    let captures = Captures::new(names());
     let (reader, writer) = std::io::pipe().unwrap();
     let pipe = File::from(std::os::fd::OwnedFd::from(writer));
     captures.add(center.start(Choice::default(), pipe, "pipe").unwrap());

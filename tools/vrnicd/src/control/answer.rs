@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The worker's answers. They are made in the worker's thread, so each covers a bounded number of objects.
+//! The workers' answers. They are made in a worker's thread, while the others wait, so each covers a bounded number of
+//! objects.
 
 use std::net::Ipv6Addr;
 
@@ -39,33 +40,41 @@ const MAX_REGIONS: usize = 1 << 16;
 /// Largest number of the switch's learned addresses that can be listed, for the same reason.
 const MAX_ADDRESSES: usize = 1 << 16;
 
+/// Something with a time of its own.
+pub struct Timed<'a, T> {
+    /// What it is.
+    pub it: &'a mut T,
+    /// Its time.
+    pub now: Instant,
+}
+
 /// Answers a question about `devices`, the `network` or the `subnet`.
 pub fn answer(
     topic: &mut Topic,
-    devices: &mut [device::Device],
-    network: &mut Network,
-    subnet: Option<&mut SubnetFabric>,
+    devices: &mut [Timed<'_, device::Device>],
+    network: &mut Timed<'_, Network>,
+    subnet: Option<&mut Timed<'_, SubnetFabric>>,
     shared: &mut Shared,
-    now: Instant,
 ) -> Reply {
     match topic {
         Topic::Request(
             request @ (Request::SubnetLinks { .. }
             | Request::SetSubnetLink { .. }
             | Request::SetSubnetSwitch { .. }),
-        ) => subnet::answer(request, subnet, now),
-        Topic::Request(request) => about_all(request, devices, network, shared, now),
+        ) => subnet::answer(request, subnet),
+        Topic::Request(request) => about_all(request, devices, network, shared),
         Topic::Capture(capture) => {
             if let Some(capture) = capture.take() {
                 for device in devices {
-                    device.begin_capture(shared);
+                    device.it.begin_capture(shared);
                 }
                 shared.captures.add(capture);
             }
             Reply::Done
         }
         Topic::Tape(name, tape) => {
-            let device = devices.iter_mut().find(|device| device.name() == name);
+            let mut all = devices.iter_mut().map(|device| &mut *device.it);
+            let device = all.find(|device| device.name() == name);
             let (Some(device), Some(tape)) = (device, tape.take()) else {
                 return Reply::Error(format!("no device is named {name:?}"));
             };
@@ -83,15 +92,15 @@ pub fn answer(
 
 fn about_all(
     request: &Request,
-    devices: &mut [device::Device],
-    network: &mut Network,
+    devices: &mut [Timed<'_, device::Device>],
+    network: &mut Timed<'_, Network>,
     shared: &mut Shared,
-    now: Instant,
 ) -> Reply {
     let name = match request {
         Request::Devices => {
             let mut vms = Vec::new();
-            let devices = devices.iter_mut().map(|device| Device {
+            let all = devices.iter_mut().map(|device| &mut *device.it);
+            let devices = all.map(|device| Device {
                 vm: device.vm().map(|vm| number(&mut vms, vm)),
                 ..describe(device, shared)
             });
@@ -99,14 +108,15 @@ fn about_all(
         }
         Request::Recordings => {
             let all = devices.iter().filter_map(|device| {
-                let tape = device.tape()?;
-                Some(tape.describe(device.name()))
+                let tape = device.it.tape()?;
+                Some(tape.describe(device.it.name()))
             });
             return Reply::Recordings(all.collect());
         }
-        Request::Switch => return Reply::Switch(switch::ports(devices, network)),
+        Request::Switch => return Reply::Switch(switch::ports(devices, network.it)),
         Request::Addresses { from } => {
-            let found = (*from < MAX_ADDRESSES).then(|| network.addresses(now, *from, PAGE));
+            let found =
+                (*from < MAX_ADDRESSES).then(|| network.it.addresses(network.now, *from, PAGE));
             return Reply::Addresses(page(found.flatten(), *from, switch::address));
         }
         Request::Log { .. }
@@ -117,7 +127,7 @@ fn about_all(
         | Request::SubnetLinks { .. }
         | Request::SetSubnetLink { .. }
         | Request::SetSubnetSwitch { .. } => {
-            return Reply::Error("the worker does not handle this request".into());
+            return Reply::Error("the workers do not handle this request".into());
         }
         Request::Gids { device }
         | Request::Qps { device, .. }
@@ -139,25 +149,20 @@ fn about_all(
         | Request::Explain { device, .. } => device,
     };
     if let Some(port) = name.strip_prefix(protocol::PORT) {
-        return match network.faults(port) {
-            Some(faults) => fault::answer(request, faults, now, PAGE),
+        return match network.it.faults(port) {
+            Some(faults) => fault::answer(request, faults, network.now, PAGE),
             None => Reply::Error(format!("no port of the switch is named {port:?}")),
         };
     }
-    let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
+    let Some(Timed { it, now }) = devices.iter_mut().find(|device| device.it.name() == name) else {
         return Reply::Error(format!("no device is named {name:?}"));
     };
     // The engine may panic here as in any other call.
-    let reply = device.contained(shared, |device, shared| about(request, device, shared, now));
+    let reply = it.contained(shared, |device, _| about(request, device, *now));
     reply.unwrap_or_else(|| Reply::Error(format!("device {name:?} failed during this request")))
 }
 
-fn about(
-    request: &Request,
-    device: &mut device::Device,
-    shared: &mut Shared,
-    now: Instant,
-) -> Reply {
+fn about(request: &Request, device: &mut device::Device, now: Instant) -> Reply {
     match *request {
         Request::FaultAdd { .. }
         | Request::FaultClear { .. }
@@ -168,16 +173,15 @@ fn about(
             Reply::Gids(gids.unwrap_or_default())
         }
         Request::Qps { from, .. } => {
-            let found = device.with_memory(shared, |rnic, memory| rnic.qp_page(from, PAGE, memory));
+            let found = device.with_memory(|rnic, memory| rnic.qp_page(from, PAGE, memory));
             Reply::Qps(page(found.flatten(), from, qp))
         }
         Request::Cqs { from, .. } => {
-            let found = device.with_memory(shared, |rnic, memory| rnic.cq_page(from, PAGE, memory));
+            let found = device.with_memory(|rnic, memory| rnic.cq_page(from, PAGE, memory));
             Reply::Cqs(page(found.flatten(), from, cq))
         }
         Request::Srqs { from, .. } => {
-            let found =
-                device.with_memory(shared, |rnic, memory| rnic.srq_page(from, PAGE, memory));
+            let found = device.with_memory(|rnic, memory| rnic.srq_page(from, PAGE, memory));
             Reply::Srqs(page(found.flatten(), from, srq))
         }
         Request::Groups { from, .. } => {

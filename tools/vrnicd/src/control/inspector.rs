@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Carries questions to the worker and its answers back.
+//! Carries questions to the workers and their answers back.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

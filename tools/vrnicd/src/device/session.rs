@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shared;
 use super::hostile::{Hostile, Plan};
-use crate::guest_memory::GuestMemory;
+use crate::guest_memory::{GuestMemory, RegionTable};
 use crate::virtio::Notifier;
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
 
@@ -63,7 +63,7 @@ impl Session {
     /// Executes commands, up to a limit or to the first that takes long.
     pub(super) fn execute_commands(
         &mut self,
-        index: usize,
+        regions: &RegionTable,
         shared: &mut Shared,
         mut hostile: Option<&mut Hostile>,
         now: Instant,
@@ -96,7 +96,7 @@ impl Session {
                     refuse(Status::Malformed, &mut reply);
                 }
                 Some(rnic) => {
-                    let memory = shared.regions.device(index, &self.memory);
+                    let memory = regions.device(&self.memory, None);
                     let mut io = Io {
                         memory: &memory,
                         now,

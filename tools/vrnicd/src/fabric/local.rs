@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The network inside this process.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vrnic_engine::Segment;
 use vrnic_engine::segment::Gid;
@@ -16,11 +18,29 @@ use super::Route;
 /// with this GID as source are dropped.
 #[derive(Default)]
 pub struct Local {
+    tables: Mutex<Arc<Tables>>,
+    /// Number of changes of the tables.
+    changes: AtomicU64,
+}
+
+/// The GIDs at one time.
+#[derive(Clone, Default)]
+struct Tables {
     /// GIDs of each device.
     devices: Vec<Vec<Gid>>,
     owners: HashMap<Gid, usize>,
+}
+
+/// What one worker knows of the GIDs. It notices changes without a lock.
+pub struct Routes<'a> {
+    local: &'a Local,
+    tables: Arc<Tables>,
+    /// Number of changes that the tables include.
+    changes: u64,
     /// Route of the last segment of each device. Many segments in a row take the same route, and a lookup is slow.
     last: Vec<Option<Way>>,
+    /// Pairs of a sender and a receiver between which something went.
+    pairs: HashSet<(usize, usize)>,
 }
 
 /// A route that was looked up.
@@ -38,33 +58,58 @@ impl Local {
     }
 
     /// Sets the GIDs of device `device`.
-    pub fn set_gids(&mut self, device: usize, gids: impl Iterator<Item = Gid>) {
-        if self.devices.len() <= device {
-            self.devices.resize(device + 1, Vec::new());
+    pub fn set_gids(&self, device: usize, gids: impl Iterator<Item = Gid>) {
+        let mut tables = self.lock();
+        let Tables { devices, owners } = Arc::make_mut(&mut tables);
+        if devices.len() <= device {
+            devices.resize(device + 1, Vec::new());
         }
-        self.devices[device] = gids.collect();
-        self.last.clear();
-        let kept = &self.devices[device];
-        self.owners
-            .retain(|gid, owner| *owner != device || kept.contains(gid));
-        for (owner, gids) in self.devices.iter().enumerate() {
+        devices[device] = gids.collect();
+        let kept = &devices[device];
+        owners.retain(|gid, owner| *owner != device || kept.contains(gid));
+        for (owner, gids) in devices.iter().enumerate() {
             for gid in gids {
-                if let Entry::Vacant(vacant) = self.owners.entry(*gid) {
+                if let Entry::Vacant(vacant) = owners.entry(*gid) {
                     vacant.insert(owner);
                 }
             }
         }
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
+    /// Returns a worker's view.
+    pub fn routes(&self) -> Routes<'_> {
+        let tables = self.lock();
+        Routes {
+            local: self,
+            tables: tables.clone(),
+            changes: self.changes.load(Ordering::Acquire),
+            last: Vec::new(),
+            pairs: HashSet::new(),
+        }
+    }
+
+    /// Locks the tables. A thread that panics while it changes them takes the process down.
+    fn lock(&self) -> MutexGuard<'_, Arc<Tables>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Routes<'_> {
     /// Returns the route of `segment`, sent by device `from`.
     pub fn route(&mut self, from: usize, segment: &Segment<'_>) -> Route {
+        if self.local.changes.load(Ordering::Acquire) != self.changes {
+            let pairs = std::mem::take(&mut self.pairs);
+            *self = self.local.routes();
+            self.pairs = pairs;
+        }
         let (source, destination) = (segment.path.source, segment.path.destination);
         if let Some(Some(way)) = self.last.get(from)
             && (way.source, way.destination) == (source, destination)
         {
             return way.route;
         }
-        let route = self.find(from, segment);
+        let route = self.tables.find(from, segment);
         if self.last.len() <= from {
             self.last.resize(from + 1, None);
         }
@@ -73,9 +118,20 @@ impl Local {
             destination,
             route,
         });
+        if let Route::Device(to) = route {
+            self.pairs.insert((from, to));
+        }
         route
     }
 
+    /// Returns the pairs of a sender and a receiver between which something went since the last call.
+    pub fn take_pairs(&mut self) -> HashSet<(usize, usize)> {
+        self.last.clear();
+        std::mem::take(&mut self.pairs)
+    }
+}
+
+impl Tables {
     fn find(&self, from: usize, segment: &Segment<'_>) -> Route {
         let destination = &segment.path.destination;
         let multicast = segment.path.is_multicast();
@@ -132,43 +188,44 @@ mod tests {
 
     #[test]
     fn routes_follow_the_gid_tables() {
-        let mut local = Local::new();
+        let local = Local::new();
+        let mut routes = local.routes();
         local.set_gids(1, [[1; 16], [2; 16]].into_iter());
         local.set_gids(0, [[2; 16], [3; 16]].into_iter());
-        assert_eq!(local.route(0, &to([1; 16])), Route::Device(1));
+        assert_eq!(routes.route(0, &to([1; 16])), Route::Device(1));
         assert_eq!(
-            local.route(0, &to([2; 16])),
+            routes.route(0, &to([2; 16])),
             Route::Device(0),
             "loopback first"
         );
         assert_eq!(
-            local.route(1, &to([2; 16])),
+            routes.route(1, &to([2; 16])),
             Route::Device(1),
             "loopback first"
         );
         assert_eq!(
-            local.route(2, &to([2; 16])),
+            routes.route(2, &to([2; 16])),
             Route::Device(1),
             "first owner"
         );
-        assert_eq!(local.route(1, &to([9; 16])), Route::Nowhere);
+        assert_eq!(routes.route(1, &to([9; 16])), Route::Nowhere);
         for way in [[1; 16], [2; 16], [1; 16], [1; 16]] {
             let owner = usize::from(way == [1; 16]);
             assert_eq!(
-                local.route(0, &to(way)),
+                routes.route(0, &to(way)),
                 Route::Device(owner),
                 "the last way is found again, and no other"
             );
         }
         local.set_gids(1, std::iter::empty());
         assert_eq!(
-            local.route(0, &to([1; 16])),
+            routes.route(0, &to([1; 16])),
             Route::Nowhere,
             "a way ends with its GID"
         );
-        assert_eq!(local.route(1, &to([1; 16])), Route::Nowhere);
+        assert_eq!(routes.route(1, &to([1; 16])), Route::Nowhere);
         assert_eq!(
-            local.route(1, &to([2; 16])),
+            routes.route(1, &to([2; 16])),
             Route::Device(0),
             "the next owner"
         );
@@ -176,20 +233,22 @@ mod tests {
 
     #[test]
     fn a_gid_stays_with_who_had_it_first() {
-        let mut local = Local::new();
+        let local = Local::new();
+        let mut routes = local.routes();
         let victims = [[1; 16], [2; 16]];
         local.set_gids(1, victims[..1].iter().copied());
         local.set_gids(0, [[1; 16], [3; 16]].into_iter());
         // The first owner changes its table and keeps the GID.
         local.set_gids(1, victims.into_iter());
-        assert_eq!(local.route(2, &to([1; 16])), Route::Device(1));
+        assert_eq!(routes.route(2, &to([1; 16])), Route::Device(1));
         local.set_gids(0, [[1; 16]].into_iter());
-        assert_eq!(local.route(2, &to([1; 16])), Route::Device(1));
+        assert_eq!(routes.route(2, &to([1; 16])), Route::Device(1));
     }
 
     #[test]
     fn nobody_speaks_under_the_name_of_another() {
-        let mut local = Local::new();
+        let local = Local::new();
+        let mut routes = local.routes();
         local.set_gids(1, [[1; 16]].into_iter());
         local.set_gids(2, [[2; 16]].into_iter());
         local.set_gids(0, [[1; 16], [3; 16]].into_iter());
@@ -198,14 +257,15 @@ mod tests {
             segment.path.source = source;
             segment
         };
-        assert_eq!(local.route(0, &from([3; 16])), Route::Device(2));
-        assert_eq!(local.route(1, &from([1; 16])), Route::Device(2));
-        assert_eq!(local.route(0, &from([1; 16])), Route::Nowhere);
+        assert_eq!(routes.route(0, &from([3; 16])), Route::Device(2));
+        assert_eq!(routes.route(1, &from([1; 16])), Route::Device(2));
+        assert_eq!(routes.route(0, &from([1; 16])), Route::Nowhere);
     }
 
     #[test]
     fn a_group_is_of_nobody() {
-        let mut local = Local::new();
+        let local = Local::new();
+        let mut routes = local.routes();
         let group = [0xff; 16];
         local.set_gids(1, [[1; 16]].into_iter());
         // A device that claims the group as its own GID gains nothing from that.
@@ -215,8 +275,8 @@ mod tests {
             segment.path.source = source;
             segment
         };
-        assert_eq!(local.route(1, &from([1; 16])), Route::Group);
-        assert_eq!(local.route(0, &from(group)), Route::Group);
-        assert_eq!(local.route(0, &from([1; 16])), Route::Nowhere);
+        assert_eq!(routes.route(1, &from([1; 16])), Route::Group);
+        assert_eq!(routes.route(0, &from(group)), Route::Group);
+        assert_eq!(routes.route(0, &from([1; 16])), Route::Nowhere);
     }
 }

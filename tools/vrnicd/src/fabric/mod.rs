@@ -11,14 +11,14 @@ mod local;
 mod roce;
 pub mod subnet;
 
-pub use local::Local;
+pub use local::{Local, Routes};
 pub use roce::{Refused, RoceEnd};
 pub use subnet::SubnetFabric;
 
 /// The destination of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// The device with this index in the worker.
+    /// The device with this index.
     Device(usize),
     /// All devices that have members of the multicast group, except the sender.
     Group,

@@ -61,7 +61,7 @@ struct Inner {
     mappings: Vec<Arc<Mapping>>,
 }
 
-/// Guest memory of one VM. The front end's thread changes it; the worker looks up addresses when memory is registered,
+/// Guest memory of one VM. The front end's thread changes it; a worker looks up addresses when memory is registered,
 /// never on a data path.
 #[derive(Default)]
 pub struct GuestMemory {

@@ -3,7 +3,7 @@
 //!
 //! * [`Mapping`]: one of the VMM's files, mapped once and in full. Nothing else is mapped.
 //! * [`GuestMemory`]: translates guest addresses to offsets in mappings, as set by DMA_MAP and DMA_UNMAP.
-//! * [`RegionTable`]: the worker's names for mappings. Every access by the engine goes through it and is checked.
+//! * [`RegionTable`]: a device's names for mappings. Every access by the engine goes through it and is checked.
 //! * [`QueueMemory`]: guest memory as virtqueues see it.
 //! * [`Syncer`]: makes writes persistent if the memory is a file on a disk.
 //!

@@ -51,7 +51,7 @@ impl Syncer {
     pub fn begin(&mut self, ranges: &[HostRange], regions: &RegionTable) -> bool {
         let part = |range: &HostRange| {
             Some(Part {
-                mapping: regions.mapping(range.region)?,
+                mapping: regions.mapping(range.region)?.clone(),
                 offset: range.offset,
                 length: range.length,
             })
@@ -65,7 +65,7 @@ impl Syncer {
                 }
             }
         }
-        // Memory that the VMM has removed can no longer be synced.
+        // Memory from before a reset can no longer be synced.
         if let (Some(parts), Some((tasks, _))) = (parts, &self.thread) {
             self.busy = tasks.send(parts).is_ok();
         }
@@ -125,8 +125,8 @@ mod tests {
         let guest = GuestMemory::new();
         let fd = file.reopen().unwrap().into();
         guest.map(0x1000, 0x4000, &fd, 0, true).unwrap();
-        let regions = RegionTable::new();
-        let memory = regions.device(0, &guest);
+        let regions = RegionTable::new(0);
+        let memory = regions.device(&guest, None);
         let range = memory.resolve(GuestAddress(0x1800), 0x1000).unwrap();
         assert_eq!(memory.persistent_length(range.region), Some(0x4000));
 
@@ -152,8 +152,7 @@ mod tests {
         while syncer.is_busy() {
             assert_eq!(syncer.result(), None);
         }
-        regions.release(0);
-        assert!(!syncer.begin(&[range], &regions));
+        assert!(!syncer.begin(&[range], &regions.next()));
         assert!(!syncer.is_busy());
     }
 }

@@ -307,7 +307,7 @@ impl Network {
     }
 
     /// Sends a frame from the RNIC of `device`.
-    pub fn send(&mut self, device: usize, frame: Vec<u8>, now: Instant, captures: &mut Captures) {
+    pub fn send(&mut self, device: usize, frame: Vec<u8>, now: Instant, captures: &Captures) {
         match self.rnics[device] {
             Some(endpoint) => self.enter(endpoint, frame, now, captures),
             None => self.switch.recycle(frame),
@@ -315,7 +315,7 @@ impl Network {
     }
 
     /// Shows a frame from an endpoint to the faults of its port and gives it to the switch.
-    fn enter(&mut self, from: Endpoint, frame: Vec<u8>, now: Instant, captures: &mut Captures) {
+    fn enter(&mut self, from: Endpoint, frame: Vec<u8>, now: Instant, captures: &Captures) {
         let (port, time) = (from.port.index(), since_start(now));
         let out = Direction::Out;
         let mut made = Vec::new();
@@ -343,7 +343,7 @@ impl Network {
 
     /// Processes frames that came from outside, which are also shown to the captures, and frames whose delay has ended.
     /// Returns true if there were any.
-    pub fn turn(&mut self, now: Instant, captures: &mut Captures) -> bool {
+    pub fn turn(&mut self, now: Instant, captures: &Captures) -> bool {
         let time = since_start(now);
         let mut late = self.switch.next_deadline().is_some_and(|due| due <= time);
         if late {
@@ -366,7 +366,7 @@ impl Network {
     }
 
     /// Releases the frames whose delay by a fault has ended. Returns true if there were any.
-    fn release(&mut self, now: Instant, captures: &mut Captures) -> bool {
+    fn release(&mut self, now: Instant, captures: &Captures) -> bool {
         let mut any = false;
         for port in self.switch.ports() {
             let index = port.index();
@@ -393,7 +393,7 @@ impl Network {
     }
 
     /// Returns the next frame for an RNIC. Also forwards frames for the outside.
-    pub fn next_frame(&mut self, now: Instant, captures: &mut Captures) -> Option<Arrived> {
+    pub fn next_frame(&mut self, now: Instant, captures: &Captures) -> Option<Arrived> {
         while let Some((endpoint, frame)) = self.next_leaving(now, captures) {
             let owners = self.owners[endpoint.port.index()];
             let raw = endpoint.member == Member::Netdev;
@@ -434,11 +434,7 @@ impl Network {
     }
 
     /// Returns the next frame that leaves the switch and passes the faults of its port, and its endpoint.
-    fn next_leaving(
-        &mut self,
-        now: Instant,
-        captures: &mut Captures,
-    ) -> Option<(Endpoint, Vec<u8>)> {
+    fn next_leaving(&mut self, now: Instant, captures: &Captures) -> Option<(Endpoint, Vec<u8>)> {
         loop {
             if let Some(passed) = self.passed.pop_front() {
                 return Some(passed);
@@ -457,7 +453,7 @@ impl Network {
             }
             let mut made = Vec::new();
             let struck = faults.pass(Direction::In, &frame, now, &mut made);
-            let mut show = |frame: &[u8], note: &str| {
+            let show = |frame: &[u8], note: &str| {
                 captures.outside(port, &self.names[port], Way::Out, frame, note);
             };
             if struck.is_some() {
@@ -626,8 +622,8 @@ mod tests {
     }
 
     fn send(network: &mut Network, device: usize, frame: Vec<u8>) {
-        let mut captures = Captures::new(Vec::new());
-        network.send(device, frame, Instant::default(), &mut captures);
+        let captures = Captures::new(Vec::new());
+        network.send(device, frame, Instant::default(), &captures);
     }
 
     fn next(network: &mut Network) -> Option<(usize, Vec<u8>)> {
@@ -638,7 +634,7 @@ mod tests {
     }
 
     fn next_of_any(network: &mut Network) -> Option<Arrived> {
-        network.next_frame(Instant::default(), &mut Captures::new(Vec::new()))
+        network.next_frame(Instant::default(), &Captures::new(Vec::new()))
     }
 
     /// Returns how many frames were lost at the first port for this reason.
@@ -649,7 +645,7 @@ mod tests {
     }
 
     fn turn(network: &mut Network) {
-        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        network.turn(Instant::default(), &Captures::new(Vec::new()));
     }
 
     #[test]
@@ -803,7 +799,7 @@ mod tests {
     fn what_comes_from_outside_finds_the_rnic_and_answers_leave() {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, _thread) = network(directory.path());
-        let mut captures = Captures::new(Vec::new());
+        let captures = Captures::new(Vec::new());
         let now = Instant::default();
         network.set_rnic_up(1, true);
         let hub = network.hub.clone();
@@ -811,8 +807,8 @@ mod tests {
         hub.port(0).deliver(&mut vec![roce(1, 0), roce(1, 9)]);
         assert!(!network.has_messages());
         hub.tell_worker();
-        assert!(network.has_messages() && network.turn(now, &mut captures));
-        assert!(!network.turn(now, &mut captures));
+        assert!(network.has_messages() && network.turn(now, &captures));
+        assert!(!network.turn(now, &captures));
         assert_eq!(next(&mut network), Some((1, roce(1, 0))));
         assert_eq!(
             next(&mut network),
@@ -890,7 +886,7 @@ mod tests {
             let mut frames = frames;
             hub.port(0).deliver(&mut frames);
             hub.tell_worker();
-            network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+            network.turn(Instant::default(), &Captures::new(Vec::new()));
             arrive(network)
         };
         // Port `vm` has the VM's network device, as Soft-RoCE uses it; port `1` has an RNIC.
@@ -926,7 +922,7 @@ mod tests {
     fn what_a_fault_puts_off_comes_in_time() {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, _thread) = network(directory.path());
-        let mut captures = Captures::new(Vec::new());
+        let captures = Captures::new(Vec::new());
         network.set_rnic_up(0, true);
         network.set_rnic_up(1, true);
         arm(&mut network, "1", "delay dir=in delay=3ms");
@@ -938,8 +934,8 @@ mod tests {
         let after = |millis| Instant::default() + Duration::from_millis(millis);
         for (due, psn) in [(3, 1), (5, 2)] {
             assert_eq!(network.next_deadline(), Some(after(due)));
-            assert!(!network.turn(after(due - 1), &mut captures));
-            assert!(network.turn(after(due), &mut captures));
+            assert!(!network.turn(after(due - 1), &captures));
+            assert!(network.turn(after(due), &captures));
             assert_eq!(arrive(&mut network), [Ok(psn)]);
         }
         assert_eq!(network.next_deadline(), None);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The mailbox in which a front end leaves messages for the worker, in bounded memory and without waiting.
+//! The mailbox in which a front end leaves messages for the workers, in bounded memory and without waiting.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -142,6 +142,11 @@ impl Mailbox {
             && self.queues.is_empty()
             && self.doorbells.is_empty()
             && !self.panic_requested.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether there are requests, or queues were notified.
+    pub fn has_orders(&self) -> bool {
+        self.has_requests.load(Ordering::SeqCst) || !self.queues.is_empty()
     }
 
     /// Makes the engine panic in its next turn, for tests of containment.

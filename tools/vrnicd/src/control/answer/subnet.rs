@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Requests about the InfiniBand subnet: showing and changing its links.
 
-use vrnic_engine::time::Instant;
 use vrnic_infiniband::subnet::{LinkId, NodeId, Subnet};
 
-use super::{PAGE, page};
+use super::{PAGE, Timed, page};
 use crate::control::protocol::{Reply, Request, SubnetLink};
 use crate::fabric::SubnetFabric;
 
 /// Answers a request about the subnet.
-pub fn answer(request: &Request, fabric: Option<&mut SubnetFabric>, now: Instant) -> Reply {
-    let Some(fabric) = fabric else {
+pub fn answer(request: &Request, fabric: Option<&mut Timed<'_, SubnetFabric>>) -> Reply {
+    let Some(&mut Timed {
+        it: ref mut fabric,
+        now,
+    }) = fabric
+    else {
         return Reply::Error("no device is on an InfiniBand subnet".into());
     };
     let done = match request {
@@ -108,6 +111,8 @@ fn view(subnet: &Subnet, id: LinkId) -> SubnetLink {
 
 #[cfg(test)]
 mod tests {
+    use vrnic_engine::time::Instant;
+
     use super::*;
     use crate::config::Config;
     use std::time::Duration;
@@ -133,7 +138,10 @@ mod tests {
             if let Some(fabric) = &mut fabric {
                 fabric.turn(now);
             }
-            answer(request, fabric.as_mut(), now)
+            answer(
+                request,
+                fabric.as_mut().map(|it| Timed { it, now }).as_mut(),
+            )
         };
         let states = |ask: &mut dyn FnMut(&Request, u64) -> Reply| {
             let Reply::SubnetLinks(page) = ask(&Request::SubnetLinks { from: 0 }, 1) else {
@@ -221,7 +229,7 @@ mod tests {
             matches!(&end, Reply::SubnetLinks(page) if page.next.is_none()),
             "{end:?}"
         );
-        let nothing = answer(&Request::SubnetLinks { from: 0 }, None, Instant::default());
+        let nothing = answer(&Request::SubnetLinks { from: 0 }, None);
         assert!(error(&nothing).contains("no device is on an InfiniBand subnet"));
     }
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Descriptions of the switch.
 
+use super::Timed;
 use crate::config::Mac;
 use crate::control::protocol::{Address, SwitchPort};
 use crate::device::Device;
 use crate::network::{KnownAddress, Network, PortView};
 
 /// Describes all ports.
-pub fn ports(devices: &[Device], network: &Network) -> Vec<SwitchPort> {
-    let device = |index: usize| devices.get(index).map(|device| device.name().to_owned());
+pub fn ports(devices: &[Timed<'_, Device>], network: &Network) -> Vec<SwitchPort> {
+    let device = |index: usize| devices.get(index).map(|device| device.it.name().to_owned());
     network.ports().map(|port| view(&port, device)).collect()
 }
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Who drives what: the home of each unit is the worker that gives it its turns.
+//!
+//! One worker is awake as long as one suffices. A worker that is overloaded gives some of its units to another one,
+//! which wakes up. A worker without work leaves its units to one that is awake, and rests. Only the last worker that is
+//! awake sleeps with units, and it has all of them then, so it knows what to look at before it sleeps, and nobody else
+//! has to be woken when there is work.
+//!
+//! So the home of a unit never rests, and finds what others put into its inboxes: in its next turn, or before it
+//! sleeps.
+//!
+//! `tests/model.rs` explores all orders in which the threads can run this.
+
+use std::io;
+
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::waker::Waker;
+
+/// The workers and the homes of the units.
+pub struct Roster {
+    /// The home of each unit. Changes only while `awake` is locked.
+    homes: Box<[AtomicUsize]>,
+    workers: Box<[Seat]>,
+    /// Whether each worker is awake. The last one that is counts as awake even while it sleeps.
+    awake: Mutex<Box<[bool]>>,
+}
+
+/// A worker.
+struct Seat {
+    /// Ends its rest.
+    waker: Waker,
+    /// Its load, as it last said.
+    load: AtomicUsize,
+}
+
+impl Roster {
+    /// Creates a roster for numbers of units and workers. The first worker is awake and the home of all units.
+    ///
+    /// # Errors
+    /// A descriptor cannot be created.
+    pub fn new(units: usize, workers: usize) -> io::Result<Self> {
+        let seat = |_| {
+            Ok(Seat {
+                waker: Waker::new()?,
+                load: AtomicUsize::new(0),
+            })
+        };
+        Ok(Self {
+            homes: (0..units).map(|_| AtomicUsize::new(0)).collect(),
+            workers: (0..workers).map(seat).collect::<io::Result<_>>()?,
+            awake: Mutex::new((0..workers).map(|worker| worker == 0).collect()),
+        })
+    }
+
+    /// Returns whether there is one worker only.
+    pub fn is_single(&self) -> bool {
+        self.workers.len() == 1
+    }
+
+    /// Returns whether a worker is the home of a unit.
+    pub fn is_home(&self, unit: usize, worker: usize) -> bool {
+        self.homes[unit].load(Ordering::Acquire) == worker
+    }
+
+    /// Notes the load of a worker.
+    pub fn set_load(&self, worker: usize, load: usize) {
+        self.workers[worker].load.store(load, Ordering::Relaxed);
+    }
+
+    /// Leaves the units of a worker to another one that is awake, after which the worker must [rest](Self::rest).
+    /// Returns false if no other one is.
+    pub fn retire(&self, worker: usize) -> bool {
+        if self.is_single() {
+            return false;
+        }
+        let mut awake = self.lock();
+        let others = (0..awake.len()).filter(|&other| other != worker && awake[other]);
+        let Some(heir) = others.min_by_key(|&other| self.load(other)) else {
+            return false;
+        };
+        for home in &self.homes {
+            if home.load(Ordering::Relaxed) == worker {
+                home.store(heir, Ordering::Release);
+            }
+        }
+        awake[worker] = false;
+        self.set_load(worker, 0);
+        true
+    }
+
+    /// Waits until the worker gets units, or has to stop.
+    pub fn rest(&self, worker: usize) {
+        let waker = &self.workers[worker].waker;
+        loop {
+            waker.announce();
+            if self.lock()[worker] || waker.is_stopping() {
+                return waker.cancel();
+            }
+            waker.sleep(None);
+        }
+    }
+
+    /// Gives groups of units of a worker, each with its load, to the worker with the least load, until both have about
+    /// the same load. That worker wakes up. Returns whether any were given.
+    pub fn share(&self, worker: usize, groups: &[(usize, Vec<usize>)]) -> bool {
+        let own: usize = groups.iter().map(|(load, _)| load).sum();
+        let mut awake = self.lock();
+        let others = (0..awake.len()).filter(|&other| other != worker);
+        let Some(heir) = others.min_by_key(|&other| (self.load(other), !awake[other])) else {
+            return false;
+        };
+        let mut room = own.saturating_sub(self.load(heir)) / 2;
+        let mut any = false;
+        for (load, units) in groups {
+            if *load == 0 || *load > room {
+                continue;
+            }
+            room -= load;
+            any = true;
+            for &unit in units {
+                self.homes[unit].store(heir, Ordering::Release);
+            }
+        }
+        if any {
+            awake[heir] = true;
+            drop(awake);
+            self.workers[heir].waker.wake();
+        }
+        any
+    }
+
+    /// Gives each unit of a worker to the worker that `choose` returns for it, for tests.
+    pub fn scatter(&self, worker: usize, mut choose: impl FnMut(usize) -> usize) {
+        let mut awake = self.lock();
+        let mut heirs = Vec::new();
+        for (unit, home) in self.homes.iter().enumerate() {
+            if home.load(Ordering::Relaxed) == worker {
+                let heir = choose(unit) % self.workers.len();
+                home.store(heir, Ordering::Release);
+                awake[heir] = true;
+                heirs.push(heir);
+            }
+        }
+        drop(awake);
+        for heir in heirs {
+            self.workers[heir].waker.wake();
+        }
+    }
+
+    /// Brings units of a worker to the home of another unit, with which they exchange much. Only the worker with the
+    /// higher number does so, because the two could exchange the units otherwise.
+    pub fn follow(&self, worker: usize, units: &[usize], unit: usize) {
+        let _awake = self.lock();
+        let home = self.homes[unit].load(Ordering::Relaxed);
+        for &unit in units.iter().filter(|_| home < worker) {
+            self.homes[unit].store(home, Ordering::Release);
+        }
+    }
+
+    /// Ends the rests of all workers for good.
+    pub fn stop(&self) {
+        for worker in &self.workers {
+            worker.waker.stop();
+        }
+    }
+
+    fn load(&self, worker: usize) -> usize {
+        self.workers[worker].load.load(Ordering::Relaxed)
+    }
+
+    /// Locks the roster. Nothing in here panics while it is locked.
+    fn lock(&self) -> MutexGuard<'_, Box<[bool]>> {
+        self.awake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
