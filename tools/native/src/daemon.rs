@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -52,6 +52,35 @@ pub struct Daemon {
     devices: usize,
 }
 
+/// The environment variable with a number of workers for vrnicd. They keep giving devices to each other.
+pub const WORKERS: &str = "VRNIC_TEST_WORKERS";
+
+/// Returns the global lines of a configuration that [`WORKERS`] asks for.
+pub fn workers() -> String {
+    std::env::var(WORKERS).map_or_else(
+        |_| String::new(),
+        |count| format!("workers = {count}\ntest_restless_workers = true\n"),
+    )
+}
+
+/// For a test named `this` in a program of tests: runs all other tests of the program, with four [workers].
+///
+/// # Errors
+/// One of them failed.
+pub fn others_with_four_workers(this: &str) -> Result<()> {
+    let outcome = Command::new(std::env::current_exe()?)
+        .args(["--skip", this, "--test-threads", "2"])
+        .env(WORKERS, "4")
+        .output()?;
+    let output = String::from_utf8_lossy(&outcome.stdout);
+    ensure!(outcome.status.success(), "{output}");
+    ensure!(
+        output.contains("test result: ok") && !output.contains(" 0 passed"),
+        "{output}"
+    );
+    Ok(())
+}
+
 /// Returns the MAC address of a device.
 pub fn mac(device: usize) -> [u8; 6] {
     [0x52, 0x54, 0, 0, (device >> 8) as u8, device as u8]
@@ -76,7 +105,8 @@ impl Daemon {
     ) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let path = |name: &str| directory.path().join(name);
-        let mut text = format!("control = \"{}\"\n{settings}\n", path(CONTROL).display());
+        let (control, workers) = (path(CONTROL), workers());
+        let mut text = format!("control = \"{}\"\n{workers}{settings}\n", control.display());
         for (device, (name, more)) in devices.iter().enumerate() {
             let mac = mac(device).map(|byte| format!("{byte:02x}")).join(":");
             writeln!(

@@ -509,3 +509,8 @@ fn a_rate_limit_is_the_devices_whoever_drives_it() {
     let error = client.set_rate_limit("c", none).unwrap_err().to_string();
     assert!(error.contains("no device is named"), "{error}");
 }
+
+#[test]
+fn everything_works_with_four_workers() {
+    vrnic_native::daemon::others_with_four_workers("everything_works_with_four_workers").unwrap();
+}

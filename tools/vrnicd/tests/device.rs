@@ -196,3 +196,8 @@ fn kill_under_load_leaves_a_dead_device() {
     }
     driver.is_dead();
 }
+
+#[test]
+fn everything_works_with_four_workers() {
+    vrnic_native::daemon::others_with_four_workers("everything_works_with_four_workers").unwrap();
+}

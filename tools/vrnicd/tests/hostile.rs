@@ -524,3 +524,8 @@ fn memory_that_vanishes_ends_its_device_alone() {
         b.works();
     }
 }
+
+#[test]
+fn everything_works_with_four_workers() {
+    vrnic_native::daemon::others_with_four_workers("everything_works_with_four_workers").unwrap();
+}

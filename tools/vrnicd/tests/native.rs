@@ -705,3 +705,8 @@ fn a_network_full_of_nonsense_does_no_harm() {
     assert!(port.counter("rx_frames") >= 200, "{port:?}");
     assert_eq!(port.counter("tx_foreign"), 0, "{port:?}");
 }
+
+#[test]
+fn everything_works_with_four_workers() {
+    vrnic_native::daemon::others_with_four_workers("everything_works_with_four_workers").unwrap();
+}

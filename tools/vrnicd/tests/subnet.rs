@@ -255,3 +255,8 @@ fn guests_hear_what_a_subnet_manager_does() {
     };
     hear(&mut ends).with_context(|| daemon.log()).unwrap();
 }
+
+#[test]
+fn everything_works_with_four_workers() {
+    vrnic_native::daemon::others_with_four_workers("everything_works_with_four_workers").unwrap();
+}

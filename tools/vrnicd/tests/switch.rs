@@ -41,6 +41,7 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let config = config.replace('@', &directory.path().display().to_string());
+        let config = vrnic_native::daemon::workers() + &config;
         std::fs::write(path("config"), config).unwrap();
         let mut words = around.to_vec();
         words.push(env!("CARGO_BIN_EXE_vrnicd"));
@@ -435,4 +436,9 @@ fn what_cannot_be_opened_is_named() {
     );
     let log = refused(&format!("{port}stream = \"@/config\"\n"));
     assert!(log.contains("not a socket"), "{log}");
+}
+
+#[test]
+fn everything_works_with_four_workers() {
+    vrnic_native::daemon::others_with_four_workers("everything_works_with_four_workers").unwrap();
 }

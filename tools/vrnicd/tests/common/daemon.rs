@@ -27,9 +27,10 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
         let config = format!(
-            "log = \"debug\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
+            "{}log = \"debug\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
              [[device]]\nname = \"a\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:01\"\n\
              [[device]]\nname = \"b\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:02\"\n",
+            vrnic_native::daemon::workers(),
             path("control"),
             path("a.sock"),
             path("b.sock"),

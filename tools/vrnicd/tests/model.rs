@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Explores the orders in which workers can pass units, letters and sleep to each other, with the real modules `actor`
+//! and `roster`.
+
+#![allow(dead_code, reason = "the modules have more than a model needs")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+
+#[path = "../src/actor.rs"]
+mod actor;
+#[path = "../src/roster.rs"]
+mod roster;
+
+/// What the modules are made of here.
+mod sync {
+    pub use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    pub use loom::sync::{Mutex, MutexGuard};
+    pub use std::sync::{PoisonError, TryLockError};
+}
+
+/// The waker, whose own protocol has its own test. A sleep that nobody ends is a deadlock, which the model reports.
+mod waker {
+    use loom::sync::{Condvar, Mutex};
+
+    #[derive(Default)]
+    struct State {
+        sleeping: bool,
+        stopping: bool,
+    }
+
+    pub struct Waker {
+        state: Mutex<State>,
+        woken: Condvar,
+    }
+
+    impl Waker {
+        pub fn new() -> std::io::Result<Self> {
+            Ok(Self {
+                state: Mutex::new(State::default()),
+                woken: Condvar::new(),
+            })
+        }
+
+        pub fn wake(&self) {
+            self.state.lock().unwrap().sleeping = false;
+            self.woken.notify_all();
+        }
+
+        pub fn stop(&self) {
+            self.state.lock().unwrap().stopping = true;
+            self.wake();
+        }
+
+        pub fn is_stopping(&self) -> bool {
+            self.state.lock().unwrap().stopping
+        }
+
+        pub fn announce(&self) {
+            self.state.lock().unwrap().sleeping = true;
+        }
+
+        pub fn cancel(&self) {
+            self.state.lock().unwrap().sleeping = false;
+        }
+
+        pub fn sleep(&self, _: Option<std::time::Duration>) {
+            let mut state = self.state.lock().unwrap();
+            while state.sleeping && !state.stopping {
+                state = self.woken.wait(state).unwrap();
+            }
+            state.sleeping = false;
+        }
+    }
+}
+
+use actor::Actor;
+use roster::Roster;
+use waker::Waker;
+
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A receiver, which has got these numbers.
+type Receiver = Actor<Vec<u32>, u32>;
+
+/// Passes a number to a receiver as `Worker::pass` does.
+fn pass(receiver: &Receiver, number: u32) {
+    if let Some(mut got) = receiver.try_take() {
+        empty(receiver, &mut got);
+        if !receiver.has_letters() {
+            return got.push(number);
+        }
+    }
+    receiver.put(number);
+}
+
+fn empty(receiver: &Receiver, got: &mut Vec<u32>) {
+    let mut letters = VecDeque::new();
+    receiver.take_letters(&mut letters);
+    got.extend(letters);
+}
+
+#[test]
+fn a_receiver_gets_everything_in_the_order_in_which_it_was_sent() {
+    explore(3, || {
+        let sender: Arc<Actor<u32, u32>> = Arc::new(Actor::new(0));
+        let receiver: Arc<Receiver> = Arc::new(Actor::new(Vec::new()));
+        let workers = [(); 2].map(|()| {
+            let (sender, receiver) = (sender.clone(), receiver.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    // Another worker drives the sender just now.
+                    let Some(mut sent) = sender.try_take() else {
+                        continue;
+                    };
+                    *sent += 1;
+                    pass(&receiver, *sent);
+                }
+            })
+        });
+        // The receiver's home, which has other things to do as well.
+        if let Some(mut got) = receiver.try_take() {
+            empty(&receiver, &mut got);
+        }
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        let mut got = receiver.take();
+        empty(&receiver, &mut got);
+        let sent = *sender.take();
+        assert!((2..=4).contains(&sent));
+        assert_eq!(*got, (1..=sent).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn one_worker_has_everything_until_it_is_overloaded() {
+    loom::model(|| {
+        let roster = Roster::new(5, 3).unwrap();
+        let homes = |roster: &Roster| {
+            let home = |unit| (0..3).find(|&worker| roster.is_home(unit, worker)).unwrap();
+            [0, 1, 2, 3, 4].map(home)
+        };
+        assert!(!roster.is_single());
+        assert_eq!(homes(&roster), [0; 5]);
+        assert!(!roster.retire(0), "nobody else is awake");
+        assert!(
+            !roster.share(0, &[(4, vec![0, 1, 2, 3])]),
+            "what belongs together stays"
+        );
+        roster.set_load(0, 4);
+        assert!(roster.share(0, &[(2, vec![0, 1]), (2, vec![2, 3])]));
+        assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
+        // It was woken, so it does not rest.
+        roster.rest(1);
+        roster.set_load(0, 2);
+        roster.set_load(1, 2);
+        assert!(!roster.share(0, &[(2, vec![2, 3])]));
+        assert!(
+            roster.share(0, &[(1, vec![2]), (1, vec![3])]),
+            "the third worker helps, too"
+        );
+        assert_eq!(homes(&roster), [1, 1, 2, 0, 0]);
+        roster.follow(0, &[3], 2);
+        roster.follow(2, &[2], 3);
+        assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
+        assert!(roster.retire(1) && roster.retire(0));
+        assert_eq!(homes(&roster), [2; 5]);
+        assert!(!roster.retire(2));
+        roster.scatter(2, |unit| unit);
+        assert_eq!(homes(&roster), [0, 1, 2, 0, 1]);
+        roster.stop();
+        roster.rest(0);
+    });
+}
+
+/// Two workers and two units. A doorbell rings at the first unit, which then has a letter for the second one.
+struct Shop {
+    roster: Roster,
+    waker: Waker,
+    doorbell: AtomicBool,
+    second: Actor<Vec<u32>, u32>,
+}
+
+impl Shop {
+    /// Gives both units a turn if this is their home. Returns whether there was anything.
+    fn turn(&self, worker: usize) -> bool {
+        let mut worked = false;
+        if self.roster.is_home(0, worker) && self.doorbell.swap(false, Ordering::SeqCst) {
+            self.second.put(1);
+            worked = true;
+        }
+        if self.roster.is_home(1, worker) && self.second.has_letters() {
+            match self.second.try_take() {
+                Some(mut got) => {
+                    empty(&self.second, &mut got);
+                    // All is done when the letter has been read.
+                    if !got.is_empty() {
+                        self.waker.stop();
+                        self.roster.stop();
+                    }
+                }
+                None => thread::yield_now(),
+            }
+            worked = true;
+        }
+        worked
+    }
+
+    fn work(&self, worker: usize) {
+        if worker > 0 {
+            self.roster.rest(worker);
+        }
+        while !self.waker.is_stopping() {
+            if self.turn(worker) {
+                continue;
+            }
+            if self.roster.retire(worker) {
+                self.roster.rest(worker);
+                continue;
+            }
+            self.waker.announce();
+            if self.doorbell.load(Ordering::SeqCst) || self.second.has_letters() {
+                self.waker.cancel();
+            } else {
+                self.waker.sleep(None);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_doorbell_and_no_letter_is_left_while_everybody_sleeps() {
+    for shared in [0, 1] {
+        explore(2, move || {
+            let shop = Arc::new(Shop {
+                roster: Roster::new(2, 2).unwrap(),
+                waker: Waker::new().unwrap(),
+                doorbell: AtomicBool::new(false),
+                second: Actor::new(Vec::new()),
+            });
+            shop.roster.set_load(0, 2);
+            let workers = [0, 1].map(|worker| {
+                let shop = shop.clone();
+                thread::spawn(move || {
+                    if worker == 0 {
+                        // It is overloaded for a moment.
+                        shop.roster
+                            .share(0, &[(1, vec![shared]), (1, vec![1 - shared])]);
+                    }
+                    shop.work(worker);
+                })
+            });
+            // Not a store, which loom would put both before and after an earlier swap.
+            shop.doorbell.swap(true, Ordering::SeqCst);
+            shop.waker.wake();
+            for worker in workers {
+                worker.join().unwrap();
+            }
+            assert_eq!(*shop.second.take(), [1]);
+        });
+    }
+}
