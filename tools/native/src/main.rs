@@ -29,7 +29,8 @@ enum Command {
         /// Measure only this fabric
         #[arg(long)]
         fabric: Option<FabricName>,
-        /// Measure only this part: latency, rate, bandwidth, counters, objects, watched, neighbours or faults
+        /// Measure only this part: latency, rate, bandwidth, counters, objects, watched, neighbours, faults or
+        /// pairs
         #[arg(long, default_value = "")]
         only: String,
         /// Milliseconds per figure

@@ -10,6 +10,7 @@ mod latency;
 mod limits;
 mod neighbours;
 mod objects;
+mod pairs;
 mod throughput;
 mod watched;
 
@@ -156,7 +157,7 @@ pub struct Options {
 }
 
 /// The parts of a run.
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 9] = [
     "latency",
     "rate",
     "bandwidth",
@@ -165,6 +166,7 @@ const PARTS: [&str; 8] = [
     "watched",
     "neighbours",
     "faults",
+    "pairs",
 ];
 /// Message sizes for bandwidth.
 const SIZES: [usize; 12] = [
@@ -242,6 +244,13 @@ pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
             .and_then(|()| {
                 if "faults".contains(&options.only) {
                     faults::all(&options.program, fabric, options.time, &mut note)?;
+                }
+                Ok(())
+            })
+            .and_then(|()| {
+                // Devices on a network are always driven by one worker.
+                if "pairs".contains(&options.only) && fabric == Fabric::Local {
+                    pairs::all(&options.program, options.time, &mut note)?;
                 }
                 Ok(())
             })

@@ -117,7 +117,7 @@ impl Load {
 
     /// Fills all queues that have room, and polls completions. Returns the number of completed messages.
     #[inline]
-    fn turn(&mut self, ends: &mut [End; 2]) -> Result<u32> {
+    pub(super) fn turn(&mut self, ends: &mut [End; 2]) -> Result<u32> {
         let [a, b] = ends;
         for qp in 0..a.qps.len() {
             if self.posted[qp] + self.batch <= self.depth {
