@@ -49,11 +49,20 @@ done
 # The static rate of a path limits how fast a connection sends. perftest prints Gbit/s in its fourth column.
 limited="ib_write_bw -d $DEV -p 18650 -s 65536 -n 2000 --report_gbits"
 limited="$limited --rate_limit=2.5 --rate_units=g --rate_limit_type=HW"
-on -t 90 a $limited >/dev/null &
-job=$!
-listening a 18650
-on -t 60 b $limited "$IP_a" >"$LAB_DIR/limited" || fail "the client with a static rate: $(cat "$LAB_DIR/limited")"
-wait $job || fail "the server with a static rate"
+# perftest gives up if it cannot find out how fast a busy processor is. That says nothing about the device.
+ended=false
+for try in 1 2 3; do
+	on -t 90 a $limited >"$LAB_DIR/server" 2>&1 &
+	job=$!
+	listening a 18650
+	if on -t 60 b $limited "$IP_a" >"$LAB_DIR/limited" 2>&1 && wait $job; then
+		ended=true
+		break
+	fi
+	wait $job || :
+	cat "$LAB_DIR/server" "$LAB_DIR/limited" | found "Can't produce a report" || break
+done
+$ended || fail "perftest with a static rate: $(cat "$LAB_DIR/server" "$LAB_DIR/limited")"
 awk '$1 == 65536 { met = $4 > 0 && $4 < 2.55 } END { exit !met }' "$LAB_DIR/limited" ||
 	fail "a static rate of 2.5 Gbit/s is exceeded: $(cat "$LAB_DIR/limited")"
 
