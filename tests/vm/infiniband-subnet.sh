@@ -134,8 +134,11 @@ flows "after the switch came back"
 for vm in a b; do on $vm pkill -x ib_write_bw || :; done
 wait "${jobs[@]}" || :
 
-# errors: prints the symbol errors of the switch port at VM a since the counter was last reset.
 port=$(vrnicctl subnet list leaf1-h1 | sed -n 's,^leaf1/\([0-9]*\) .*,\1,p')
+# OpenSM may still be writing the routes through the switch that came back.
+within 60 on a sh -c "perfquery $(lid leaf1) $port >/dev/null 2>&1" || fail "leaf1 does not answer"
+
+# errors: prints the symbol errors of the switch port at VM a since the counter was last reset.
 errors() { on a perfquery "$(lid leaf1)" "$port" | sed -n 's/^SymbolErrorCounter:\.*//p'; }
 # errors_at RATE: prints the number of errors in a run.
 errors_at() {
