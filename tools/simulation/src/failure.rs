@@ -226,6 +226,8 @@ pub fn report(plan: &Plan, directory: &Path) -> String {
             }
         }
     }
+    // Where only the end of a long log is kept, this is what one needs most.
+    let _ = writeln!(text, "seed {seed}: {why}");
     text
 }
 
