@@ -31,6 +31,7 @@ pub use line::Line;
 pub use occasion::{Direction, PacketKind, Seam};
 pub(crate) use occasion::{Occasion, Subject};
 use serde::{Deserialize, Serialize};
+use spec::Moment;
 pub use spec::{BadSpec, Spec};
 use std::{collections::VecDeque, time::Duration};
 pub use table::Kind;
@@ -92,8 +93,8 @@ pub struct Firing {
 /// Progress of a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Progress {
-    /// It waits for the fault with this number to fire.
-    Waiting(u64),
+    /// It waits for what its description names: another fault that must fire, or an event that must be raised.
+    Waiting,
     /// It may fire.
     Armed,
     /// It has fired, and its effect lasts.
@@ -122,7 +123,7 @@ pub struct Listed {
 struct Armed {
     id: u64,
     spec: Spec,
-    /// When it was armed, or when the fault that it waits for fired.
+    /// When it was armed, or when what it waits for happened. None while it waits.
     since: Option<Instant>,
     seen: u64,
     fired: u64,
@@ -132,8 +133,6 @@ struct Armed {
     next: Option<Instant>,
     /// When the line that it slows down becomes free.
     free: Instant,
-    /// The fault that has to fire first.
-    waits_for: Option<u64>,
 }
 
 /// A firing of a fault: what to do.
@@ -249,8 +248,7 @@ impl Faults {
         self.last_id += 1;
         self.armed.push(Armed {
             id: self.last_id,
-            waits_for: spec.moment.after_fault,
-            since: spec.moment.after_fault.is_none().then_some(now),
+            since: (!spec.moment.waits()).then_some(now),
             spec,
             seen: 0,
             fired: 0,
@@ -282,11 +280,13 @@ impl Faults {
             }
             keep
         });
+        let count = before - self.armed.len() - self.done.len();
         for id in &ended {
             self.conditions.end(*id);
+            self.abandon(*id);
         }
         self.update();
-        before - self.armed.len() - self.done.len()
+        count
     }
 
     /// Returns all faults that are or were armed, oldest first.
@@ -294,10 +294,10 @@ impl Faults {
         let armed = self.armed.iter().map(|fault| Listed {
             id: fault.id,
             spec: fault.spec.clone(),
-            progress: match fault.waits_for {
-                Some(id) => Progress::Waiting(id),
-                None if self.conditions.has(fault.id) => Progress::Active,
-                None => Progress::Armed,
+            progress: match fault.since {
+                None => Progress::Waiting,
+                Some(_) if self.conditions.has(fault.id) => Progress::Active,
+                Some(_) => Progress::Armed,
             },
             seen: fault.seen,
             fired: fault.fired,
@@ -372,8 +372,8 @@ impl Faults {
             return None;
         }
         let timed = self.armed.iter().filter_map(|fault| {
-            let due = fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none();
-            due.then(|| fault.due())
+            let timed = fault.spec.kind.seam() == Seam::Time;
+            fault.due().filter(|_| timed)
         });
         // Delayed actions wait while the device is stuck.
         let later = self.later.next().filter(|_| !self.conditions.is_stuck());
@@ -429,13 +429,26 @@ impl Faults {
         if spent {
             self.finish(index);
         }
-        for other in &mut self.armed {
-            if other.waits_for == Some(id) {
-                other.waits_for = None;
-                other.since = Some(now);
+        self.wake(now, |moment| moment.after_fault == Some(id));
+        strike
+    }
+
+    /// Lets the faults that wait, and that `is_awaited` selects, wait no longer.
+    fn wake(&mut self, now: Instant, is_awaited: impl Fn(&Moment) -> bool) {
+        for fault in &mut self.armed {
+            if fault.since.is_none() && is_awaited(&fault.spec.moment) {
+                fault.since = Some(now);
             }
         }
-        strike
+    }
+
+    /// Retires the faults that wait for a fault that will never fire.
+    fn abandon(&mut self, id: u64) {
+        let waits =
+            |fault: &Armed| fault.since.is_none() && fault.spec.moment.after_fault == Some(id);
+        while let Some(index) = self.armed.iter().position(waits) {
+            self.finish(index);
+        }
     }
 
     /// Adds a firing to the log.
@@ -458,9 +471,12 @@ impl Faults {
         });
     }
 
-    /// Retires the fault at `index`, which will not fire any more.
+    /// Retires the fault at `index`, which will not fire any more, and those that wait for it if it never has.
     fn finish(&mut self, index: usize) {
         let fault = self.armed.remove(index);
+        if fault.fired == 0 {
+            self.abandon(fault.id);
+        }
         if self.done.len() == MAX_DONE {
             self.done.pop_front();
         }
@@ -493,7 +509,7 @@ pub struct SavedFault {
     pub text: String,
     /// Its number.
     pub id: u64,
-    /// When it was armed, or when the fault that it waits for fired.
+    /// When it was armed, or when what it waits for happened. None while it waits.
     pub since: Option<Instant>,
     /// Number of occasions that matched.
     pub seen: u64,
@@ -503,8 +519,6 @@ pub struct SavedFault {
     pub next: Option<Instant>,
     /// When the line that it slows down becomes free.
     pub free: Instant,
-    /// The fault that has to fire first.
-    pub waits_for: Option<u64>,
 }
 
 impl Faults {
@@ -519,7 +533,6 @@ impl Faults {
             fired: fault.fired,
             next: fault.next,
             free: fault.free,
-            waits_for: fault.waits_for,
         });
         Saved {
             last_id: self.last_id,
@@ -543,7 +556,6 @@ impl Faults {
                 burst: 0,
                 next: fault.next,
                 free: fault.free,
-                waits_for: fault.waits_for,
             })
         });
         let mut faults = Self {
@@ -563,7 +575,7 @@ const HEADERS: u64 = 14 + 40 + 8 + 12 + 4 + 24;
 impl Armed {
     /// Returns whether it fires on an occasion of its seam. An occasion that matches is counted.
     fn fires(&mut self, now: Instant, occasion: &Occasion) -> bool {
-        if self.waits_for.is_some() || !self.spec.place.has(occasion) {
+        if self.since.is_none() || !self.spec.place.has(occasion) {
             return false;
         }
         let after = self.spec.moment.after;

@@ -4,7 +4,7 @@
 
 use crate::{
     context::Owner,
-    segment::{Body, Segment, Service, Syndrome},
+    segment::{Body, Position, Segment, Service, Syndrome},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -134,6 +134,29 @@ pub(crate) fn key_of(body: &Body) -> Option<u32> {
     }
 }
 
+/// Returns the length of the message in bytes, if the packet tells it: in its headers, or as the only packet.
+fn message_of(segment: &Segment<'_>) -> Option<u64> {
+    match segment.body {
+        Body::Write {
+            reth: Some(reth), ..
+        }
+        | Body::ReadRequest(reth) => Some(reth.length.into()),
+        Body::FlushRequest(flush) => Some(flush.remote.length.into()),
+        Body::Send {
+            position: Position::Only,
+            ..
+        }
+        | Body::ReadResponse {
+            position: Position::Only,
+            ..
+        }
+        | Body::AtomicWrite(_)
+        | Body::Datagram { .. }
+        | Body::Frame => Some(segment.payload.len()),
+        _ => None,
+    }
+}
+
 /// The queue pair of an occasion.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Subject {
@@ -159,6 +182,8 @@ pub(crate) struct Occasion {
     pub(crate) psn: Option<u32>,
     /// Length of the payload in bytes.
     pub(crate) size: Option<u64>,
+    /// Length of the message in bytes, if the packet tells it.
+    pub(crate) message: Option<u64>,
     pub(crate) key: Option<u32>,
     pub(crate) cqn: Option<u32>,
     pub(crate) srqn: Option<u32>,
@@ -181,6 +206,7 @@ impl Occasion {
             headers: None,
             psn: None,
             size: None,
+            message: None,
             key: None,
             cqn: None,
             srqn: None,
@@ -199,6 +225,7 @@ impl Occasion {
             headers: Some((segment.body, segment.service)),
             psn: Some(segment.psn.raw()),
             size: Some(segment.payload.len()),
+            message: message_of(segment),
             key: key_of(&segment.body),
             ..Self::new(seam)
         }

@@ -178,6 +178,13 @@ pub const KEYS: &[Key] = &[
         OF_PACKETS,
     ),
     key(
+        "message",
+        "N or N..M",
+        "only packets that tell that their message has this many bytes: the first of a write, read and flush requests, \
+         and packets that contain a whole message",
+        OF_PACKETS,
+    ),
+    key(
         "key",
         "N",
         "only packets that name this remote key",
@@ -255,6 +262,12 @@ pub const KEYS: &[Key] = &[
         "after-fault",
         "N",
         "does not fire until fault N has fired; at once if it has",
+        ALL,
+    ),
+    key(
+        "after-event",
+        "an event, as port-error",
+        "does not fire until the driver has been given this asynchronous event",
         ALL,
     ),
     key(
@@ -353,6 +366,7 @@ pub(crate) struct Place {
     packets: Option<u32>,
     psn: Option<Span>,
     size: Option<Span>,
+    message: Option<Span>,
     key: Option<u32>,
     pub(crate) cq: Option<u32>,
     pub(crate) srq: Option<u32>,
@@ -390,6 +404,7 @@ impl Place {
             && fits(self.packets, on.packet, |set, kind| set & kind.bit() != 0)
             && fits(self.psn, on.psn, |span, psn| span.has(psn.into()))
             && fits(self.size, on.size, Span::has)
+            && fits(self.message, on.message, Span::has)
             && fits(self.key, on.key, |wanted, key| wanted == key)
             && fits(self.cq, on.cqn, |wanted, cqn| wanted == cqn)
             && fits(self.srq, on.srqn, |wanted, srqn| wanted == srqn)
@@ -441,6 +456,7 @@ pub(crate) struct Moment {
     pub(crate) after: Duration,
     pub(crate) lasts: Option<Duration>,
     pub(crate) after_fault: Option<u64>,
+    pub(crate) after_event: Option<EventType>,
     pub(crate) interval: Duration,
 }
 
@@ -448,6 +464,11 @@ pub(crate) struct Moment {
 const CERTAIN: u64 = 1 << 32;
 
 impl Moment {
+    /// Returns whether something must happen before it can fire.
+    pub(crate) fn waits(&self) -> bool {
+        self.after_fault.is_some() || self.after_event.is_some()
+    }
+
     /// Returns a random number that depends on the seed, the position in the stream, and its purpose.
     pub(crate) fn draw(&self, position: u64, purpose: u64) -> u64 {
         // SplitMix64.
@@ -532,6 +553,7 @@ impl FromStr for Spec {
                 after: Duration::ZERO,
                 lasts: None,
                 after_fault: None,
+                after_event: None,
                 interval: Duration::ZERO,
             },
             args: Args {
@@ -572,6 +594,11 @@ impl FromStr for Spec {
                 field.bits()
             )));
         }
+        if spec.moment.after_fault.is_some() && spec.moment.after_event.is_some() {
+            return Err(BadSpec::new(
+                "a fault waits for `after-fault` or `after-event`, not for both",
+            ));
+        }
         Ok(spec)
     }
 }
@@ -586,6 +613,12 @@ impl Spec {
             .collect();
         self.text = kept.join(" ");
         self
+    }
+
+    /// Returns what it waits for before it can fire, in words.
+    pub fn awaits(&self) -> Option<String> {
+        let fault = self.moment.after_fault.map(|id| id.to_string());
+        fault.or_else(|| self.moment.after_event.map(kebab))
     }
 
     /// Checks that a switch port can have the fault: a port sees packets, and knows only what they tell about queue
@@ -608,6 +641,11 @@ impl Spec {
             pid,
             ..
         } = &self.place;
+        if self.moment.after_event.is_some() {
+            return Err(BadSpec::new(
+                "`after-event` works only on a device; a port of the switch raises no events",
+            ));
+        }
         let unknown = [
             ("state", states.is_some()),
             ("context", context.is_some()),
@@ -649,6 +687,13 @@ impl Spec {
         };
         let span = |max: u64| parse_span(value, max).ok_or_else(|| wrong("a number or a range"));
         let time = || parse_time(value).ok_or_else(|| wrong("a time such as 10us, 5ms or 1.5s"));
+        let event = || {
+            let mut events = EventType::ALL.iter();
+            let event = events.find(|event| kebab(**event) == value);
+            event
+                .copied()
+                .ok_or_else(|| wrong("an event such as port-error"))
+        };
         match key {
             "qp" => place.qp = Some(span(MAX_PSN.into())?),
             "peer" => place.peer = Some(span(MAX_PSN.into())?),
@@ -715,6 +760,7 @@ impl Spec {
             }
             "psn" => place.psn = Some(span(MAX_PSN.into())?),
             "size" => place.size = Some(span(u64::MAX)?),
+            "message" => place.message = Some(span(u64::MAX)?),
             "key" => place.key = Some(small()?),
             "cq" => place.cq = Some(small()?),
             "srq" => place.srq = Some(small()?),
@@ -730,11 +776,7 @@ impl Spec {
                 let code = codes.find(|code| kebab(**code) == value);
                 place.code = Some(*code.ok_or_else(|| wrong("a command such as create-qp"))?);
             }
-            "event" => {
-                let mut events = EventType::ALL.iter();
-                let event = events.find(|event| kebab(**event) == value);
-                place.event = Some(*event.ok_or_else(|| wrong("an event such as port-error"))?);
-            }
+            "event" => place.event = Some(event()?),
             "nth" => moment.nth = positive()?,
             "every" => moment.every = positive()?,
             "chance" => {
@@ -748,6 +790,7 @@ impl Spec {
             "after" => moment.after = time()?,
             "for" => moment.lasts = Some(time()?),
             "after-fault" => moment.after_fault = Some(positive()?),
+            "after-event" => moment.after_event = Some(event()?),
             "interval" => moment.interval = time()?,
             "delay" => args.delay = time()?,
             "factor" => args.delay = UNIT.saturating_mul(number(MAX_FACTOR)?.max(1) as u32),
@@ -902,6 +945,9 @@ mod tests {
             ("wrong-field field=color", "ack-request"),
             ("wrong-field field=pkey value=65536", "16 bits"),
             ("wrong-pkey field=psn", "has no `field`"),
+            ("drop message=1..", "a range"),
+            ("drop after-event=nothing", "port-error"),
+            ("drop after-event=port-error after-fault=1", "not for both"),
         ] {
             assert!(error(text).contains(why), "{text}: {}", error(text));
         }

@@ -169,7 +169,7 @@ impl Faults {
     /// Takes a fault that is due, with its place.
     fn next_due(&mut self, now: Instant) -> Option<(Strike, Place)> {
         let is_due = |fault: &Armed| {
-            fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none() && fault.due() <= now
+            fault.spec.kind.seam() == Seam::Time && fault.due().is_some_and(|due| due <= now)
         };
         let index = self.armed.iter().position(is_due)?;
         let fault = &mut self.armed[index];
@@ -183,10 +183,10 @@ impl Faults {
 }
 
 impl Armed {
-    /// Returns when it fires on its own.
-    pub(super) fn due(&self) -> Instant {
-        let first = self.since.unwrap_or_default() + self.spec.moment.after;
-        self.next.unwrap_or(first)
+    /// Returns when it fires on its own, unless it waits for something.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let since = self.since?;
+        Some(self.next.unwrap_or(since + self.spec.moment.after))
     }
 }
 

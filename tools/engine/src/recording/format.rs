@@ -1272,7 +1272,8 @@ fn put_faults(out: &mut Vec<u8>, saved: &fault::Saved) {
         out.number(fault.fired);
         out.option(fault.next.map(Instant::as_nanos));
         out.number(fault.free.as_nanos());
-        out.option(fault.waits_for);
+        // The number of the fault that it waits for was here; its text has that, too.
+        out.option(None);
     }
 }
 
@@ -1288,8 +1289,8 @@ fn take_faults(from: &mut Take<'_>) -> Taken<fault::Saved> {
             fired: from.count()?,
             next: from.option()?.map(Instant::from_nanos),
             free: Instant::from_nanos(from.number()?),
-            waits_for: from.option()?,
         });
+        let _: Option<u64> = from.option()?;
     }
     let saved = fault::Saved {
         last_id,

@@ -305,6 +305,50 @@ fn events_are_lost_or_late() {
     assert_eq!(stage.events(1), [EventType::QpAccessError]);
 }
 
+#[test]
+fn a_fault_waits_for_an_event() {
+    let mut stage = Stage::new(Segmentation::Local);
+    let lost = stage.arm(
+        0,
+        "cqe-general-err qp={qp} side=send after-event=port-error",
+    );
+    let later = stage.arm(0, &format!("duplicate qp={{qp}} after-fault={lost}"));
+    let soon = stage.arm(0, "event-gid-change after-event=port-error after=5ms");
+    let progress = |stage: &Stage, id: u64| {
+        let listed = stage.world.nodes[0].rnic.faults().list();
+        let found = listed.iter().find(|fault| fault.id == id);
+        let found = found.expect("listed");
+        (found.progress, found.spec.awaits())
+    };
+    let waits = |what: &str| (Progress::Waiting, Some(what.to_owned()));
+    assert_eq!(progress(&stage, lost), waits("port-error"));
+    assert_eq!(progress(&stage, later), waits(&lost.to_string()));
+    stage.post(Op::Sends(1));
+    stage.world.settle();
+    assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
+    // Another event changes nothing.
+    stage.arm(0, "event-port-active");
+    stage.run(1);
+    assert_eq!(stage.events(0), [EventType::PortActive]);
+    assert_eq!(progress(&stage, lost).0, Progress::Waiting);
+    stage.arm(0, "event-port-err");
+    stage.run(1);
+    assert_eq!(stage.events(0), [EventType::PortError]);
+    assert_eq!(progress(&stage, lost).0, Progress::Armed);
+    stage.run(3);
+    assert_eq!(stage.events(0), []);
+    stage.run(3);
+    assert_eq!(stage.events(0), [EventType::GidChange]);
+    assert_eq!(progress(&stage, soon).0, Progress::Done);
+    stage.post(Op::Sends(1));
+    stage.world.settle();
+    assert_eq!(
+        statuses(&stage.victim.send_cqs[0].drain()),
+        [Status::General]
+    );
+    assert_eq!(progress(&stage, later).0, Progress::Armed);
+}
+
 /// Performs a write to an on-demand region of a device with the fault. Returns when the device requested pages, which
 /// shows whether it asks again.
 fn page_fault(fault: &str) -> Vec<Duration> {

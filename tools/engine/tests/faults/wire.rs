@@ -2,7 +2,7 @@
 
 //! Faults of the wire.
 
-use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
+use super::{Case, LONG, NONE, OK, OK4, Op, Stage, perform_all, statuses};
 use std::time::Duration;
 use vrnic_engine::{Segmentation, explain::Happening, fault::Progress, testing::Send};
 use vrnic_wire::{
@@ -429,4 +429,87 @@ fn a_fault_waits_only_for_one_that_may_fire() {
     stage.world.settle();
     let last = stage.log(0).pop().expect("a firing");
     assert_eq!((last.id, last.name), (second, "duplicate"));
+}
+
+#[test]
+fn a_fault_that_waits_in_vain_is_done() {
+    let mut stage = Stage::new(Segmentation::PathMtu);
+    let progress = |stage: &Stage, id: u64| {
+        let listed = stage.world.nodes[0].rnic.faults().list();
+        let found = listed.iter().find(|fault| fault.id == id);
+        found.expect("listed").progress
+    };
+    let cleared = stage.arm(0, "drop nth=1000");
+    let second = stage.arm(0, &format!("drop qp={{qp}} after-fault={cleared}"));
+    let third = stage.arm(0, &format!("drop qp={{qp}} after-fault={second}"));
+    let over = stage.arm(0, "drop nth=1000 for=1ms");
+    let fourth = stage.arm(0, &format!("drop qp={{qp}} after-fault={over}"));
+    for id in [second, third, fourth] {
+        assert_eq!(progress(&stage, id), Progress::Waiting);
+    }
+    assert_eq!(
+        stage.world.nodes[0].rnic.faults_mut().clear(Some(cleared)),
+        1
+    );
+    assert_eq!(progress(&stage, second), Progress::Done);
+    assert_eq!(progress(&stage, third), Progress::Done);
+    stage.run(2);
+    stage.post(Op::LongWrite);
+    stage.world.settle();
+    assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
+    assert_eq!(progress(&stage, fourth), Progress::Done);
+    assert!(stage.log(0).is_empty());
+    assert!(stage.world.nodes[0].rnic.faults().is_idle());
+}
+
+#[test]
+fn packets_are_chosen_by_the_length_of_their_message() {
+    // A packet in the middle of a message does not tell how long the message is.
+    for (segmentation, post, fault, fired) in [
+        (
+            Segmentation::PathMtu,
+            Op::Writes(2),
+            "duplicate message=1000",
+            2,
+        ),
+        (
+            Segmentation::PathMtu,
+            Op::Sends(2),
+            "duplicate message=1..1000",
+            2,
+        ),
+        (
+            Segmentation::PathMtu,
+            Op::Sends(2),
+            "duplicate message=1001..2000",
+            0,
+        ),
+        (
+            Segmentation::PathMtu,
+            Op::LongWrite,
+            "duplicate message={long}",
+            1,
+        ),
+        (
+            Segmentation::PathMtu,
+            Op::LongRead,
+            "duplicate message={long}",
+            1,
+        ),
+        (
+            Segmentation::Local,
+            Op::LongRead,
+            "duplicate message={long}",
+            1,
+        ),
+    ] {
+        let mut stage = Stage::new(segmentation);
+        let fault = fault.replace("{long}", &LONG.to_string());
+        stage.arm(0, &format!("{fault} qp={{qp}} dir=out count=all"));
+        stage.post(post);
+        stage.world.settle();
+        let statuses = statuses(&stage.victim.send_cqs[0].drain());
+        assert!(statuses.iter().all(|status| OK.contains(status)));
+        assert_eq!(stage.log(0).len(), fired, "{fault}");
+    }
 }

@@ -702,7 +702,7 @@ pub struct Fault {
     pub id: u64,
     /// Its description.
     pub fault: String,
-    /// `armed`, `waits for N` (another fault), `active` while its effect lasts, or `done`.
+    /// `armed`, `waits for N` (a fault) or `waits for NAME` (an event), `active` while its effect lasts, or `done`.
     pub progress: String,
     /// Number of occasions that matched.
     pub seen: u64,

@@ -42,7 +42,9 @@ fn fault(listed: Listed) -> protocol::Fault {
         id: listed.id,
         fault: listed.spec.to_string(),
         progress: match listed.progress {
-            Progress::Waiting(id) => format!("waits for {id}"),
+            Progress::Waiting => {
+                format!("waits for {}", listed.spec.awaits().unwrap_or_default())
+            }
             Progress::Armed => "armed".into(),
             Progress::Active => "active".into(),
             Progress::Done => "done".into(),
