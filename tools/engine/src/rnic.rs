@@ -909,7 +909,12 @@ impl Engine {
         self.resources.groups.iter().map(|((_, lid), _)| *lid)
     }
 
-    /// Returns a number that changes whenever these LIDs do.
+    /// Returns the multicast groups to which queue pairs are attached.
+    pub fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.resources.groups.iter().map(|(group, _)| group)
+    }
+
+    /// Returns a number that changes whenever these groups do.
     pub fn group_generation(&self) -> u64 {
         self.resources.groups.generation()
     }

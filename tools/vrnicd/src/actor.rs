@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! State that one worker at a time uses, and an inbox for what other workers have for it.
 //!
-//! Nobody waits for the state to send it a letter: a letter goes into the inbox. The worker that has the state empties
-//! the inbox before it gives the state anything directly. So what one sender has for the state arrives in the order in
-//! which it was sent, whichever way it takes and whichever worker drives the sender, provided that the sender's own
-//! state is held while its letters are put into inboxes.
+//! Nobody waits for the state to send it a letter: a letter goes into the inbox. The worker that has the state gives it
+//! something directly only while the inbox is empty. So what one sender has for the state arrives in the order in which
+//! it was sent, whichever way it takes and whichever worker drives the sender, provided that the sender's own state is
+//! held while its letters are put into inboxes.
 //!
 //! `tests/model.rs` explores all orders in which two threads can run this.
 
@@ -58,13 +58,15 @@ impl<T, L> Actor<T, L> {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Moves all letters to `letters`, which must be empty. The caller must have the state, so that nobody else takes
-    /// letters at the same time and overtakes these.
-    pub fn take_letters(&self, letters: &mut VecDeque<L>) {
-        if self.has_letters() {
-            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::swap(&mut *inbox, letters);
-            self.any.store(false, Ordering::Release);
+    /// Takes the oldest letter. The caller must have the state, so that nobody else takes letters at the same time and
+    /// overtakes this one.
+    pub fn take_letter(&self) -> Option<L> {
+        if !self.has_letters() {
+            return None;
         }
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let letter = inbox.pop_front();
+        self.any.store(!inbox.is_empty(), Ordering::Release);
+        letter
     }
 }

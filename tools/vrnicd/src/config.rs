@@ -18,6 +18,7 @@ use vrnic_infiniband::topology::Topology;
 use crate::capture;
 use crate::control::protocol;
 use crate::device::hostile;
+use crate::guest_memory::MAX_DEVICES;
 
 pub mod feature;
 pub mod subnet;
@@ -417,6 +418,11 @@ impl Config {
             "no devices: add a [[device]] section with name, socket and mac"
         );
         ensure!(
+            self.devices.len() <= MAX_DEVICES,
+            "{} devices: at most {MAX_DEVICES}",
+            self.devices.len()
+        );
+        ensure!(
             self.poll_us <= 1_000_000,
             "poll_us = {}: at most 1000000 (one second)",
             self.poll_us
@@ -756,6 +762,7 @@ mod tests {
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
         assert!(error(&ONE.replace("\"a\"", "\"port:a\"")).contains("ports of the switch"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
+        assert!(error(&ONE.repeat(MAX_DEVICES + 1)).contains("at most 4096"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         for gbps in ["0.0", "-1.0", "nan", "inf", "10001.0"] {
             assert!(error(&format!("{ONE}tx_gbps = {gbps}")).contains("0.001 to 10000"));

@@ -483,7 +483,7 @@ impl Device {
             let removed = |rnic: &Rnic| rnic.is_removed();
             session.queues.control_notified || session.rnic.as_ref().is_some_and(removed)
         };
-        self.mailbox.has_orders() || self.session.as_ref().is_some_and(waits)
+        self.mailbox.has_orders(CONTROL_QUEUE) || self.session.as_ref().is_some_and(waits)
     }
 
     /// Executes requests and commands, which may release memory, so the outbox must be empty and the device
@@ -511,15 +511,31 @@ impl Device {
                 }
             }
         }
-        let mailbox = &self.mailbox;
+        worked |= self.heed_notifications();
         let Some(session) = &mut self.session else {
-            // Notifications and doorbells from before a reset are void.
-            mailbox.drain_queues(|_| worked = true);
-            mailbox.drain_doorbells(|_, _| worked = true);
+            // Doorbells from before a reset are void.
+            self.mailbox.drain_doorbells(|_, _| worked = true);
             return worked;
         };
-        mailbox.drain_queues(|queue| {
+        if session.queues.control_notified {
             worked = true;
+            let hostile = self.hostile.as_mut();
+            if let Err(bad) = session.execute_commands(&self.regions, shared, hostile, now) {
+                self.broken_queue(CONTROL_QUEUE, bad);
+            }
+        }
+        worked
+    }
+
+    /// Notes which queues the driver has notified. Returns whether there were any.
+    fn heed_notifications(&mut self) -> bool {
+        let mut any = false;
+        self.mailbox.drain_queues(|queue| {
+            any = true;
+            // Notifications from before a reset are void.
+            let Some(session) = &mut self.session else {
+                return;
+            };
             match queue as u16 {
                 CONTROL_QUEUE => session.queues.control_notified = true,
                 queue => {
@@ -530,14 +546,12 @@ impl Device {
                 }
             }
         });
-        if session.queues.control_notified {
-            worked = true;
-            let hostile = self.hostile.as_mut();
-            if let Err(bad) = session.execute_commands(&self.regions, shared, hostile, now) {
-                self.broken_queue(CONTROL_QUEUE, bad);
-            }
-        }
-        worked
+        any
+    }
+
+    /// Returns how much the device may do in a turn, less if the worker is `crowded`.
+    pub fn budget(&self, crowded: bool) -> Budget {
+        if crowded { self.share } else { LONG_TURN }
     }
 
     /// Returns whether the device had work recently.
@@ -558,6 +572,8 @@ impl Device {
     fn take_turn(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
         let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
         assert!(!panic_requested, "panic requested for a test");
+        let heeded = self.heed_notifications();
+        let budget = self.budget(crowded);
         let mailbox = &self.mailbox;
         let Some(session) = &mut self.session else {
             return false;
@@ -568,7 +584,7 @@ impl Device {
         };
         let acted = acted.and_then(|acted| Ok(session.deliver_late(now)? | acted));
         let mut worked = match acted {
-            Ok(acted) => acted,
+            Ok(acted) => acted | heeded,
             Err(bad) => {
                 self.broken_queue(CONTROL_QUEUE, bad);
                 return true;
@@ -592,7 +608,7 @@ impl Device {
             worked = true;
             rnic.advance(&mut io);
         }
-        worked |= rnic.poll(if crowded { self.share } else { LONG_TURN }, &mut io);
+        worked |= rnic.poll(budget, &mut io);
         if rnic.is_killing() {
             // This is the purpose of the fault: to die without a message or cleanup.
             std::process::abort();
@@ -602,10 +618,7 @@ impl Device {
             return true;
         }
         if rnic.is_removed() {
-            // Otherwise, `control` does it.
-            if self.is_quiet() {
-                self.remove();
-            }
+            // `control` removes it once nothing that it sent is under way.
             return true;
         }
         worked | self.sync()

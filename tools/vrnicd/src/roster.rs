@@ -101,7 +101,8 @@ impl Roster {
     }
 
     /// Gives groups of units of a worker, each with its load, to the worker with the least load, until both have about
-    /// the same load. That worker wakes up. Returns whether any were given.
+    /// the same load. That worker wakes up. A group of which the worker no longer has everything stays. Returns whether
+    /// any were given.
     pub fn share(&self, worker: usize, groups: &[(usize, Vec<usize>)]) -> bool {
         let own: usize = groups.iter().map(|(load, _)| load).sum();
         let mut awake = self.lock();
@@ -112,7 +113,8 @@ impl Roster {
         let mut room = own.saturating_sub(self.load(heir)) / 2;
         let mut any = false;
         for (load, units) in groups {
-            if *load == 0 || *load > room {
+            let is_whole = units.iter().all(|&unit| self.is_home(unit, worker));
+            if *load == 0 || *load > room || !is_whole {
                 continue;
             }
             room -= load;
@@ -148,13 +150,18 @@ impl Roster {
     }
 
     /// Brings units of a worker to the home of another unit, with which they exchange much. Only the worker with the
-    /// higher number does so, because the two could exchange the units otherwise.
-    pub fn follow(&self, worker: usize, units: &[usize], unit: usize) {
+    /// higher number does so, because the two could exchange the units otherwise. Returns whether it did.
+    pub fn follow(&self, worker: usize, units: &[usize], unit: usize) -> bool {
         let _awake = self.lock();
         let home = self.homes[unit].load(Ordering::Relaxed);
-        for &unit in units.iter().filter(|_| home < worker) {
+        let is_whole = units.iter().all(|&unit| self.is_home(unit, worker));
+        if home >= worker || !is_whole {
+            return false;
+        }
+        for &unit in units {
             self.homes[unit].store(home, Ordering::Release);
         }
+        true
     }
 
     /// Ends the rests of all workers for good.

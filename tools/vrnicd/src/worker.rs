@@ -28,7 +28,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant as RealInstant};
 
@@ -36,7 +36,7 @@ use anyhow::{Context, Result};
 use tracing::{debug, warn};
 use vrnic_engine::segment::Damage;
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Outbox, Segment};
+use vrnic_engine::{Budget, Outbox, Segment};
 
 use crate::actor::Actor;
 use crate::capture::{Captures, Direction};
@@ -83,6 +83,8 @@ pub struct Workshop {
     gate: Mutex<()>,
     /// Whether `gate` is locked, so that others do not have to look.
     asked: AtomicBool,
+    /// Number of questions that were answered. An answer may have changed any device.
+    answers: AtomicU64,
 }
 
 /// A segment for a device with another home.
@@ -98,8 +100,8 @@ struct LocalDevice {
     clock: Clock,
     /// Time of the turn in which it was last locked.
     now: Instant,
-    /// The generation of its GIDs that the fabric knows; `None` if the device has no engine.
-    gid_generation: Option<u64>,
+    /// The generations of its GIDs and multicast groups that the fabric knows; `None` if the device has no engine.
+    generations: Option<(u64, u64)>,
     /// Number of turns in which it has waited until nothing that it sent is under way; 0 if it does not wait.
     waits: u32,
 }
@@ -136,13 +138,18 @@ impl LocalDevice {
         }
     }
 
-    /// Tells the fabric when the GIDs of the device change.
-    fn update_gids(&mut self, index: usize, fabric: &Local) {
-        let generation = self.device.rnic().map(|rnic| rnic.gid_generation());
-        if generation != self.gid_generation {
-            self.gid_generation = generation;
+    /// Tells the fabric when the GIDs or the multicast groups of the device change.
+    fn update_addresses(&mut self, index: usize, fabric: &Local) {
+        let rnic = self.device.rnic();
+        let now = rnic.map(|rnic| (rnic.gid_generation(), rnic.group_generation()));
+        let before = std::mem::replace(&mut self.generations, now);
+        if now.map(|(gids, _)| gids) != before.map(|(gids, _)| gids) {
             let gids = self.device.rnic().map(|rnic| rnic.gids());
             fabric.set_gids(index, gids.into_iter().flatten().map(|entry| entry.gid));
+        }
+        if now.map(|(_, groups)| groups) != before.map(|(_, groups)| groups) {
+            let groups = self.device.rnic().map(|rnic| rnic.groups());
+            fabric.set_groups(index, groups.into_iter().flatten().copied());
         }
     }
 }
@@ -182,7 +189,7 @@ impl Workshop {
                     device,
                     clock: Clock::new(),
                     now: Instant::default(),
-                    gid_generation: None,
+                    generations: None,
                     waits: 0,
                 })));
             }
@@ -203,6 +210,7 @@ impl Workshop {
             restless,
             gate: Mutex::new(()),
             asked: AtomicBool::new(false),
+            answers: AtomicU64::new(0),
         })
     }
 
@@ -269,8 +277,6 @@ struct Worker<'a> {
     holds: Vec<usize>,
     /// Segments of these devices that are under way, each with the index of its sender.
     in_flight: VecDeque<(usize, Segment<'static>)>,
-    /// An empty list for letters.
-    letters: VecDeque<Letter>,
     routes: Routes<'a>,
     /// Pairs of devices that exchanged something in the period before this one.
     pairs: HashSet<(usize, usize)>,
@@ -280,6 +286,10 @@ struct Worker<'a> {
     busy: Vec<usize>,
     /// Whether more than two devices were busy in the last turn.
     crowded: bool,
+    /// Whether drivers may not have been told yet what happened, because another worker had a unit.
+    unpublished: bool,
+    /// Number of answers after which drivers were told.
+    answers: u64,
     /// When the period of the following numbers of turns began: of all turns, and of those without work.
     period: RealInstant,
     turns: u32,
@@ -300,12 +310,13 @@ impl<'a> Worker<'a> {
             held: shop.locals.iter().map(|_| None).collect(),
             holds: Vec::new(),
             in_flight: VecDeque::new(),
-            letters: VecDeque::new(),
             routes: shop.fabric.routes(),
             pairs: HashSet::new(),
             real,
             busy: vec![0; shop.locals.len() + shop.networks.len()],
             crowded: false,
+            unpublished: false,
+            answers: 0,
             period: real,
             turns: 0,
             idle_turns: 0,
@@ -409,7 +420,9 @@ impl<'a> Worker<'a> {
         }
         self.crowded = self.busy.iter().sum::<usize>() > 2;
         worked |= self.answer_question();
-        if worked {
+        let answers = shop.answers.load(Ordering::Acquire);
+        if worked || self.unpublished || self.answers != answers {
+            self.answers = answers;
             self.publish();
         }
         worked
@@ -433,7 +446,7 @@ impl<'a> Worker<'a> {
                     .contained(shared, |device, shared| device.control(shared, now))
                     .unwrap_or(true);
             }
-            local.update_gids(index, &shop.fabric);
+            local.update_addresses(index, &shop.fabric);
             let waits = !quiet && local.device.has_orders();
             local.waits = if waits {
                 local.waits.wrapping_add(1).max(1)
@@ -445,7 +458,7 @@ impl<'a> Worker<'a> {
         });
         self.deliver(index);
         if !self.is_waiting(index) {
-            worked |= self.empty_inbox(index);
+            worked |= self.read_letters(index);
         }
         if may_send {
             let mut busy = false;
@@ -542,8 +555,8 @@ impl<'a> Worker<'a> {
         match self.routes.route(from, &segment) {
             Route::Device(to) => self.pass(from, to, segment),
             Route::Group => {
-                let locals = &self.shop.locals;
-                for to in (0..locals.len()).filter(|&to| to != from && locals[to].is_some()) {
+                let members = self.routes.members(&segment.path.group());
+                for to in members.filter(|&to| to != from) {
                     self.pass(from, to, segment.clone());
                 }
                 self.shared.outbox.recycle(segment.payload);
@@ -563,19 +576,15 @@ impl<'a> Worker<'a> {
         let Some(actor) = &self.shop.locals[to] else {
             return;
         };
-        if self.hold(to) {
-            if actor.has_letters() && !self.is_waiting(to) {
-                self.empty_inbox(to);
-            }
-            if !actor.has_letters()
-                && let Some(mut local) = self.held[to].take()
-            {
-                let sender = self.held[from].as_ref();
-                let sender = sender.map(|sender| &**sender.device.regions());
-                local.receive(&mut self.shared, segment, sender);
-                self.held[to] = Some(local);
-                return self.send(to);
-            }
+        if self.hold(to)
+            && !actor.has_letters()
+            && let Some(mut local) = self.held[to].take()
+        {
+            let sender = self.held[from].as_ref();
+            let sender = sender.map(|sender| &**sender.device.regions());
+            local.receive(&mut self.shared, segment, sender);
+            self.held[to] = Some(local);
+            return self.send(to);
         }
         if let Some(sender) = &self.held[from] {
             actor.put(Letter {
@@ -585,39 +594,54 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Gives a device that the worker holds all its letters. Returns true if there were any.
-    fn empty_inbox(&mut self, to: usize) -> bool {
-        let Some(actor) = &self.shop.locals[to] else {
+    /// Gives a device that the worker holds its oldest letters, as many as it may read in a turn: the receiver copies
+    /// the payload. Returns true if there were any.
+    fn read_letters(&mut self, to: usize) -> bool {
+        let (Some(actor), Some(local)) = (&self.shop.locals[to], &self.held[to]) else {
             return false;
         };
-        let mut letters = std::mem::take(&mut self.letters);
-        actor.take_letters(&mut letters);
-        let any = !letters.is_empty();
-        for Letter { sender, segment } in letters.drain(..) {
+        let Budget {
+            mut units,
+            mut bytes,
+        } = local.device.budget(self.crowded);
+        let mut any = false;
+        while units > 0
+            && bytes > 0
+            && let Some(Letter { sender, segment }) = actor.take_letter()
+        {
+            any = true;
+            units -= 1;
+            bytes = bytes.saturating_sub(segment.payload.len());
             self.with(to, |local, shared| {
                 local.receive(shared, segment, Some(&*sender));
             });
             self.send(to);
         }
-        self.letters = letters;
         any
     }
 
     /// Tells drivers what happened, and passes recordings on.
     fn publish(&mut self) {
         let shop = self.shop;
+        self.unpublished = false;
         for index in 0..shop.locals.len() {
             if self.hold(index) {
                 self.with(index, |local, shared| publish(&mut local.device, shared));
                 self.release();
+            } else {
+                self.unpublished |= shop.locals[index].is_some() && self.is_home(index);
             }
         }
         for (index, network) in shop.networks.iter().enumerate() {
-            if self.is_home(self.unit_of(index))
-                && let Some(mut network) = network.try_take()
-            {
-                let shared = &mut self.shared;
-                network.devices().for_each(|device| publish(device, shared));
+            if !self.is_home(self.unit_of(index)) {
+                continue;
+            }
+            match network.try_take() {
+                Some(mut network) => {
+                    let shared = &mut self.shared;
+                    network.devices().for_each(|device| publish(device, shared));
+                }
+                None => self.unpublished = true,
             }
         }
     }
@@ -688,6 +712,7 @@ impl<'a> Worker<'a> {
                 question.answer(reply);
             }
         }
+        shop.answers.fetch_add(u64::from(asked), Ordering::Release);
         shop.asked.store(false, Ordering::Relaxed);
         asked
     }
@@ -726,8 +751,8 @@ impl<'a> Worker<'a> {
         (self.turns, self.idle_turns) = (0, 0);
     }
 
-    /// Returns the units at home, each group of units that exchange something together, with its number of busy
-    /// devices. Brings a group that exchanges something with a unit of another worker there.
+    /// Returns the units at home, each group of units that exchange much with each other together, with its number of
+    /// busy devices. Brings a group that has much for a unit of another worker there.
     fn groups(&mut self) -> Vec<(usize, Vec<usize>)> {
         let at_home = (0..self.busy.len()).filter(|&unit| self.is_home(unit));
         let mut group_of: BTreeMap<usize, usize> = at_home.map(|unit| (unit, unit)).collect();
@@ -735,7 +760,9 @@ impl<'a> Worker<'a> {
         let pairs = &now | &self.pairs;
         self.pairs = now;
         for (from, to) in &pairs {
-            if let (Some(&one), Some(&other)) = (group_of.get(from), group_of.get(to)) {
+            if let (Some(&one), Some(&other)) = (group_of.get(from), group_of.get(to))
+                && pairs.contains(&(*to, *from))
+            {
                 for group in group_of.values_mut().filter(|group| **group == one) {
                     *group = other;
                 }
@@ -751,8 +778,9 @@ impl<'a> Worker<'a> {
             if let Some(group) = group_of.get(&from)
                 && !group_of.contains_key(&to)
                 && let Some((_, units)) = groups.get(group)
+                && self.shop.roster.follow(self.number, units, to)
             {
-                self.shop.roster.follow(self.number, units, to);
+                groups.remove(group);
             }
         }
         groups.into_values().collect()

@@ -4,7 +4,6 @@
 
 #![allow(dead_code, reason = "the modules have more than a model needs")]
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use loom::model::Builder;
@@ -93,19 +92,17 @@ type Receiver = Actor<Vec<u32>, u32>;
 
 /// Passes a number to a receiver as `Worker::pass` does.
 fn pass(receiver: &Receiver, number: u32) {
-    if let Some(mut got) = receiver.try_take() {
-        empty(receiver, &mut got);
-        if !receiver.has_letters() {
-            return got.push(number);
-        }
+    if let Some(mut got) = receiver.try_take()
+        && !receiver.has_letters()
+    {
+        return got.push(number);
     }
     receiver.put(number);
 }
 
+/// Reads the letters of a receiver.
 fn empty(receiver: &Receiver, got: &mut Vec<u32>) {
-    let mut letters = VecDeque::new();
-    receiver.take_letters(&mut letters);
-    got.extend(letters);
+    got.extend(std::iter::from_fn(|| receiver.take_letter()));
 }
 
 #[test]
@@ -126,9 +123,9 @@ fn a_receiver_gets_everything_in_the_order_in_which_it_was_sent() {
                 }
             })
         });
-        // The receiver's home, which has other things to do as well.
+        // The receiver's home, which reads one letter in this turn.
         if let Some(mut got) = receiver.try_take() {
-            empty(&receiver, &mut got);
+            got.extend(receiver.take_letter());
         }
         for worker in workers {
             worker.join().unwrap();
@@ -169,8 +166,15 @@ fn one_worker_has_everything_until_it_is_overloaded() {
             "the third worker helps, too"
         );
         assert_eq!(homes(&roster), [1, 1, 2, 0, 0]);
-        roster.follow(0, &[3], 2);
-        roster.follow(2, &[2], 3);
+        assert!(
+            !roster.follow(0, &[3], 2),
+            "nobody follows to a higher number"
+        );
+        assert!(roster.follow(2, &[2], 3));
+        assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
+        // What a worker has given away is no longer its to give.
+        assert!(!roster.follow(2, &[2], 0));
+        assert!(!roster.share(2, &[(1, vec![2]), (4, vec![4])]));
         assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
         assert!(roster.retire(1) && roster.retire(0));
         assert_eq!(homes(&roster), [2; 5]);

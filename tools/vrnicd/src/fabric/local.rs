@@ -2,12 +2,12 @@
 //! The network inside this process.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vrnic_engine::Segment;
-use vrnic_engine::segment::Gid;
+use vrnic_engine::segment::{Gid, Group};
 
 use super::Route;
 
@@ -18,10 +18,16 @@ use super::Route;
 /// with this GID as source are dropped.
 #[derive(Default)]
 pub struct Local {
-    tables: Mutex<Arc<Tables>>,
+    tables: Mutex<(Arc<Tables>, Arc<Members>)>,
     /// Number of changes of the tables.
     changes: AtomicU64,
 }
+
+/// The devices that have members of each multicast group.
+type Members = HashMap<Group, BTreeSet<usize>>;
+
+/// A device exchanges much with another one if at least one of this many of its segments goes there.
+const MUCH: u64 = 16;
 
 /// The GIDs at one time.
 #[derive(Clone, Default)]
@@ -35,12 +41,13 @@ struct Tables {
 pub struct Routes<'a> {
     local: &'a Local,
     tables: Arc<Tables>,
+    members: Arc<Members>,
     /// Number of changes that the tables include.
     changes: u64,
     /// Route of the last segment of each device. Many segments in a row take the same route, and a lookup is slow.
     last: Vec<Option<Way>>,
-    /// Pairs of a sender and a receiver between which something went.
-    pairs: HashSet<(usize, usize)>,
+    /// Number of segments that went from a sender to a receiver, without those that `last` counts.
+    traffic: HashMap<(usize, usize), u64>,
 }
 
 /// A route that was looked up.
@@ -49,6 +56,8 @@ struct Way {
     source: Gid,
     destination: Gid,
     route: Route,
+    /// Number of segments that took it in a row.
+    count: u64,
 }
 
 impl Local {
@@ -60,7 +69,7 @@ impl Local {
     /// Sets the GIDs of device `device`.
     pub fn set_gids(&self, device: usize, gids: impl Iterator<Item = Gid>) {
         let mut tables = self.lock();
-        let Tables { devices, owners } = Arc::make_mut(&mut tables);
+        let Tables { devices, owners } = Arc::make_mut(&mut tables.0);
         if devices.len() <= device {
             devices.resize(device + 1, Vec::new());
         }
@@ -77,20 +86,36 @@ impl Local {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
+    /// Sets the multicast groups in which device `device` has members.
+    pub fn set_groups(&self, device: usize, groups: impl Iterator<Item = Group>) {
+        let mut tables = self.lock();
+        let members = Arc::make_mut(&mut tables.1);
+        members.retain(|_, devices| {
+            devices.remove(&device);
+            !devices.is_empty()
+        });
+        for group in groups {
+            members.entry(group).or_default().insert(device);
+        }
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
     /// Returns a worker's view.
     pub fn routes(&self) -> Routes<'_> {
         let tables = self.lock();
+        let (tables, members) = &*tables;
         Routes {
             local: self,
             tables: tables.clone(),
+            members: members.clone(),
             changes: self.changes.load(Ordering::Acquire),
             last: Vec::new(),
-            pairs: HashSet::new(),
+            traffic: HashMap::new(),
         }
     }
 
     /// Locks the tables. A thread that panics while it changes them takes the process down.
-    fn lock(&self) -> MutexGuard<'_, Arc<Tables>> {
+    fn lock(&self) -> MutexGuard<'_, (Arc<Tables>, Arc<Members>)> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,35 +124,68 @@ impl Routes<'_> {
     /// Returns the route of `segment`, sent by device `from`.
     pub fn route(&mut self, from: usize, segment: &Segment<'_>) -> Route {
         if self.local.changes.load(Ordering::Acquire) != self.changes {
-            let pairs = std::mem::take(&mut self.pairs);
+            self.count_last();
+            let traffic = std::mem::take(&mut self.traffic);
             *self = self.local.routes();
-            self.pairs = pairs;
+            self.traffic = traffic;
         }
         let (source, destination) = (segment.path.source, segment.path.destination);
-        if let Some(Some(way)) = self.last.get(from)
+        if let Some(Some(way)) = self.last.get_mut(from)
             && (way.source, way.destination) == (source, destination)
         {
+            way.count += 1;
             return way.route;
         }
         let route = self.tables.find(from, segment);
         if self.last.len() <= from {
             self.last.resize(from + 1, None);
         }
-        self.last[from] = Some(Way {
+        let way = Way {
             source,
             destination,
             route,
-        });
-        if let Route::Device(to) = route {
-            self.pairs.insert((from, to));
+            count: 1,
+        };
+        if let Some(before) = self.last[from].replace(way) {
+            self.count(from, before);
         }
         route
     }
 
-    /// Returns the pairs of a sender and a receiver between which something went since the last call.
+    /// Returns the devices that have members of a multicast group.
+    pub fn members(&self, group: &Group) -> impl Iterator<Item = usize> + use<> {
+        self.members.get(group).cloned().into_iter().flatten()
+    }
+
+    /// Returns the pairs of a sender and a receiver to which at least one in [`MUCH`] of the sender's segments went
+    /// since the last call. So each sender is in a few pairs at most, and cannot make itself a partner of a device that
+    /// hardly answers.
     pub fn take_pairs(&mut self) -> HashSet<(usize, usize)> {
-        self.last.clear();
-        std::mem::take(&mut self.pairs)
+        self.count_last();
+        let traffic = std::mem::take(&mut self.traffic);
+        let mut sent: HashMap<usize, u64> = HashMap::new();
+        for ((from, _), count) in &traffic {
+            *sent.entry(*from).or_default() += count;
+        }
+        let much = traffic
+            .iter()
+            .filter(|((from, _), count)| **count * MUCH >= sent[from]);
+        much.map(|(pair, _)| *pair).collect()
+    }
+
+    fn count_last(&mut self) {
+        let last = std::mem::take(&mut self.last);
+        for (from, way) in last.into_iter().enumerate() {
+            if let Some(way) = way {
+                self.count(from, way);
+            }
+        }
+    }
+
+    fn count(&mut self, from: usize, way: Way) {
+        if let Route::Device(to) = way.route {
+            *self.traffic.entry((from, to)).or_default() += way.count;
+        }
     }
 }
 
@@ -278,5 +336,50 @@ mod tests {
         assert_eq!(routes.route(1, &from([1; 16])), Route::Group);
         assert_eq!(routes.route(0, &from(group)), Route::Group);
         assert_eq!(routes.route(0, &from([1; 16])), Route::Nowhere);
+    }
+
+    #[test]
+    fn a_group_has_the_devices_with_members() {
+        let local = Local::new();
+        let (one, other) = (([0xff; 16], 0), ([0xfe; 16], 0));
+        local.set_groups(1, [one].into_iter());
+        local.set_groups(2, [one, other].into_iter());
+        let members = |group| local.routes().members(&group).collect::<Vec<_>>();
+        assert_eq!(members(one), [1, 2]);
+        assert_eq!(members(other), [2]);
+        local.set_groups(2, [one].into_iter());
+        assert_eq!((members(one), members(other)), (vec![1, 2], vec![]));
+        local.set_groups(1, std::iter::empty());
+        local.set_groups(2, std::iter::empty());
+        assert!(members(one).is_empty());
+        assert!(local.lock().1.is_empty());
+    }
+
+    #[test]
+    fn partners_are_those_to_whom_much_goes() {
+        let local = Local::new();
+        let gid = |device: usize| [device as u8 + 1; 16];
+        for device in 0..20 {
+            local.set_gids(device, [gid(device)].into_iter());
+        }
+        let mut routes = local.routes();
+        let mut send = |from: usize, to_device: usize, count: usize| {
+            let mut segment = to(gid(to_device));
+            segment.path.source = gid(from);
+            for _ in 0..count {
+                routes.route(from, &segment);
+            }
+        };
+        // Two partners, of which one sends a word to everybody.
+        send(0, 1, 50);
+        send(1, 0, 1);
+        for other in 2..20 {
+            send(0, other, 1);
+        }
+        send(0, 1, 50);
+        local.set_gids(19, std::iter::empty());
+        send(0, 1, 1);
+        assert_eq!(routes.take_pairs(), HashSet::from([(0, 1), (1, 0)]));
+        assert_eq!(routes.take_pairs(), HashSet::new());
     }
 }

@@ -22,7 +22,7 @@ mod table;
 pub use map::{GuestMemory, MAX_TRANSLATIONS, MapError};
 pub use queue_memory::QueueMemory;
 pub use syncer::Syncer;
-pub use table::{DeviceMemory, RegionTable};
+pub use table::{DeviceMemory, MAX_DEVICES, RegionTable};
 pub use vrnic_vfio_user::{Mapping, sigbus};
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use super::{GuestMemory, Mapping};
 const SLOT_BITS: u32 = 10;
 /// Number of bits that tell how often the device has got a new table.
 const GENERATION_BITS: u32 = 10;
+/// Number of devices of which names can tell.
+pub const MAX_DEVICES: usize = 1 << (u32::BITS - SLOT_BITS - GENERATION_BITS);
 /// Number of slots. The last slot does not exist, so that no name ever is `u32::MAX`.
 const SLOTS: usize = (1 << SLOT_BITS) - 1;
 

@@ -63,6 +63,12 @@ impl AtomicSet {
         }
     }
 
+    /// Returns whether the set has a number.
+    fn contains(&self, number: usize) -> bool {
+        let word = self.words.get(number / 64);
+        word.is_some_and(|bits| bits.load(Ordering::SeqCst) & 1 << (number % 64) != 0)
+    }
+
     fn is_empty(&self) -> bool {
         self.summary
             .iter()
@@ -144,9 +150,9 @@ impl Mailbox {
             && !self.panic_requested.load(Ordering::SeqCst)
     }
 
-    /// Returns whether there are requests, or queues were notified.
-    pub fn has_orders(&self) -> bool {
-        self.has_requests.load(Ordering::SeqCst) || !self.queues.is_empty()
+    /// Returns whether there are requests, or this queue was notified.
+    pub fn has_orders(&self, queue: u16) -> bool {
+        self.has_requests.load(Ordering::SeqCst) || self.queues.contains(usize::from(queue))
     }
 
     /// Makes the engine panic in its next turn, for tests of containment.
