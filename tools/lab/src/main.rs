@@ -65,6 +65,7 @@ use crate::vm::{Device, Fabric};
 ///   VRNIC_ACCEL=kvm|tcg    how QEMU runs the VMs; default: kvm if the kernel boots under it
 ///   VRNIC_VM_CPUS=N        processors of each VM
 ///   VRNIC_VM_MEMORY_MB=N   memory of each VM
+///   VRNIC_GUEST=DIR        root directory of the VMs, such as build/setup/apps
 ///   VRNIC_VRNICD=TOML      a line to add to vrnicd's configuration
 ///   VRNIC_CACHE=DIR        cache directory; default: ~/.cache/vrnic
 #[derive(Parser)]
@@ -111,11 +112,12 @@ enum Command {
     },
     /// Start the lab described in a lab file, in the background. If the lab is up, apply the changes in the file
     ///
-    /// Unchanged VMs keep running. VMs that are new, have changed or have ended are booted, and so are VMs on a network
-    /// whose devices have changed. Ctrl-C ends this command, not the lab: run it again, or run `down`.
+    /// Unchanged VMs keep running. VMs that are new, have changed or have ended are booted, and so are
+    /// VMs on a network whose devices have changed. Ctrl-C ends this command, not the lab. To wait for
+    /// the lab again, run this command again. To stop the lab, run `down`.
     ///
-    /// A lab file is TOML. Documentation/lab.rst describes it. This is a minimal file, for three VMs with one RNIC each
-    /// on one network:
+    /// A lab file is TOML. Documentation/lab.rst describes it. This is a minimal file, for three VMs
+    /// with one RNIC each on one network:
     ///
     ///   [[vm]]
     ///   name = "node"
@@ -219,13 +221,14 @@ enum Command {
     },
     /// Run a server in VM b and a client in VM a
     ///
-    /// Boots VMs, starts the server, then the client, and prints what both say; the server's lines begin with "b| ".
-    /// Both run by `sh -c`, with DEV (the RDMA device), GID (index of its RoCEv2 GID) and SERVER (address of VM b)
-    /// set:
+    /// Boots VMs, starts the server, then the client, and prints the output of both. The server's lines
+    /// begin with "b| ". Both commands run under `sh -c`, with DEV (the RDMA device), GID (index of its
+    /// RoCEv2 GID) and SERVER (address of VM b) set:
     ///
     ///   vrnic-lab pair --listen 18515 -- 'ibv_rc_pingpong -g $GID' --- 'ibv_rc_pingpong -g $GID $SERVER'
     ///
-    /// The exit code is the client's; if that is 0, the server's. It is 124 if either timed out.
+    /// The exit code is the client's, or the server's if the client's is 0. It is 124 if either timed
+    /// out.
     #[command(verbatim_doc_comment)]
     Pair(pair::Arguments),
     /// Measure vrnic and rxe in the same two VMs, print tables, write charts and build/bench/report.json
@@ -242,12 +245,14 @@ enum Command {
     },
     /// Run workloads between the VMs once under each fault, and report how they cope
     ///
-    /// Each fault is injected into the RNIC of one end; `vrnicctl fault explain` describes all faults. Each run gets
-    /// a verdict: not reached, unaffected, recovered, reported, hang, crash, leak, wrong data, or kernel report.
-    /// build/chaos/index.html shows the evidence of each run; build/chaos/report.json is for scripts.
+    /// Each fault is injected into the RNIC of one end; `vrnicctl fault explain` describes all faults.
+    /// Each run gets a verdict: not reached, unaffected, recovered, reported, hang, crash, leak, lost
+    /// device, wrong data, or kernel report. build/chaos/index.html shows the evidence of each run;
+    /// build/chaos/report.json is for scripts.
     ///
-    /// A workload is two commands. The server runs in VM b, then the client runs in VM a. Your own commands run under
-    /// `sh -c`, with DEV (the RDMA device), GID (index of its RoCEv2 GID) and SERVER (address of VM b) set:
+    /// A workload is two commands. The server runs in VM b, then the client runs in VM a. Your own
+    /// commands run under `sh -c`, with DEV (the RDMA device), GID (index of its RoCEv2 GID) and SERVER
+    /// (address of VM b) set:
     ///
     ///   vrnic-lab chaos --listen 18515 -- 'ibv_rc_pingpong -g $GID' --- 'ibv_rc_pingpong -g $GID $SERVER'
     #[command(verbatim_doc_comment)]
@@ -276,8 +281,8 @@ enum Command {
     },
     /// Query or control a running lab
     ///
-    /// The lab is chosen in this order: the one given with --lab, the lab of the VM test that calls this
-    /// ($LAB_CONTROL), the one started by `shell`, the only one started by `up`.
+    /// The lab is chosen in this order: the one given with --lab, the lab of the VM test that calls
+    /// this ($LAB_CONTROL), the one started by `shell`, the only one started by `up`.
     ///
     /// Requests that print something:
     ///   pid vrnicd|qemu-VM         process id
@@ -290,7 +295,8 @@ enum Command {
     ///   ssh-port VM                port of 127.0.0.1 that leads to the VM's ssh server
     ///   ready [-6] VM              wait for the RDMA device, print the index of its IPv4 (-6: IPv6) GID
     ///   perf [-6] CLIENT SERVER PROGRAM ARGS…
-    ///                              run a two-ended program over IPv4 (-6: IPv6), print the client's output
+    ///                              run a program as server and as client, over IPv4 (-6:
+    ///                              IPv6), print the client's output
     /// Requests that do something:
     ///   boot VM, kill VM           start the VM, or kill it
     ///   wait VM                    wait until the VM has rebooted
@@ -359,8 +365,8 @@ struct ChaosArguments {
     /// Fail if a run ends with one of these verdicts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["crash", "leak", "lost-device", "wrong-data", "kernel-report"])]
     fail_on: Vec<chaos::verdict::Verdict>,
-    /// Number of runs in parallel, each in its own lab; default: as many as the machine has room for, with a processor
-    /// and the memory for each of a lab's two VMs
+    /// Number of runs in parallel, each in its own lab. By default, as many as the machine has room for: each lab needs
+    /// two processors, and the memory of its two VMs
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     labs: Option<u32>,
     /// Directory for the page, the report and the logs

@@ -58,12 +58,12 @@ enum Command {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
-    /// Keep two vrnicd busy that exchange packets by UDP; `tools/native/over-udp.sh` makes a network for them
+    /// Keep two vrnicd busy that exchange packets by UDP. `tools/native/over-udp.sh` makes a network and runs this
     OverUdp {
         /// Addresses of the two hosts
         #[arg(long, required = true, num_args = 2, value_names = ["FROM", "TO"])]
         hosts: Vec<IpAddr>,
-        /// Program that starts the second vrnicd, for instance in another network namespace; default: as the first
+        /// Program that starts the second vrnicd, for example in another network namespace; default: the first vrnicd
         #[arg(long)]
         other: Option<PathBuf>,
         #[arg(long, default_value = "write")]

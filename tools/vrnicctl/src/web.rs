@@ -27,7 +27,7 @@ pub struct Listen {
 pub struct Options {
     #[command(flatten)]
     listen: Listen,
-    /// Also allow the page to take links up and down, to inject faults, and to set the log filter.
+    /// Also allow the page to take links up and down, to capture packets, to inject faults, and to set the log filter.
     #[arg(long)]
     allow_actions: bool,
 }

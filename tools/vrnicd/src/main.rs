@@ -15,8 +15,8 @@ use vrnicd::config::{Config, Device, Mac};
 
 /// Provides RDMA NICs to QEMU virtual machines over vfio-user. Needs no privileges.
 ///
-/// For one device, use --socket and --mac. For several devices, use --config. Then start QEMU (10.1 or newer) with
-/// these options:
+/// For one device, use --socket and --mac. For several devices, use --config. Then start QEMU (10.1 or
+/// newer) with these options:
 ///
 ///   -machine q35,memory-backend=mem0
 ///   -object memory-backend-memfd,id=mem0,size=…,share=on
