@@ -116,7 +116,9 @@ impl Worker {
         let now = self.now;
         for index in 0..self.devices.len() {
             let (device, shared) = (&mut self.devices[index], &mut self.shared);
-            device.contained(shared, |device, shared| device.control(shared, now));
+            device.contained(shared, |device, shared| {
+                device.control(shared, now, &mut |_| {})
+            });
             let gids: Vec<_> = device.rnic().map_or_else(Vec::new, |rnic| {
                 rnic.gids().map(|entry| entry.gid).collect()
             });

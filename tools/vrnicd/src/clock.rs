@@ -19,7 +19,7 @@ pub struct Clock {
 
 impl Clock {
     /// Longest time that one turn counts for.
-    const STEP: Duration = Duration::from_millis(2);
+    pub const STEP: Duration = Duration::from_millis(2);
 
     /// Creates a clock that starts now.
     pub fn new() -> Self {

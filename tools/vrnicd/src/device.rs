@@ -487,8 +487,14 @@ impl Device {
     }
 
     /// Executes requests and commands, which may release memory, so the outbox must be empty and the device
-    /// [quiet](Self::is_quiet). Returns true if there was anything to do.
-    pub fn control(&mut self, shared: &mut Shared, now: Instant) -> bool {
+    /// [quiet](Self::is_quiet). Calls `executed` after each command, before the driver learns that it is done. Returns
+    /// true if there was anything to do.
+    pub fn control(
+        &mut self,
+        shared: &mut Shared,
+        now: Instant,
+        executed: &mut dyn FnMut(&Rnic),
+    ) -> bool {
         self.now = now;
         let mut worked = self.removed && self.put_back();
         if self.rnic().is_some_and(|rnic| rnic.is_removed()) {
@@ -520,7 +526,9 @@ impl Device {
         if session.queues.control_notified {
             worked = true;
             let hostile = self.hostile.as_mut();
-            if let Err(bad) = session.execute_commands(&self.regions, shared, hostile, now) {
+            if let Err(bad) =
+                session.execute_commands(&self.regions, shared, hostile, now, executed)
+            {
                 self.broken_queue(CONTROL_QUEUE, bad);
             }
         }

@@ -88,7 +88,9 @@ impl Networked {
             };
             // Commands may release memory that segments refer to, so the network is emptied before they run.
             worked |= device
-                .contained(shared, |device, shared| device.control(shared, now))
+                .contained(shared, |device, shared| {
+                    device.control(shared, now, &mut |_| {})
+                })
                 .unwrap_or(true);
             self.update(shared, index);
             self.deliver(shared, index, now);

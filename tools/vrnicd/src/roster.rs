@@ -31,6 +31,8 @@ struct Seat {
     waker: Waker,
     /// Its load, as it last said.
     load: AtomicUsize,
+    /// When it began its turn; `usize::MAX` while it rests.
+    turn: AtomicUsize,
 }
 
 impl Roster {
@@ -43,6 +45,7 @@ impl Roster {
             Ok(Seat {
                 waker: Waker::new()?,
                 load: AtomicUsize::new(0),
+                turn: AtomicUsize::new(usize::MAX),
             })
         };
         Ok(Self {
@@ -67,6 +70,14 @@ impl Roster {
         self.workers[worker].load.store(load, Ordering::Relaxed);
     }
 
+    /// Notes that a worker begins a turn at time `now`. Returns when the oldest turn began of those that are under way.
+    pub fn begin_turn(&self, worker: usize, now: usize) -> usize {
+        self.workers[worker].turn.store(now, Ordering::Relaxed);
+        let turns = self.workers.iter();
+        let turns = turns.map(|seat| seat.turn.load(Ordering::Relaxed));
+        turns.min().unwrap_or(now)
+    }
+
     /// Leaves the units of a worker to another one that is awake, after which the worker must [rest](Self::rest).
     /// Returns false if no other one is.
     pub fn retire(&self, worker: usize) -> bool {
@@ -85,6 +96,9 @@ impl Roster {
         }
         awake[worker] = false;
         self.set_load(worker, 0);
+        self.workers[worker]
+            .turn
+            .store(usize::MAX, Ordering::Relaxed);
         true
     }
 
@@ -124,7 +138,7 @@ impl Roster {
             }
         }
         if any {
-            awake[heir] = true;
+            self.wake_up(worker, heir, &mut awake);
             drop(awake);
             self.workers[heir].waker.wake();
         }
@@ -139,7 +153,7 @@ impl Roster {
             if home.load(Ordering::Relaxed) == worker {
                 let heir = choose(unit) % self.workers.len();
                 home.store(heir, Ordering::Release);
-                awake[heir] = true;
+                self.wake_up(worker, heir, &mut awake);
                 heirs.push(heir);
             }
         }
@@ -168,6 +182,14 @@ impl Roster {
     pub fn stop(&self) {
         for worker in &self.workers {
             worker.waker.stop();
+        }
+    }
+
+    /// Notes that a worker has woken another one. Until that gets a CPU, its turn is as old as the first one's.
+    fn wake_up(&self, worker: usize, other: usize, awake: &mut [bool]) {
+        if !std::mem::replace(&mut awake[other], true) {
+            let turn = self.workers[worker].turn.load(Ordering::Relaxed);
+            self.workers[other].turn.store(turn, Ordering::Relaxed);
         }
     }
 

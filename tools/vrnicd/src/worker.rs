@@ -36,7 +36,7 @@ use anyhow::{Context, Result};
 use tracing::{debug, warn};
 use vrnic_engine::segment::Damage;
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Budget, Outbox, Segment};
+use vrnic_engine::{Budget, Outbox, Rnic, Segment};
 
 use crate::actor::Actor;
 use crate::capture::{Captures, Direction};
@@ -83,6 +83,8 @@ pub struct Workshop {
     gate: Mutex<()>,
     /// Whether `gate` is locked, so that others do not have to look.
     asked: AtomicBool,
+    /// When the workers began.
+    began: RealInstant,
     /// Number of questions that were answered. An answer may have changed any device.
     answers: AtomicU64,
 }
@@ -138,19 +140,36 @@ impl LocalDevice {
         }
     }
 
-    /// Tells the fabric when the GIDs or the multicast groups of the device change.
-    fn update_addresses(&mut self, index: usize, fabric: &Local) {
-        let rnic = self.device.rnic();
-        let now = rnic.map(|rnic| (rnic.gid_generation(), rnic.group_generation()));
-        let before = std::mem::replace(&mut self.generations, now);
-        if now.map(|(gids, _)| gids) != before.map(|(gids, _)| gids) {
-            let gids = self.device.rnic().map(|rnic| rnic.gids());
-            fabric.set_gids(index, gids.into_iter().flatten().map(|entry| entry.gid));
-        }
-        if now.map(|(_, groups)| groups) != before.map(|(_, groups)| groups) {
-            let groups = self.device.rnic().map(|rnic| rnic.groups());
-            fabric.set_groups(index, groups.into_iter().flatten().copied());
-        }
+    /// Executes requests and commands. Before the driver learns that one that changes GIDs or multicast groups is done,
+    /// the fabric knows these. Returns true if there was anything to do.
+    fn control(&mut self, index: usize, shared: &mut Shared, fabric: &Local) -> bool {
+        let (device, known, now) = (&mut self.device, &mut self.generations, self.now);
+        let worked = device.contained(shared, |device, shared| {
+            let executed = &mut |rnic: &Rnic| announce(index, Some(rnic), known, fabric);
+            device.control(shared, now, executed)
+        });
+        worked.unwrap_or(true)
+    }
+
+    /// Tells the fabric what has changed without a command: a fault hides GIDs, or the device has lost its engine.
+    fn announce(&mut self, index: usize, fabric: &Local) {
+        let rnic = self.device.rnic().map(|rnic| &*rnic);
+        announce(index, rnic, &mut self.generations, fabric);
+    }
+}
+
+/// Tells the fabric when the GIDs or the multicast groups of a device change. It knows those of the generations
+/// `known`.
+fn announce(index: usize, rnic: Option<&Rnic>, known: &mut Option<(u64, u64)>, fabric: &Local) {
+    let now = rnic.map(|rnic| (rnic.gid_generation(), rnic.group_generation()));
+    let before = std::mem::replace(known, now);
+    if now.map(|(gids, _)| gids) != before.map(|(gids, _)| gids) {
+        let gids = rnic.map(|rnic| rnic.gids());
+        fabric.set_gids(index, gids.into_iter().flatten().map(|entry| entry.gid));
+    }
+    if now.map(|(_, groups)| groups) != before.map(|(_, groups)| groups) {
+        let groups = rnic.map(|rnic| rnic.groups());
+        fabric.set_groups(index, groups.into_iter().flatten().copied());
     }
 }
 
@@ -210,6 +229,7 @@ impl Workshop {
             restless,
             gate: Mutex::new(()),
             asked: AtomicBool::new(false),
+            began: RealInstant::now(),
             answers: AtomicU64::new(0),
         })
     }
@@ -282,6 +302,9 @@ struct Worker<'a> {
     pairs: HashSet<(usize, usize)>,
     /// Real time at which the turn began.
     real: RealInstant,
+    /// Real time for the clocks of units: no turn of another worker has been under way for much longer. A worker that
+    /// gets no CPU does not answer, and a peer must not count that time either.
+    time: RealInstant,
     /// For each unit, the number of its devices that were busy in the last turn.
     busy: Vec<usize>,
     /// Whether more than two devices were busy in the last turn.
@@ -313,6 +336,7 @@ impl<'a> Worker<'a> {
             routes: shop.fabric.routes(),
             pairs: HashSet::new(),
             real,
+            time: real,
             busy: vec![0; shop.locals.len() + shop.networks.len()],
             crowded: false,
             unpublished: false,
@@ -331,7 +355,7 @@ impl<'a> Worker<'a> {
         }
         let mut idle_since = None;
         while !shop.waker.is_stopping() {
-            self.real = RealInstant::now();
+            self.begin_turn();
             let worked = self.turn();
             self.balance(worked);
             if worked {
@@ -352,6 +376,19 @@ impl<'a> Worker<'a> {
             }
             idle_since = None;
             self.begin_period(RealInstant::now());
+        }
+    }
+
+    /// Notes the time at which a turn begins.
+    fn begin_turn(&mut self) {
+        self.real = RealInstant::now();
+        self.time = self.real;
+        if !self.shop.roster.is_single() {
+            let began = self.shop.began;
+            let now = self.real.duration_since(began).as_nanos() as usize;
+            let oldest = self.shop.roster.begin_turn(self.number, now);
+            let latest = began + Duration::from_nanos(oldest as u64) + Clock::STEP;
+            self.time = self.real.min(latest);
         }
     }
 
@@ -413,7 +450,7 @@ impl<'a> Worker<'a> {
                     worked = true;
                     continue;
                 };
-                let (did, busy) = network.turn(&mut self.shared, self.real, self.crowded);
+                let (did, busy) = network.turn(&mut self.shared, self.time, self.crowded);
                 worked |= did;
                 self.busy[unit] = busy;
             }
@@ -438,15 +475,12 @@ impl<'a> Worker<'a> {
         let mut worked = false;
         let mut may_send = false;
         self.with(index, |local, shared| {
-            let (device, now) = (&mut local.device, local.now);
             // Commands may release memory, to which nothing may refer any more.
-            let quiet = device.is_quiet();
+            let quiet = local.device.is_quiet();
             if quiet {
-                worked |= device
-                    .contained(shared, |device, shared| device.control(shared, now))
-                    .unwrap_or(true);
+                worked |= local.control(index, shared, &shop.fabric);
             }
-            local.update_addresses(index, &shop.fabric);
+            local.announce(index, &shop.fabric);
             let waits = !quiet && local.device.has_orders();
             local.waits = if waits {
                 local.waits.wrapping_add(1).max(1)
@@ -488,7 +522,7 @@ impl<'a> Worker<'a> {
         let Some(mut local) = local.and_then(Actor::try_take) else {
             return false;
         };
-        local.now = local.clock.tick(self.real);
+        local.now = local.clock.tick(self.time);
         self.held[index] = Some(local);
         self.holds.push(index);
         true
@@ -687,7 +721,7 @@ impl<'a> Worker<'a> {
         if let Some(mut question) = question {
             let mut locals: Vec<_> = shop.locals.iter().flatten().map(Actor::take).collect();
             let mut networks: Vec<_> = shop.networks.iter().map(Actor::take).collect();
-            let real = self.real;
+            let real = self.time;
             let mut devices: BTreeMap<usize, Timed<'_, Device>> = BTreeMap::new();
             let of_locals = (0..).zip(&shop.locals).filter(|(_, local)| local.is_some());
             for ((index, _), local) in of_locals.zip(&mut locals) {

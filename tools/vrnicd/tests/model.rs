@@ -154,8 +154,15 @@ fn one_worker_has_everything_until_it_is_overloaded() {
             "what belongs together stays"
         );
         roster.set_load(0, 4);
+        assert_eq!(roster.begin_turn(0, 10), 10);
         assert!(roster.share(0, &[(2, vec![0, 1]), (2, vec![2, 3])]));
         assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
+        assert_eq!(
+            roster.begin_turn(0, 20),
+            10,
+            "the second one has not run yet"
+        );
+        assert_eq!(roster.begin_turn(1, 30), 20);
         // It was woken, so it does not rest.
         roster.rest(1);
         roster.set_load(0, 2);
@@ -176,8 +183,10 @@ fn one_worker_has_everything_until_it_is_overloaded() {
         assert!(!roster.follow(2, &[2], 0));
         assert!(!roster.share(2, &[(1, vec![2]), (4, vec![4])]));
         assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
+        assert_eq!(roster.begin_turn(2, 40), 20);
         assert!(roster.retire(1) && roster.retire(0));
         assert_eq!(homes(&roster), [2; 5]);
+        assert_eq!(roster.begin_turn(2, 50), 50, "who rests has no turn");
         assert!(!roster.retire(2));
         roster.scatter(2, |unit| unit);
         assert_eq!(homes(&roster), [0, 1, 2, 0, 1]);

@@ -60,13 +60,15 @@ pub(super) struct EventQueue {
 }
 
 impl Session {
-    /// Executes commands, up to a limit or to the first that takes long.
+    /// Executes commands, up to a limit or to the first that takes long. Calls `executed` after each, before the driver
+    /// learns that it is done.
     pub(super) fn execute_commands(
         &mut self,
         regions: &RegionTable,
         shared: &mut Shared,
         mut hostile: Option<&mut Hostile>,
         now: Instant,
+        executed: &mut dyn FnMut(&Rnic),
     ) -> Result<(), BadQueue> {
         let Some(queue) = &mut self.queues.control else {
             return Ok(());
@@ -106,6 +108,7 @@ impl Session {
                         self.queues.begun = Some(chain);
                         break;
                     }
+                    executed(rnic);
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
             }
