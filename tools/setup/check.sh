@@ -87,8 +87,9 @@ kernel_rustfmt() {
 	local config
 	config=$(readlink -f "$kdir/source" 2>/dev/null || echo "$kdir")/.rustfmt.toml
 	[ -f "$config" ] || config=$kdir/.rustfmt.toml
-	tracked 'rust/*.rs' 'drivers/*.rs' | xargs rustfmt --check --edition 2021 --config-path "$config" --config skip_children=true 2>/dev/null ||
-		tracked 'rust/*.rs' 'drivers/*.rs' | xargs rustfmt --check --edition 2021 --config-path "$config"
+	local files=('rust/*.rs' 'drivers/*.rs' 'tests/refused/*.rs')
+	tracked "${files[@]}" | xargs rustfmt --check --edition 2021 --config-path "$config" --config skip_children=true 2>/dev/null ||
+		tracked "${files[@]}" | xargs rustfmt --check --edition 2021 --config-path "$config"
 }
 
 # Runs clippy on a separate copy of the module. Warnings are errors.
@@ -100,6 +101,9 @@ kernel_clippy() {
 	# With -q: its output would go to this log, and grep refuses to read the file that it writes to.
 	! grep -qE '^(warning|error)' "$logs/kernel-clippy.log"
 }
+
+# Checks what the abstractions do not let a driver do, with the crates that clippy has read.
+kernel_refused() { python3 tests/refused/check.py build/clippy "$logs/refused"; }
 
 # A kernel tree can document only its own crates.
 kernel_docs() {
@@ -140,6 +144,7 @@ check kernel-rustfmt kernel_rustfmt
 check userspace-clippy userspace_clippy
 check userspace-docs userspace_docs
 check kernel-clippy kernel_clippy
+check kernel-refused kernel_refused
 check kernel-docs kernel_docs
 
 if [ ${#failed[@]} -gt 0 ]; then
