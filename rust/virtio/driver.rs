@@ -59,7 +59,7 @@ mod tests;
 ///
 /// impl virtio::Driver for MyDriver {
 ///     type Data<'bound> = MyData<'bound>;
-///     const ID_TABLE: virtio::IdTable = &VIRTIO_TABLE;
+///     const ID_TABLE: virtio::IdTable = virtio::IdTable::new(&VIRTIO_TABLE);
 ///     const FEATURES: &'static [virtio::Feature] = &[];
 ///
 ///     fn probe<'bound>(

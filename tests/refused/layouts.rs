@@ -5,12 +5,9 @@
 #![forbid(unsafe_code)]
 
 use kernel::prelude::*;
-use rdma::{
-    uapi::AttrDef,
-    udata::{
-        Request,
-        Response, //
-    }, //
+use rdma::udata::{
+    Request,
+    Response, //
 };
 
 /// A request with a value that not all bytes are.
@@ -60,10 +57,3 @@ pub struct Numbers {
 }
 
 impl Request for Numbers {}
-
-/// An attribute of a request, as others may be.
-pub const NUMBERS: AttrDef = AttrDef::input::<Numbers>(0);
-
-/// An attribute beyond those for which the core has room.
-#[cfg(refused)]
-pub const TOO_MANY: AttrDef = AttrDef::input::<Numbers>(31); //~ E0080

@@ -134,7 +134,7 @@ static TABLE: IdArray<DeviceId, (), 1> = IdArray::new_without_index([DeviceId::n
 impl Driver for TestDriver {
     type Data<'bound> = Data<'bound>;
 
-    const ID_TABLE: IdTable = &TABLE;
+    const ID_TABLE: IdTable = IdTable::new(&TABLE);
     const FEATURES: &'static [Feature] = &[];
 
     fn probe<'bound>(

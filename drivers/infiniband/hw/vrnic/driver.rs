@@ -104,7 +104,7 @@ virtio::virtio_device_table!(VIRTIO_TABLE, [DeviceId::new(VIRTIO_ID_RDMA as u32)
 
 impl virtio::Driver for Driver {
     type Data<'bound> = Data<'bound>;
-    const ID_TABLE: IdTable = &VIRTIO_TABLE;
+    const ID_TABLE: IdTable = IdTable::new(&VIRTIO_TABLE);
     const FEATURES: &'static [Feature] = feature::ACCEPTED;
 
     fn probe<'bound>(
