@@ -76,6 +76,8 @@ c_enum! {
         BindWindow = bindings::ib_wc_opcode_IB_WC_BIND_MW,
         /// An invalidation of a local key.
         LocalInvalidate = bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
+        /// A send in segments.
+        SendSegmented = bindings::ib_wc_opcode_IB_WC_LSO,
         /// A flush.
         Flush = bindings::ib_wc_opcode_IB_WC_FLUSH,
         /// An atomic write.

@@ -87,6 +87,8 @@ wire_enum! {
         BindWindow = 5,
         /// A local invalidation.
         LocalInvalidate = 6,
+        /// A local send in segments.
+        SendSegmented = 7,
         /// A local flush.
         Flush = 8,
         /// A local atomic write.
@@ -111,6 +113,7 @@ impl Opcode {
             Self::FetchAdd => "FETCH & ADD",
             Self::BindWindow => "BIND MW",
             Self::LocalInvalidate => "LOCAL INV",
+            Self::SendSegmented => "SEND segmented",
             Self::Flush => "FLUSH",
             Self::AtomicWrite => "ATOMIC WRITE",
             Self::RegisterRegion => "REG MR",

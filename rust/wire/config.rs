@@ -101,6 +101,9 @@ pub const F_RAW_PACKETS: u32 = 21;
 /// Feature bit: the device fills in and checks the checksums of IP packets.
 pub const F_CHECKSUMS: u32 = 22;
 
+/// Feature bit: the device divides long TCP packets into short ones. Needs [`F_CHECKSUMS`].
+pub const F_SEGMENTATION: u32 = 23;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

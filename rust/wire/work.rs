@@ -4,8 +4,9 @@
 //!
 //! A send entry consists of a [`SendHeader`], the operation's 40 bytes ([`RdmaTarget`],
 //! [`AtomicTarget`], [`FlushTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`],
-//! otherwise zero), and either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive
-//! entry consists of a [`ReceiveHeader`] and its [`Sge`]s. The ring's stride limits both.
+//! otherwise zero), and either `num_sge` [`Sge`]s or `inline_length` bytes of payload. An entry
+//! with [`SendOpcode::SendSegmented`] has both, and the bytes are its header. A receive entry
+//! consists of a [`ReceiveHeader`] and its [`Sge`]s. The ring's stride limits both.
 
 use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -33,6 +34,8 @@ wire_enum! {
         BindWindow = 8,
         /// Send that invalidates a key of the peer.
         SendWithInvalidate = 9,
+        /// Send of a TCP packet in segments, each with a copy of the header in the entry.
+        SendSegmented = 10,
         /// Flush, which completes when the peer has placed all earlier writes (IBTA annex A19).
         Flush = 14,
         /// Atomic write of 8 bytes (IBTA annex A19).
@@ -56,6 +59,7 @@ impl SendOpcode {
             Self::LocalInvalidate => "LOCAL INV",
             Self::BindWindow => "BIND MW",
             Self::SendWithInvalidate => "SEND with INV",
+            Self::SendSegmented => "SEND segmented",
             Self::Flush => "FLUSH",
             Self::AtomicWrite => "ATOMIC WRITE",
             Self::RegisterRegion => "REG MR",
@@ -102,12 +106,14 @@ pub struct SendHeader {
     pub flags: u8,
     /// Number of scatter/gather elements that follow; 0 with `INLINE`.
     pub num_sge: U16,
-    /// Number of bytes of inline payload that follow; 0 without `INLINE`.
+    /// Number of bytes of inline payload that follow; 0 without `INLINE`. Length of the header in
+    /// front of the elements of a [`SendOpcode::SendSegmented`].
     pub inline_length: U32,
     /// The poster's ID of the request, which is returned in the completion.
     pub wr_id: U64,
-    /// Immediate data as a number (most significant byte first on the network), or the local or
-    /// remote key to invalidate.
+    /// Immediate data as a number (most significant byte first on the network), the local or
+    /// remote key to invalidate, or the payload of each segment of a
+    /// [`SendOpcode::SendSegmented`].
     pub immediate: U32,
     /// P_Key index of a GSI send; otherwise 0.
     pub pkey_index: U16,
@@ -402,6 +408,21 @@ pub const fn send_stride(max_sge: u32, max_inline: u32) -> u32 {
     stride(HEADER, data)
 }
 
+/// Returns the stride of a send queue whose entries also hold `max_sge` elements together with
+/// `max_header` bytes of the header of a [`SendOpcode::SendSegmented`].
+pub const fn segmented_send_stride(max_sge: u32, max_inline: u32, max_header: u32) -> u32 {
+    // The sum is exact for every length that fits an entry.
+    let header = (max_header / 16).saturating_add((max_header % 16 != 0) as u32);
+    let both = max_sge.saturating_add(header).saturating_mul(16);
+    send_stride(max_sge, if both > max_inline { both } else { max_inline })
+}
+
+/// Returns the byte offset of the scatter/gather elements in a send entry with `header_length`
+/// bytes of the header of a [`SendOpcode::SendSegmented`], or without one.
+pub const fn elements_offset(header_length: u16) -> usize {
+    SEND_DATA_OFFSET + (header_length as usize).next_multiple_of(16)
+}
+
 /// Returns the stride of a receive queue whose entries hold `max_sge` elements.
 pub const fn receive_stride(max_sge: u32) -> u32 {
     const HEADER: u32 = 16;
@@ -425,5 +446,17 @@ mod tests {
             assert!(send_stride(many, 0) > MAX_STRIDE && receive_stride(many) > MAX_STRIDE);
         }
         assert!(send_stride(0, u32::MAX) > MAX_STRIDE);
+        assert!(segmented_send_stride(1, 0, u32::MAX) > MAX_STRIDE);
+    }
+
+    #[test]
+    fn elements_and_a_header_are_together_in_an_entry() {
+        assert_eq!(segmented_send_stride(4, 0, 64), 256);
+        assert_eq!(segmented_send_stride(4, 0, 128), 256);
+        assert_eq!(segmented_send_stride(4, 0, 129), 512);
+        assert_eq!(elements_offset(0), SEND_DATA_OFFSET);
+        assert_eq!((elements_offset(1), elements_offset(16)), (80, 80));
+        assert_eq!(elements_offset(u16::MAX), 64 + 65536);
+        assert_eq!(segmented_send_stride(4, 200, 0), send_stride(4, 200));
     }
 }

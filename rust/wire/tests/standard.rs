@@ -205,7 +205,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
             max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd,
-            max_rate_limit,
+            max_rate_limit, max_segmented_length, reserved,
         }
         command::Clock { time }
         command::QueryPort { port, reserved }
@@ -478,6 +478,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
+            F_SEGMENTATION,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }

@@ -115,6 +115,10 @@ causes! {
     UnknownFlow = 171 => "no such flow",
     /// The type, the fields or the priority of a flow are not valid.
     FlowFields = 172 => "type, fields or priority of the flow are not valid",
+    /// The header of a send in segments is not that of a TCP packet, not complete, or followed by something.
+    SegmentHeader = 173 => "header of the segments is not exactly that of a TCP packet",
+    /// Segments without payload.
+    SegmentSize = 174 => "segment size is 0",
     /// No such counter set.
     UnknownCounterSet = 164 => "no such counter set",
     /// Unknown port state.

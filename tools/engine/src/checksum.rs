@@ -19,7 +19,7 @@ const IPV4_ADDRESSES: Range<usize> = 12..20;
 const IPV6_ADDRESSES: Range<usize> = 8..40;
 
 /// Length of the header in front of IP over InfiniBand (RFC 4391, section 6).
-const IPOIB_HEADER: usize = 4;
+pub(crate) const IPOIB_HEADER: usize = 4;
 
 /// What an IP packet is in.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) enum Envelope {
 
 impl Envelope {
     /// Returns the Ethertype of a message, and where its packet begins.
-    fn open(self, message: &[u8]) -> Option<(EtherType, usize)> {
+    pub(crate) fn open(self, message: &[u8]) -> Option<(EtherType, usize)> {
         match self {
             Self::Frame => network_of(message),
             Self::Datagram => match message {

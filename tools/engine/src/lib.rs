@@ -59,6 +59,7 @@ mod srq;
 mod state;
 pub mod subnet;
 mod table;
+mod tcp_segments;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod time;

@@ -2,7 +2,7 @@
 
 //! Limits of a device.
 
-use crate::rate::MAX_QP_RATE;
+use crate::{rate::MAX_QP_RATE, tcp_segments::MAX_PAYLOAD};
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 
@@ -130,6 +130,8 @@ pub struct Features {
     pub raw_packets: bool,
     /// [`config::F_CHECKSUMS`].
     pub checksums: bool,
+    /// [`config::F_SEGMENTATION`].
+    pub segmentation: bool,
 }
 
 impl Features {
@@ -156,6 +158,7 @@ impl Features {
         rate_limits: true,
         raw_packets: true,
         checksums: true,
+        segmentation: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -182,6 +185,7 @@ impl Features {
             rate_limits: bits & 1 << config::F_RATE_LIMITS != 0,
             raw_packets: bits & 1 << config::F_RAW_PACKETS != 0,
             checksums: bits & 1 << config::F_CHECKSUMS != 0,
+            segmentation: bits & 1 << config::F_SEGMENTATION != 0,
         }
     }
 
@@ -208,11 +212,17 @@ impl Features {
             | (self.rate_limits as u64) << config::F_RATE_LIMITS
             | (self.raw_packets as u64) << config::F_RAW_PACKETS
             | (self.checksums as u64) << config::F_CHECKSUMS
+            | (self.segmentation as u64) << config::F_SEGMENTATION
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.
     pub(crate) const fn has_xrc(self) -> bool {
         self.xrc && self.shared_receive_queues
+    }
+
+    /// Returns whether the device divides TCP packets, which needs checksums.
+    pub(crate) const fn has_segmentation(self) -> bool {
+        self.segmentation && self.checksums
     }
 }
 
@@ -312,6 +322,12 @@ impl Limits {
             },
             max_xrcd: if features.has_xrc() { MAX_XRCDS } else { 0 }.into(),
             max_rate_limit: if features.rate_limits { MAX_QP_RATE } else { 0 }.into(),
+            max_segmented_length: if features.has_segmentation() {
+                MAX_PAYLOAD.into()
+            } else {
+                0.into()
+            },
+            ..DeviceLimits::default()
         }
     }
 }

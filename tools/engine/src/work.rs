@@ -8,6 +8,7 @@ use crate::{
     memory::{HostRange, Memory, Unmapped},
     segment::{Flush, Reth},
     state::wire,
+    tcp_segments::MAX_PAYLOAD,
 };
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{
@@ -88,10 +89,17 @@ pub(crate) struct Capacities {
     pub(crate) inline: u32,
     /// Whether the queue pair belongs to a kernel context.
     pub(crate) kernel: bool,
-    /// Whether requests may ask for checksums.
+    /// Whether requests may ask for checksums, and for segmentation if it is among the features.
     pub(crate) checksums: bool,
     /// Negotiated features.
     pub(crate) features: Features,
+}
+
+impl Capacities {
+    /// Returns whether requests may ask for segmentation.
+    fn has_segmentation(&self) -> bool {
+        self.checksums && self.features.segmentation
+    }
 }
 
 /// Location of the payload of a send work request.
@@ -157,7 +165,9 @@ pub(crate) struct SendRequest {
     /// Index of the P_Key, on the GSI queue pair.
     pub(crate) pkey_index: u16,
     pub(crate) source: Source,
-    /// Length of the message in bytes.
+    /// Length in bytes of the header of a send in segments, in front of the elements; otherwise 0.
+    pub(crate) header: u16,
+    /// Length of the message in bytes, without that header.
     pub(crate) length: u32,
     pub(crate) target: Target,
     /// The peer's shared receive queue on an extended reliable connection; otherwise 0.
@@ -181,6 +191,7 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
         SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
             completion::Opcode::Send
         }
+        SendOpcode::SendSegmented => completion::Opcode::SendSegmented,
         SendOpcode::Read => completion::Opcode::Read,
         SendOpcode::CompareSwap => completion::Opcode::CompareSwap,
         SendOpcode::FetchAdd => completion::Opcode::FetchAdd,
@@ -225,12 +236,17 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
                 capacities.features.memory_extensions && capacities.kernel
             }
             SendOpcode::Flush | SendOpcode::AtomicWrite => capacities.features.memory_placement,
+            SendOpcode::SendSegmented => false,
             _ => true,
         },
-        QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi => {
-            matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
-        }
-        QpType::RawPacket => opcode == SendOpcode::Send,
+        QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi => match opcode {
+            SendOpcode::SendSegmented => capacities.has_segmentation(),
+            _ => matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate),
+        },
+        QpType::RawPacket => match opcode {
+            SendOpcode::SendSegmented => capacities.has_segmentation(),
+            _ => opcode == SendOpcode::Send,
+        },
         QpType::XrcTarget => false,
         QpType::UnreliableConnection => matches!(
             opcode,
@@ -273,7 +289,8 @@ pub(crate) fn read_send<M: Memory>(
         return invalid(Cause::WqeOpcode);
     };
     let inline = header.flags & send_flags::INLINE != 0;
-    let sends = !is_fetching(opcode) && !is_local(opcode);
+    let segmented = opcode == SendOpcode::SendSegmented;
+    let sends = !is_fetching(opcode) && !is_local(opcode) && !segmented;
     let mut allowed = send_flags::ALL;
     if !capacities.checksums {
         allowed &= !send_flags::CHECKSUMS;
@@ -286,8 +303,12 @@ pub(crate) fn read_send<M: Memory>(
     }
     let count = header.num_sge.get();
     let inline_length = header.inline_length.get();
+    let inline_length = match u16::try_from(inline_length) {
+        Ok(length) if u32::from(length) <= capacities.inline => length,
+        _ => return invalid(Cause::WqeCapacity),
+    };
     let (source, data) = if inline {
-        if count != 0 || inline_length > capacities.inline {
+        if count != 0 {
             return invalid(Cause::WqeCapacity);
         }
         (Source::Inline, 0)
@@ -297,7 +318,7 @@ pub(crate) fn read_send<M: Memory>(
         } else {
             0
         };
-        if inline_length != 0 || u32::from(count) > max_sge {
+        if (inline_length != 0 && !segmented) || u32::from(count) > max_sge {
             return invalid(Cause::WqeCapacity);
         }
         (
@@ -305,7 +326,9 @@ pub(crate) fn read_send<M: Memory>(
             usize::from(count) * size_of::<Sge>(),
         )
     };
-    let end = work::SEND_DATA_OFFSET + data;
+    let segment_header = if segmented { inline_length } else { 0 };
+    let first = work::elements_offset(segment_header);
+    let end = first + data;
     if end > entry.length as usize {
         return invalid(Cause::WqeCapacity);
     }
@@ -316,13 +339,18 @@ pub(crate) fn read_send<M: Memory>(
         return invalid(Cause::FlushKind);
     }
     copy.extend(entry, end, memory)?;
-    let mut length = copy.elements(work::SEND_DATA_OFFSET, usize::from(count), push);
+    let mut length = copy.elements(first, usize::from(count), push);
     if inline {
         length = inline_length.into();
     }
+    let lengths = if segmented {
+        1..=MAX_PAYLOAD
+    } else {
+        0..=MAX_MESSAGE
+    };
     let Some(length) = u32::try_from(length)
         .ok()
-        .filter(|&length| length <= MAX_MESSAGE)
+        .filter(|length| lengths.contains(length))
     else {
         return bad(Status::LocalLength, Cause::WqeLength);
     };
@@ -337,6 +365,7 @@ pub(crate) fn read_send<M: Memory>(
         immediate: header.immediate.get(),
         pkey_index: header.pkey_index.get(),
         source,
+        header: segment_header,
         length,
         target,
         srqn: match qp_type {
@@ -400,6 +429,7 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
         SendOpcode::Send
         | SendOpcode::SendWithImmediate
         | SendOpcode::SendWithInvalidate
+        | SendOpcode::SendSegmented
         | SendOpcode::LocalInvalidate => Target::None,
     })
 }

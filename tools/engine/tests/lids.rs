@@ -16,7 +16,7 @@ use vrnic_wire::{
         ModifyPort, ProcessMad, QueryGids, QueryPkeys, QueryPort, QuerySubnetPort, ReplyHeader,
         SetGid, SetMtu, SetPortState, Status as CommandStatus,
     },
-    completion::{Status, flags, packet_flags},
+    completion::{Opcode, Status, flags, packet_flags},
     counter::Counter,
     event::EventType,
     port::{Mtu, PortState},
@@ -313,6 +313,73 @@ fn datagrams_of_ip_over_infiniband_have_checksums() {
         let wanted = if ok { packet_flags::CHECKSUMS_OK } else { 0 };
         assert_eq!(got[0].packet_flags, wanted);
         assert_eq!(&b.mr.arena.get(1040, length), arrived);
+    }
+}
+
+#[test]
+fn long_packets_of_ip_over_infiniband_are_divided() {
+    let payload: Vec<u8> = (0..5000_u32).map(|index| (index >> 3) as u8).collect();
+    // What the sender describes, and each packet that is to arrive.
+    let packet = |sequence, identification, payload: &[u8]| {
+        let mut ip = etherparse::Ipv4Header {
+            identification,
+            ..Default::default()
+        };
+        (ip.source, ip.destination, ip.time_to_live) = ([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        let mut bytes = vec![8, 0, 0, 0];
+        let extensions = etherparse::Ipv4Extensions::default();
+        etherparse::PacketBuilder::ip(etherparse::IpHeaders::Ipv4(ip, extensions))
+            .tcp(1, 2, sequence, 4)
+            .write(&mut bytes, payload)
+            .expect("a packet");
+        bytes
+    };
+    let header = packet(100, 0xffff, &[]);
+    let expected = [
+        packet(100, 0xffff, &payload[..2000]),
+        packet(2100, 0, &payload[2000..4000]),
+        packet(4100, 1, &payload[4000..]),
+    ];
+
+    let mut world = world(2, 5);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
+    a.mr.arena.put(100, &payload);
+    for place in 0..3 {
+        b.receive(&mut world, place, 10_000 + 3000 * place as usize, 3000);
+    }
+    let segments = |a: &DatagramEnd, size| {
+        Send::new(3, SendOpcode::SendSegmented)
+            .element(a.mr.sge(100, payload.len()))
+            .segments(&header, size)
+            .datagram(to(1, true), b.qp.qpn, QKEY)
+    };
+    let send = segments(&a, 2000);
+    a.send(&mut world, &send);
+    world.settle();
+    let done = a.send_cq.drain();
+    assert_eq!(done.len(), 1);
+    assert_eq!(
+        (done[0].status, done[0].opcode),
+        (Status::Success, Opcode::SendSegmented)
+    );
+    let got = b.recv_cq.drain();
+    assert_eq!(got.len(), 3);
+    for (place, (done, expected)) in got.iter().zip(&expected).enumerate() {
+        assert_eq!(done.packet_flags, packet_flags::CHECKSUMS_OK);
+        assert_eq!(done.length as usize, 40 + expected.len());
+        let bytes = b.mr.arena.get(10_040 + 3000 * place, expected.len());
+        assert_eq!(&bytes, expected);
+    }
+    // Datagrams of 4096 bytes are the longest.
+    for (size, status) in [
+        (4096 - 44, Status::Success),
+        (4096 - 43, Status::LocalLength),
+    ] {
+        let send = segments(&a, size);
+        a.send(&mut world, &send);
+        world.settle();
+        assert_eq!(a.send_cq.drain()[0].status, status, "{size}");
     }
 }
 

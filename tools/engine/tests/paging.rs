@@ -14,8 +14,9 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AttachRegion, DeregisterMr, DestroyQp, MapPages, RefusePages, RegisterMr, ReregisterMr,
-        Status as CommandStatus, TakePageFault, UnmapPages, mr_flags, reregister_flags,
+        AttachRegion, CreateFlow, DeregisterMr, DestroyQp, MapPages, RefusePages, RegisterMr,
+        ReregisterMr, Status as CommandStatus, TakePageFault, UnmapPages, mr_flags,
+        reregister_flags,
     },
     completion::{Opcode, Status},
     counter::Counter,
@@ -644,9 +645,14 @@ fn messages_of_unreliable_connections_are_kept() {
 
 /// Creates a datagram queue pair on each node, with regions without pages.
 fn datagrams(s: &mut Setup) {
+    without_connection(s, QpType::UnreliableDatagram);
+}
+
+/// Creates a queue pair of a type without connections on each node, with regions without pages.
+fn without_connection(s: &mut Setup, qp_type: QpType) {
     for side in 0..2 {
         let options = QpOptions {
-            qp_type: QpType::UnreliableDatagram,
+            qp_type,
             ..QpOptions::default()
         };
         let Node { rnic, guest } = &mut s.world.nodes[side];
@@ -658,8 +664,7 @@ fn datagrams(s: &mut Setup) {
             ..QpAttributes::default()
         };
         let qpn = s.c.qps[side].qpn;
-        s.world
-            .bring_up(side, qpn, attributes, QpType::UnreliableDatagram);
+        s.world.bring_up(side, qpn, attributes, qp_type);
     }
 }
 
@@ -706,6 +711,51 @@ fn datagrams_wait_at_both_ends() {
                 (Status::Success, 2_140)
             );
             assert_eq!(s.bytes(1, n * 9_000 + 40, 2_100), *expected);
+        }
+    }
+}
+
+#[test]
+fn segments_wait_for_the_pages_of_their_payload() {
+    const COUNT: usize = 10;
+    const SIZE: usize = 2_000;
+    let mut header = Vec::new();
+    etherparse::PacketBuilder::ethernet2([2; 6], [0xff; 6])
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .tcp(1, 2, 3, 4)
+        .write(&mut header, &[])
+        .expect("a header");
+    for mut s in setups() {
+        without_connection(&mut s, QpType::RawPacket);
+        // All frames for the port.
+        let flow = CreateFlow {
+            qpn: s.c.qps[1].qpn.into(),
+            port: 1,
+            ..CreateFlow::default()
+        };
+        let Node { rnic, guest } = &mut s.world.nodes[1];
+        guest.command(rnic, flow).expect("flow");
+        let expected = s.bytes(0, 0, COUNT * SIZE);
+        for n in 0..COUNT {
+            let receive = s.sge(1, n * 4_000, 4_000);
+            s.c.receive(&mut s.world, 1, n as u64, &[receive]);
+        }
+        let send = Send::new(7, SendOpcode::SendSegmented)
+            .element(s.sge(0, 0, 7_000))
+            .element(s.sge(0, 7_000, COUNT * SIZE - 7_000))
+            .segments(&header, SIZE as u32);
+        s.send(&send);
+        s.world.run(Duration::from_millis(10));
+        assert!(s.c.send_cqs[0].drain().is_empty());
+        s.settle();
+        let sent = s.c.send_cqs[0].drain();
+        assert_eq!(sent.len(), 1);
+        assert_eq!((sent[0].wr_id, sent[0].status), (7, Status::Success));
+        let received = s.c.recv_cqs[1].drain();
+        assert_eq!(received.len(), COUNT);
+        for n in 0..COUNT {
+            let payload = s.bytes(1, n * 4_000 + header.len(), SIZE);
+            assert_eq!(payload, expected[n * SIZE..][..SIZE]);
         }
     }
 }

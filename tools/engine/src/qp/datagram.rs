@@ -2,11 +2,11 @@
 
 //! Unreliable datagrams and the general service interface (IBTA volume 1, 9.8.3).
 
-use super::{GSI_QKEY, Qp, attributes::path_of};
+use super::{GSI_QKEY, Qp, attributes::path_of, receive::pieces};
 use crate::{
     cause::Cause,
-    checksum::Envelope,
-    memory::{HostRange, Memory},
+    checksum::{Envelope, IPOIB_HEADER},
+    memory::Memory,
     pages::Half,
     resources::{Io, Resources},
     segment::{Body, Path, Payload, Segment, Service, Touched},
@@ -21,6 +21,7 @@ use vrnic_wire::{
     counter::Counter,
     port::{DEFAULT_PKEY, IPV4_MAPPED, NO_VLAN, PERMISSIVE_LID, is_multicast},
     qp::{QpState, QpType, SMI_QPN},
+    ring::MAX_STRIDE,
     work::{GRH_LENGTH, LidAddress, SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
 
@@ -31,7 +32,7 @@ const OWN_QKEY: u32 = 1 << 31;
 const UDP: u8 = 17;
 
 impl Qp {
-    /// Sends datagrams until the turn is over or there are none left.
+    /// Sends datagrams or frames until the turn is over or there are none left.
     pub(super) fn send_datagrams<M: Memory>(
         &mut self,
         turn: &mut Turn,
@@ -41,7 +42,7 @@ impl Qp {
         while !turn.is_over() && turn.may_send() && turn.may_begin() && self.pacer.may_send(io.now)
         {
             let mut elements = self.requester.take_spare();
-            // A datagram that waited for pages comes first.
+            // A datagram that waited for pages, or that follows others of the same request, comes first.
             let (index, read) =
                 if let Some((index, request)) = self.requester.resume_held(&mut elements) {
                     (index, Ok(request))
@@ -70,19 +71,17 @@ impl Qp {
                     self.created.sq.take();
                     (index, read)
                 };
-            let (wr_id, outcome) = match read {
-                Err(bad) => (bad.wr_id, Err((bad.status, bad.cause))),
+            let (wr_id, opcode, outcome) = match read {
+                Err(bad) => (bad.wr_id, bad.opcode, Err((bad.status, bad.cause))),
                 Ok(request) => {
-                    resources.note(self.number, || Act::Fetched {
-                        wr_id: request.wr_id,
-                        opcode: request.opcode,
-                        length: request.length.into(),
+                    let sent = self.begin_segments(&request, index, resources, io);
+                    let sent = sent.and_then(|()| {
+                        if self.is_raw() {
+                            self.send_frame(&request, &elements, index, resources, io)
+                        } else {
+                            self.send_datagram(&request, &elements, index, resources, io)
+                        }
                     });
-                    let sent = if self.is_raw() {
-                        self.send_frame(&request, &elements, index, resources, io)
-                    } else {
-                        self.send_datagram(&request, &elements, index, resources, io)
-                    };
                     let waits = matches!(sent, Err((_, Cause::PageAbsent)));
                     let denied = waits.then(|| self.demand(Half::Requester, resources));
                     if let Some(Ok(())) = denied {
@@ -93,34 +92,44 @@ impl Qp {
                         Some(Err(cause)) => Err((Status::LocalProtection, cause)),
                         _ => sent,
                     };
-                    (request.wr_id, sent.map(|()| request))
+                    if let Ok(length) = sent {
+                        self.note_access(Half::Requester);
+                        turn.begin();
+                        turn.send(length * copies(&request, resources));
+                        self.pacer.charge(length, io.now);
+                        let segments = &mut self.requester.segments;
+                        if segments.is_under_way() && !segments.advance() {
+                            self.requester.hold(index, request, &elements);
+                            self.requester.put_spare(elements);
+                            continue;
+                        }
+                    }
+                    (request.wr_id, request.opcode, sent.map(|_| request))
                 }
             };
+            let opcode = work::completion_opcode(opcode);
             self.requester.put_spare(elements);
             self.created.sq.release(1, io.memory);
             match outcome {
                 Ok(request) => {
-                    self.note_access(Half::Requester);
                     resources.counters.count(Counter::SendRequests);
                     if self.created.signal_all
                         || request.flags & send_flags::SIGNALED != 0
                         || resources.faults.flushes_sends(self.number)
                     {
-                        let mut cqe = self.cqe(wr_id, Opcode::Send, Status::Success, None);
+                        let mut cqe = self.cqe(wr_id, opcode, Status::Success, None);
                         cqe.byte_length = request.length.into();
                         resources.complete(self.created.send_cqn, cqe, false, io);
                     }
-                    turn.begin();
-                    turn.send(u64::from(request.length) * copies(&request, resources));
-                    self.pacer.charge(request.length.into(), io.now);
                     self.note_drained(resources);
                 }
                 Err((status, cause)) => {
+                    self.requester.segments.end();
                     if status == Status::LocalProtection {
                         resources.counters.count(Counter::LocalProtectionErrors);
                     }
-                    let cqe = self.cqe(wr_id, Opcode::Send, status, Some(cause));
-                    self.explain_completion((wr_id, Opcode::Send), status, cause, None, resources);
+                    let cqe = self.cqe(wr_id, opcode, status, Some(cause));
+                    self.explain_completion((wr_id, opcode), status, cause, None, resources);
                     resources.complete(self.created.send_cqn, cqe, true, io);
                     self.state = QpState::SendQueueError;
                     turn.spend(0);
@@ -129,6 +138,63 @@ impl Qp {
         }
     }
 
+    /// Notes that a request begins, unless some of its segments were sent already. If it is to be sent in segments,
+    /// takes their header from its ring entry, which has this index.
+    fn begin_segments<M: Memory>(
+        &mut self,
+        request: &SendRequest,
+        index: u32,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<(), (Status, Cause)> {
+        if self.requester.segments.is_under_way() {
+            return Ok(());
+        }
+        resources.note(self.number, || Act::Fetched {
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+            length: request.length.into(),
+        });
+        if request.opcode != SendOpcode::SendSegmented {
+            return Ok(());
+        }
+        let mut header = [0; MAX_STRIDE as usize - SEND_DATA_OFFSET];
+        let read = header
+            .get_mut(..request.header.into())
+            .and_then(|header| {
+                let entry = self.created.sq.entry(index).ok()?;
+                let place = entry.slice(SEND_DATA_OFFSET as u64, request.header.into())?;
+                io.memory.read(place, header).ok()?;
+                Some(&*header)
+            })
+            .ok_or((Status::LocalProtection, Cause::RingUnmapped))?;
+        let envelope = self.envelope();
+        let mtu = match envelope {
+            Envelope::Frame => resources.frame_mtu.into(),
+            Envelope::Datagram => resources.mtu.bytes() as usize - IPOIB_HEADER,
+        };
+        let lengths = (request.immediate, request.length);
+        self.requester.segments.begin(envelope, read, lengths, mtu)
+    }
+
+    /// Returns what the IP packets are in that the queue pair sends.
+    fn envelope(&self) -> Envelope {
+        if self.is_raw() {
+            Envelope::Frame
+        } else {
+            Envelope::Datagram
+        }
+    }
+
+    /// Returns the length of the next datagram or frame of a request.
+    pub(super) fn datagram_length(&self, request: &SendRequest) -> u32 {
+        match self.requester.segments.packet() {
+            Some((header, payload)) => (header as u32).saturating_add(payload.len() as u32),
+            None => request.length,
+        }
+    }
+
+    /// Sends the next datagram of a request. Its ring entry has this index. Returns the length of the datagram.
     fn send_datagram<M: Memory>(
         &mut self,
         request: &SendRequest,
@@ -136,13 +202,12 @@ impl Qp {
         index: u32,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
-    ) -> Result<(), (Status, Cause)> {
-        let entry = self.created.sq.entry(index);
-        let entry = entry.map_err(|_| (Status::LocalProtection, Cause::RingUnmapped))?;
+    ) -> Result<u64, (Status, Cause)> {
+        let length = self.datagram_length(request);
         let Target::Datagram(target) = &request.target else {
             return Err((Status::LocalQueuePairOperation, Cause::WqeOpcode));
         };
-        if request.length > resources.mtu.bytes() {
+        if length > resources.mtu.bytes() {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
         let remote_qpn = target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN;
@@ -158,7 +223,7 @@ impl Qp {
                 return Err(invalid(Cause::WqeAddress));
             }
         }
-        if management && request.length as usize != MAD_LENGTH {
+        if management && length as usize != MAD_LENGTH {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
         let pkey = match self.created.qp_type {
@@ -167,18 +232,7 @@ impl Qp {
             _ => resources.pkey(self.attributes.pkey_index),
         };
 
-        // The work request completes before the datagram arrives, and then its memory may be reused. So the datagram
-        // carries a copy of the bytes.
-        let mut bytes = io.outbox.bytes();
-        bytes.resize(request.length as usize, 0);
-        let gathered = self.gather_datagram(request, elements, entry, &mut bytes, resources, io);
-        if let Err(cause) = gathered {
-            io.outbox.recycle(Payload::Bytes(bytes));
-            return Err((Status::LocalProtection, cause));
-        }
-        if request.flags & send_flags::CHECKSUMS != 0 {
-            Envelope::Datagram.fill(&mut bytes);
-        }
+        let bytes = self.gather_datagram(request, elements, index, resources, io)?;
         let wanted_qkey = target.qkey.get();
         let qkey = if wanted_qkey & OWN_QKEY != 0 {
             self.qkey()
@@ -207,37 +261,67 @@ impl Qp {
             touched: Touched::NOT,
         };
         resources.send(segment, io);
-        Ok(())
+        Ok(length.into())
     }
 
-    /// Copies the payload of a datagram or frame from memory.
+    /// Returns the bytes of the next datagram or frame of a request. The work request completes before the datagram
+    /// arrives, and then its memory may be reused. So the datagram carries a copy.
     pub(super) fn gather_datagram<M: Memory>(
         &self,
         request: &SendRequest,
         elements: &[Sge],
-        entry: HostRange,
+        index: u32,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Result<Vec<u8>, (Status, Cause)> {
+        let segments = &self.requester.segments;
+        let (header, payload) = (segments.packet()).unwrap_or((0, 0..request.length));
+        let mut bytes = io.outbox.bytes();
+        bytes.resize(header + payload.len(), 0);
+        let gathered = self.gather_payload(
+            (request, elements, index),
+            payload.start.into(),
+            &mut bytes[header..],
+            resources,
+            io,
+        );
+        if let Err(cause) = gathered {
+            io.outbox.recycle(Payload::Bytes(bytes));
+            return Err((Status::LocalProtection, cause));
+        }
+        let envelope = self.envelope();
+        let segmented = segments.is_under_way();
+        if segmented {
+            segments.write_header(envelope, &mut bytes);
+        }
+        if segmented || request.flags & send_flags::CHECKSUMS != 0 {
+            envelope.fill(&mut bytes);
+        }
+        Ok(bytes)
+    }
+
+    /// Copies the payload of a request, with its elements and the index of its ring entry, from byte `offset` on.
+    fn gather_payload<M: Memory>(
+        &self,
+        (request, elements, index): (&SendRequest, &[Sge], u32),
+        offset: u64,
         bytes: &mut [u8],
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
         let accessor = self.accessor();
+        let length = bytes.len() as u64;
         resources.with_scratch(|resources, ranges| {
             match request.source {
                 Source::Inline => {
-                    ranges.extend(entry.slice(SEND_DATA_OFFSET as u64, request.length.into()));
+                    let entry = (self.created.sq.entry(index)).map_err(|_| Cause::RingUnmapped)?;
+                    ranges.extend(entry.slice(SEND_DATA_OFFSET as u64 + offset, length));
                 }
                 Source::Elements(_) => {
-                    for sge in elements {
-                        resources.keys.resolve(
-                            sge.lkey.get(),
-                            accessor,
-                            0,
-                            sge.address.get(),
-                            sge.length.get().into(),
-                            io.memory,
-                            ranges,
-                        )?;
-                    }
+                    pieces(elements.iter(), offset, length, |key, address, length| {
+                        (resources.keys)
+                            .resolve(key, accessor, 0, address, length, io.memory, ranges)
+                    })?;
                 }
             }
             let mut rest = bytes;

@@ -5,7 +5,6 @@
 use super::Qp;
 use crate::{
     cause::Cause,
-    checksum::Envelope,
     flow::{FRAME_HEADER, FRAME_TAG, is_tagged},
     memory::Memory,
     pages::Half,
@@ -16,11 +15,11 @@ use crate::{
 use vrnic_wire::{
     completion::{Opcode, Status, packet_flags},
     counter::Counter,
-    work::{Sge, send_flags},
+    work::Sge,
 };
 
 impl Qp {
-    /// Sends the frame of a work request. Its ring entry has this index.
+    /// Sends the next frame of a work request. Its ring entry has this index. Returns the length of the frame.
     pub(super) fn send_frame<M: Memory>(
         &mut self,
         request: &SendRequest,
@@ -28,10 +27,8 @@ impl Qp {
         index: u32,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
-    ) -> Result<(), (Status, Cause)> {
-        let entry = self.created.sq.entry(index);
-        let entry = entry.map_err(|_| (Status::LocalProtection, Cause::RingUnmapped))?;
-        let length = request.length as usize;
+    ) -> Result<u64, (Status, Cause)> {
+        let length = self.datagram_length(request) as usize;
         let untagged = FRAME_HEADER + usize::from(resources.frame_mtu);
         if length < FRAME_HEADER {
             return Err((Status::LocalLength, Cause::FrameLength));
@@ -39,28 +36,17 @@ impl Qp {
         if length > untagged + FRAME_TAG {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
-        // As for a datagram, the work request completes before the frame arrives.
-        let mut bytes = io.outbox.bytes();
-        bytes.resize(length, 0);
-        let gathered = self.gather_datagram(request, elements, entry, &mut bytes, resources, io);
-        let fits = length <= untagged || is_tagged(&bytes);
-        let refused = match gathered {
-            Err(cause) => Some((Status::LocalProtection, cause)),
-            Ok(()) => (!fits).then_some((Status::LocalLength, Cause::WqeLength)),
-        };
-        if let Some(refused) = refused {
+        let bytes = self.gather_datagram(request, elements, index, resources, io)?;
+        if length > untagged && !is_tagged(&bytes) {
             io.outbox.recycle(Payload::Bytes(bytes));
-            return Err(refused);
-        }
-        if request.flags & send_flags::CHECKSUMS != 0 {
-            Envelope::Frame.fill(&mut bytes);
+            return Err((Status::LocalLength, Cause::WqeLength));
         }
         let segment = Segment {
             source_qpn: self.number,
             ..Segment::of_frame(Payload::Bytes(bytes))
         };
         resources.send(segment, io);
-        Ok(())
+        Ok(length as u64)
     }
 
     /// Receives a frame. One that does not fit is dropped, and the receive stays for the next one, as for datagrams.

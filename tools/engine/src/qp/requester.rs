@@ -25,6 +25,7 @@ use crate::{
     resources::{Io, Resources, copy_of, payload_of},
     segment::{AtomicKind, AtomicRequest, Body, Payload, Position, Reth, Segment, SendTail},
     state::wire,
+    tcp_segments::TcpSegments,
     time::Instant,
     trace::Act,
     turn::Turn,
@@ -172,6 +173,8 @@ pub(super) struct Requester {
     stopped: bool,
     /// Whether the end of draining has been noted.
     drained: bool,
+    /// The datagrams or frames of the request in the queue, if it is a send in segments.
+    pub(super) segments: TcpSegments,
     /// Elements of a datagram, kept only for their capacity.
     #[serde(skip)]
     spare: Vec<Sge>,
@@ -256,10 +259,12 @@ impl Requester {
     /// Abandons the oldest request. Returns its `wr_id` and the opcode of its completion.
     pub(super) fn abandon(&mut self) -> Option<(u64, Opcode)> {
         let request = self.pop()?;
+        self.segments.end();
         Some((request.request.wr_id, request.opcode()))
     }
 
-    /// Keeps a datagram that was taken from the ring entry `index` and waits for pages.
+    /// Keeps a datagram that was taken from the ring entry `index` and waits for pages, or of which only some segments
+    /// were sent.
     pub(super) fn hold(&mut self, index: u32, request: SendRequest, elements: &[Sge]) {
         let before = self.elements.len() as u64;
         self.elements.extend(elements);
@@ -451,6 +456,7 @@ impl Qp {
                     immediate: 0,
                     pkey_index: 0,
                     source: Source::Inline,
+                    header: 0,
                     length: 0,
                     target: Target::None,
                     srqn: 0,

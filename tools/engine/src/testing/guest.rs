@@ -389,6 +389,17 @@ impl Send {
         self
     }
 
+    /// Sets the header and the payload of each segment.
+    #[must_use]
+    pub fn segments(mut self, header: &[u8], size: u32) -> Self {
+        self.header.inline_length = (header.len() as u32).into();
+        self.header.immediate = size.into();
+        let mut padded = header.to_vec();
+        padded.resize(header.len().next_multiple_of(16), 0);
+        self.data.splice(..0, padded);
+        self
+    }
+
     /// Sets immediate data, or the key to invalidate.
     #[must_use]
     pub fn immediate(mut self, immediate: u32) -> Self {

@@ -51,6 +51,8 @@ pub enum Feature {
     RawPackets,
     /// Checksums of IP packets.
     Checksums,
+    /// Division of TCP packets, which needs checksums.
+    Segmentation,
 }
 
 impl Feature {
@@ -78,6 +80,7 @@ impl Feature {
             Self::RateLimits => config::F_RATE_LIMITS,
             Self::RawPackets => config::F_RAW_PACKETS,
             Self::Checksums => config::F_CHECKSUMS,
+            Self::Segmentation => config::F_SEGMENTATION,
         }
     }
 }
@@ -106,7 +109,8 @@ mod tests {
         let names = "without = ['memory-extensions', 'memory-windows', 'reregistration', 'shared-receive-queues', \
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
-                     'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums']";
+                     'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
+                     'segmentation']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);
