@@ -211,7 +211,7 @@ pub struct Description<P> {
 
 /// Attributes that the user of a new queue pair asks for (`struct ib_qp_init_attr`).
 ///
-/// Creation flags are rejected before the driver is called.
+/// Creation flags are rejected before the driver is called, except the one for segments.
 pub struct QpInitAttr<'a, T: Operations> {
     /// Type of the queue pair, one that the driver has.
     pub service: Service<<T::QueuePair as QueuePair>::DriverType>,
@@ -226,6 +226,9 @@ pub struct QpInitAttr<'a, T: Operations> {
     pub recv_cq: Option<&'a Cq<T::CompletionQueue>>,
     /// Shared receive queue, if the queue pair has no receive queue of its own.
     pub srq: Option<&'a Srq<T::SharedReceiveQueue>>,
+    /// Whether the queue pair is one of IP over InfiniBand that sends in
+    /// [segments](crate::wr::Segments). Only if the driver [can](QueuePair::SENDS_SEGMENTS).
+    pub segments: bool,
 }
 
 /// A new queue pair.
@@ -259,6 +262,13 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// comes with [`XrcDomain`](crate::XrcDomain). Others are rejected with `EOPNOTSUPP` before the
     /// driver is called.
     const TYPES: &'static [Type];
+
+    /// Whether queue pairs of the kernel of type [`UnreliableDatagram`](Type::UnreliableDatagram)
+    /// can send in [segments](crate::wr::Segments) on some devices, which report it
+    /// ([`DeviceAttr::ud_segmentation`](crate::device::DeviceAttr::ud_segmentation)). If this is
+    /// `false`, a request for such a queue pair is rejected with `EOPNOTSUPP` before the driver is
+    /// called. If it is `true`, the driver must reject it on other devices.
+    const SENDS_SEGMENTS: bool = false;
 
     /// Creates a queue pair in the reset state.
     fn create(
@@ -411,6 +421,9 @@ fn standard_type<T: Operations>(
     }
 }
 
+/// The creation flag for segments.
+const SEGMENTS: u32 = bindings::ib_qp_create_flags_IB_QP_CREATE_IPOIB_UD_LSO.unsigned_abs();
+
 /// # Safety
 ///
 /// `qp` must be a new queue pair of a device of `T`, `attr` its attributes and `udata` the udata of
@@ -434,7 +447,11 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let attr = &mut *attr;
-            if attr.create_flags != 0 || !attr.rwq_ind_tbl.is_null() {
+            let segments = T::QueuePair::SENDS_SEGMENTS
+                && udata.is_none()
+                && attr.qp_type == bindings::ib_qp_type_IB_QPT_UD
+                && attr.create_flags == SEGMENTS;
+            if (attr.create_flags != 0 && !segments) || !attr.rwq_ind_tbl.is_null() {
                 return Err(EOPNOTSUPP);
             }
             if attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT {
@@ -465,6 +482,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 send_cq: Cq::from_raw(attr.send_cq),
                 recv_cq: cq_from_raw(attr.recv_cq),
                 srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
+                segments,
             };
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, caller::<T, _>(user)?)?;

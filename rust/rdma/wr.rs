@@ -22,6 +22,7 @@ pub use receive::{
 pub use send::{
     Operation,
     Remote,
+    Segments,
     SendFlag,
     SendFlags,
     SendRequest,

@@ -65,10 +65,16 @@ pub struct AllocContextResponse {
     /// ([`send_flags::CHECKSUMS`](crate::work::send_flags::CHECKSUMS)): bit `n` stands for type `n`
     /// of the verbs. 0 if there are none, as from drivers that do not know this member.
     pub checksum_types: u32,
+    /// Queue pair types that can send in segments
+    /// ([`SendOpcode::SendSegmented`](crate::work::SendOpcode::SendSegmented)), in the same way. A
+    /// header has at most [`max_inline_data`](Self::max_inline_data) bytes.
+    pub segmentation_types: u32,
+    /// 0.
+    pub reserved_2c: [u8; 4],
 }
-assert_abi!(AllocContextResponse, 40, doorbell_length @ 4, doorbell_offset @ 8,
+assert_abi!(AllocContextResponse, 48, doorbell_length @ 4, doorbell_offset @ 8,
     notify_offset @ 16, notify_length @ 24, max_inline_data @ 28, null_key @ 32,
-    checksum_types @ 36);
+    checksum_types @ 36, segmentation_types @ 40);
 
 /// Bit of [`AllocContextResponse::comp_mask`]: [`null_key`](AllocContextResponse::null_key) is
 /// valid.
@@ -86,9 +92,13 @@ pub struct QueryDeviceResponse {
     pub max_rate_limit: u32,
     /// Queue pair types that can have a rate limit: bit `n` stands for type `n` of the verbs.
     pub rate_limit_types: u32,
+    /// Maximum payload of a send in segments in bytes, or 0 if there are none.
+    pub max_segmented_length: u32,
+    /// Queue pair types that can send in segments: bit `n` stands for type `n` of the verbs.
+    pub segmentation_types: u32,
 }
-assert_abi!(QueryDeviceResponse, 16, min_rate_limit @ 4, max_rate_limit @ 8,
-    rate_limit_types @ 12);
+assert_abi!(QueryDeviceResponse, 24, min_rate_limit @ 4, max_rate_limit @ 8,
+    rate_limit_types @ 12, max_segmented_length @ 16, segmentation_types @ 20);
 
 /// Response of the device's method that reads the clock of completion timestamps.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -336,7 +346,7 @@ mod tests {
         check!("vrnic_alloc_context_req", AllocContextRequest: comp_mask, slots);
         check!("vrnic_alloc_context_resp", AllocContextResponse: comp_mask, doorbell_length,
             doorbell_offset, notify_offset, notify_length, max_inline_data, null_key,
-            checksum_types);
+            checksum_types, segmentation_types, reserved_2c);
         check!("vrnic_query_clock_resp", QueryClockResponse: comp_mask, reserved_20, time);
         check!("vrnic_query_dm_resp", QueryDmResponse: comp_mask, reserved_20, map_offset,
             map_length, length);
@@ -350,7 +360,7 @@ mod tests {
         check!("vrnic_modify_qp_req", ModifyQpRequest: comp_mask, max_burst, typical_packet,
             reserved_50);
         check!("vrnic_query_device_resp", QueryDeviceResponse: comp_mask, min_rate_limit,
-            max_rate_limit, rate_limit_types);
+            max_rate_limit, rate_limit_types, max_segmented_length, segmentation_types);
         check!("vrnic_create_srq_req", CreateSrqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
         check!("vrnic_create_srq_resp", CreateSrqResponse: comp_mask, srqn);

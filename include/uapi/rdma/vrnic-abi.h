@@ -67,6 +67,9 @@ struct vrnic_alloc_context_req {
  * @checksum_types: set of queue pair types that can fill in and check checksums:
  *	bit n stands for the type with number n in enum ib_uverbs_qp_type; 0 if
  *	there are none, as from drivers that do not know this member
+ * @segmentation_types: set of queue pair types that can send TCP packets in
+ *	segments, in the same way; a header has at most @max_inline_data bytes
+ * @reserved_2c: 0
  */
 struct vrnic_alloc_context_resp {
 	__u32 comp_mask;
@@ -77,6 +80,8 @@ struct vrnic_alloc_context_resp {
 	__u32 max_inline_data;
 	__u32 null_key;
 	__u32 checksum_types;
+	__u32 segmentation_types;
+	__u8 reserved_2c[4];
 };
 
 /**
@@ -87,12 +92,18 @@ struct vrnic_alloc_context_resp {
  *	are no rate limits
  * @rate_limit_types: set of queue pair types that can have a rate limit: bit n
  *	stands for the type with number n in enum ib_uverbs_qp_type
+ * @max_segmented_length: maximum payload of a send in segments in bytes, or 0
+ *	if there are none
+ * @segmentation_types: set of queue pair types that can send in segments, in the
+ *	same way
  */
 struct vrnic_query_device_resp {
 	__u32 comp_mask;
 	__u32 min_rate_limit;
 	__u32 max_rate_limit;
 	__u32 rate_limit_types;
+	__u32 max_segmented_length;
+	__u32 segmentation_types;
 };
 
 /**

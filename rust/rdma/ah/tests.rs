@@ -76,6 +76,7 @@ mod cases {
                     remote_qkey,
                     pkey_index,
                     immediate,
+                    segments: None,
                 } = request.operation()
                 else {
                     return Err(EINVAL);

@@ -196,6 +196,10 @@ pub struct DeviceAttr {
     pub ack_delay: u8,
     /// Operations that work with on-demand paging.
     pub on_demand_paging: OnDemandPaging,
+    /// Whether the queue pairs of IP over InfiniBand can send in segments of at least 64 KiB in all
+    /// ([`QueuePair::SENDS_SEGMENTS`](crate::qp::QueuePair::SENDS_SEGMENTS)). Users in the kernel
+    /// also look for [`UdIpChecksum`](Capability::UdIpChecksum).
+    pub ud_segmentation: bool,
     /// Mask of the valid bits of a completion timestamp.
     pub timestamp_mask: u64,
     /// Frequency of the timestamp clock in kHz.
@@ -269,6 +273,9 @@ impl DeviceAttr {
             transports.uc_odp_caps = paging.unreliable.bits();
             transports.ud_odp_caps = paging.datagram.bits();
             transports.xrc_odp_caps = paging.xrc.bits();
+        }
+        if self.ud_segmentation {
+            raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_UD_TSO);
         }
         raw.timestamp_mask = self.timestamp_mask;
         raw.hca_core_clock = self.clock_khz;

@@ -138,7 +138,8 @@ mod cases {
             assert_eq!(raw.max_dm_size, 133);
 
             let flags = bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY
-                | bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING;
+                | bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING
+                | bindings::ib_kernel_cap_flags_IBK_UD_TSO;
             assert_eq!(raw.kernel_cap_flags, u64::from(flags));
             let paging = &raw.odp_caps;
             assert_eq!(
@@ -246,6 +247,7 @@ mod cases {
             DeviceAttr {
                 atomicity,
                 on_demand_paging: OnDemandPaging::default(),
+                ud_segmentation: false,
                 ..crate::testing::driver::attributes()
             }
             .write(&mut raw);

@@ -227,6 +227,7 @@ impl Operations for Efa {
             ack_delay: 0,
             on_demand_paging: OnDemandPaging::default(),
             timestamp_mask: 0,
+            ud_segmentation: false,
             clock_khz: 0,
         })
     }

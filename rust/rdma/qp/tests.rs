@@ -54,6 +54,7 @@ mod cases {
                 send_cq: send_cq.number(),
                 recv_cq: recv_cq.number(),
                 srq: Some(srq_number),
+                segments: false,
                 request: None,
             };
             assert_eq!(log.asked(), Some(expected));
@@ -85,6 +86,15 @@ mod cases {
             log.asked();
             init.create_flags = bindings::ib_qp_create_flags_IB_QP_CREATE_NETDEV_USE.unsigned_abs();
             assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
+            // Segments are for datagrams, and no other flag is known.
+            let segments = bindings::ib_qp_create_flags_IB_QP_CREATE_IPOIB_UD_LSO.unsigned_abs();
+            init.create_flags |= segments;
+            assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
+            init.create_flags = segments;
+            init.qp_type = bindings::ib_qp_type_IB_QPT_RC;
+            assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
+            assert_eq!(log.asked(), None);
+            init.qp_type = bindings::ib_qp_type_IB_QPT_UD;
             init.create_flags = 0;
             init.qp_type = bindings::ib_qp_type_IB_QPT_RAW_PACKET;
             assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
@@ -92,6 +102,15 @@ mod cases {
             init.recv_cq = null_mut();
             assert_eq!(create(&raw mut *init), Err(EINVAL));
             assert_eq!(log.asked(), None);
+
+            init.recv_cq = recv_cq.0.as_raw();
+            init.create_flags = segments;
+            create(&raw mut *init)?;
+            let Some(Asked::QueuePair { segments, .. }) = log.asked() else {
+                return Err(EINVAL);
+            };
+            assert!(segments);
+            to_result(verb!(device, destroy_qp(qp.as_raw(), null_mut())))?;
 
             to_result(verb!(device, destroy_srq(srq.as_raw(), null_mut())))?;
             send_cq.end(device)?;

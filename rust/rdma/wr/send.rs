@@ -4,7 +4,9 @@
 
 use core::{
     marker::PhantomData,
-    ptr, //
+    num::NonZeroU32,
+    ptr,
+    slice, //
 };
 
 use kernel::{
@@ -80,6 +82,38 @@ pub struct Remote {
     pub rkey: u32,
 }
 
+/// How to divide the payload of a datagram into TCP packets. Each of them has a copy of the header,
+/// with its own lengths, sequence number, flags and checksums.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Segments<'a> {
+    /// The header: that of IP over InfiniBand, IP and TCP. It is not checked.
+    pub header: &'a [u8],
+    /// Payload of each packet but the last in bytes; not 0.
+    pub size: NonZeroU32,
+}
+
+impl<'a> Segments<'a> {
+    /// Converts the members of a C request. `EINVAL` without a header, or if a length makes no
+    /// sense.
+    ///
+    /// # Safety
+    ///
+    /// If `wr.header` is not null and `wr.hlen` positive, there must be that many bytes, which do
+    /// not change during `'a`.
+    unsafe fn from_raw(wr: &'a bindings::ib_ud_wr) -> Result<Self> {
+        let length = usize::try_from(wr.hlen)?;
+        let size = NonZeroU32::new(u32::try_from(wr.mss)?).ok_or(EINVAL)?;
+        if wr.header.is_null() || length == 0 {
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            // SAFETY: Not null, and as long as the caller guarantees.
+            header: unsafe { slice::from_raw_parts(wr.header.cast(), length) },
+            size,
+        })
+    }
+}
+
 /// Operation of a send request.
 pub enum Operation<'a, T: Operations> {
     /// Send.
@@ -135,6 +169,10 @@ pub enum Operation<'a, T: Operations> {
         pkey_index: u16,
         /// Immediate data, in host byte order.
         immediate: Option<u32>,
+        /// Into which packets the payload is divided; only without immediate data, and if the queue
+        /// pair is of type [`UnreliableDatagram`](Type::UnreliableDatagram). The queue pair may
+        /// have been created [without](crate::qp::QpInitAttr::segments) segments.
+        segments: Option<Segments<'a>>,
     },
 }
 
@@ -172,13 +210,26 @@ impl<'a, T: Operations> Operation<'a, T> {
         };
 
         Ok(if ty.is_datagram() {
-            let immediate = match wr.opcode {
-                bindings::ib_wr_opcode_IB_WR_SEND => None,
-                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => Some(immediate()),
+            if !matches!(
+                wr.opcode,
+                bindings::ib_wr_opcode_IB_WR_SEND
+                    | bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
+                    | bindings::ib_wr_opcode_IB_WR_LSO
+            ) {
+                return Err(EINVAL);
+            }
+            // SAFETY: Sends on queue pairs for datagrams are part of a `struct ib_ud_wr`.
+            let datagram = unsafe { &*raw.cast::<bindings::ib_ud_wr>() };
+            let (immediate, segments) = match wr.opcode {
+                bindings::ib_wr_opcode_IB_WR_SEND => (None, None),
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => (Some(immediate()), None),
+                bindings::ib_wr_opcode_IB_WR_LSO if ty == Type::UnreliableDatagram => {
+                    // SAFETY: The header is as long as the request says, and remains unchanged as
+                    // the request does.
+                    (None, Some(unsafe { Segments::from_raw(datagram) }?))
+                }
                 _ => return Err(EINVAL),
             };
-            // SAFETY: Datagram sends are part of a `struct ib_ud_wr`.
-            let datagram = unsafe { &*raw.cast::<bindings::ib_ud_wr>() };
             if datagram.ah.is_null() {
                 return Err(EINVAL);
             }
@@ -193,6 +244,7 @@ impl<'a, T: Operations> Operation<'a, T> {
                     _ => 0,
                 },
                 immediate,
+                segments,
             }
         } else {
             match wr.opcode {

@@ -68,6 +68,7 @@ use crate::{
     },
     ucontext::UserContext,
     udata::QueryDeviceResponse,
+    wqe::MAX_HEADER,
     xrc::Xrcd, //
 };
 
@@ -161,6 +162,30 @@ fn on_demand_paging(limits: &DeviceLimits, features: Features) -> OnDemandPaging
         datagram,
         implicit: features.contains(feature::NESTED_PAGING),
     }
+}
+
+/// Returns whether queue pairs of IP over InfiniBand can send in segments, on a device with these
+/// limits and features.
+pub(crate) fn has_ud_segmentation(limits: &DeviceLimits, features: Features) -> bool {
+    /// What the kernel puts into a request at most, without its header.
+    const LONGEST: u32 = 65536;
+
+    feature::has_segmentation(features, Type::UnreliableDatagram)
+        && limits.max_segmented_length.get() >= LONGEST
+        && limits.max_inline.get() >= MAX_HEADER
+}
+
+/// Returns what queue pairs can have on a device with these limits and features, of what the core
+/// does not know: rate limits and segments.
+fn device_response(limits: &DeviceLimits, features: Features) -> abi::QueryDeviceResponse {
+    let mut response = rate_limits(limits, features);
+    for ty in [Type::RawPacket, Type::UnreliableDatagram] {
+        if feature::has_segmentation(features, ty) {
+            response.segmentation_types |= 1 << ty.raw();
+            response.max_segmented_length = limits.max_segmented_length.get();
+        }
+    }
+    response
 }
 
 /// Returns which rate limits queue pairs can have on a device with these limits and features.
@@ -280,13 +305,14 @@ impl Operations for Vrnic {
                 Some(_) => on_demand_paging(limits, features),
                 None => OnDemandPaging::default(),
             },
+            ud_segmentation: has_ud_segmentation(limits, features),
             timestamp_mask: u64::MAX,
             clock_khz: limits.clock_khz.get().into(),
         })
     }
 
     fn device_response(call: &Call<'_>) -> Result<QueryDeviceResponse> {
-        Ok(QueryDeviceResponse(rate_limits(
+        Ok(QueryDeviceResponse(device_response(
             &call.data().limits,
             call.data().features,
         )))
@@ -405,6 +431,41 @@ mod tests {
             with(feature::PATH_MIGRATION | feature::INFINIBAND),
             Capability::AutomaticPathMigration.into()
         );
+    }
+
+    #[test]
+    fn segments_need_checksums_and_room_for_a_header() {
+        let limits = DeviceLimits {
+            max_inline: MAX_HEADER.into(),
+            max_segmented_length: 65536.into(),
+            ..Default::default()
+        };
+        let all = feature::CHECKSUMS | feature::SEGMENTATION;
+        let raw = all | feature::RAW_PACKETS;
+        let ib = all | feature::INFINIBAND;
+        let types = |features| device_response(&limits, features).segmentation_types;
+        assert_eq!(types(raw), 1 << Type::RawPacket.raw());
+        assert_eq!(types(ib), 1 << Type::UnreliableDatagram.raw());
+        assert_eq!(device_response(&limits, ib).max_segmented_length, 65536);
+        for features in [
+            all,
+            feature::CHECKSUMS | feature::INFINIBAND,
+            feature::SEGMENTATION | feature::INFINIBAND,
+        ] {
+            let response = device_response(&limits, features);
+            let segments = (response.segmentation_types, response.max_segmented_length);
+            assert_eq!(segments, (0, 0));
+            assert!(!has_ud_segmentation(&limits, features));
+        }
+
+        assert!(has_ud_segmentation(&limits, ib));
+        assert!(!has_ud_segmentation(&limits, raw));
+        let mut short = limits;
+        short.max_inline = (MAX_HEADER - 1).into();
+        assert!(!has_ud_segmentation(&short, ib));
+        let mut short = limits;
+        short.max_segmented_length = 65535.into();
+        assert!(!has_ud_segmentation(&short, ib));
     }
 
     #[test]

@@ -32,6 +32,7 @@ use vrnic_wire::config::{
     F_RATE_LIMITS,
     F_RAW_PACKETS,
     F_REREGISTRATION,
+    F_SEGMENTATION,
     F_SHARED_RECEIVE_QUEUES,
     F_UNRELIABLE_CONNECTIONS,
     F_XRC, //
@@ -107,6 +108,9 @@ pub(crate) const RAW_PACKETS: Feature = Feature::device(F_RAW_PACKETS);
 /// Queue pairs whose messages are IP packets can fill in and check their checksums.
 pub(crate) const CHECKSUMS: Feature = Feature::device(F_CHECKSUMS);
 
+/// Queue pairs with checksums can send in segments.
+pub(crate) const SEGMENTATION: Feature = Feature::device(F_SEGMENTATION);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -135,6 +139,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         RATE_LIMITS,
         RAW_PACKETS,
         CHECKSUMS,
+        SEGMENTATION,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
@@ -153,4 +158,9 @@ pub(crate) fn has_checksums(features: Features, ty: Type) -> bool {
             Link::Ethernet => features.contains(RAW_PACKETS) && ty == Type::RawPacket,
             Link::InfiniBand => ty == Type::UnreliableDatagram,
         }
+}
+
+/// Returns whether queue pairs of a type send in segments, on a device with these features.
+pub(crate) fn has_segmentation(features: Features, ty: Type) -> bool {
+    features.contains(SEGMENTATION) && has_checksums(features, ty)
 }

@@ -57,7 +57,7 @@ use vrnic_wire::{
     ring::RingLayout,
     work::{
         receive_stride,
-        send_stride,
+        segmented_send_stride,
         RECEIVE_DATA_OFFSET,
         SEND_DATA_OFFSET, //
     }, //
@@ -66,6 +66,7 @@ use vrnic_wire::{
 use crate::{
     control::Prepared,
     device::{
+        has_ud_segmentation,
         Call,
         Vrnic, //
     },
@@ -93,7 +94,11 @@ use crate::{
         CreateQpResponse,
         ModifyQpRequest, //
     },
-    wqe, //
+    wqe::{
+        self,
+        SendLimits,
+        MAX_HEADER, //
+    }, //
 };
 
 mod attr;
@@ -136,6 +141,8 @@ pub(crate) struct Qp {
     /// Whether every send generates a completion, not only those that ask for it.
     signal_all: bool,
     capabilities: QpCap,
+    /// Bytes of the header of a send in segments, which only some queue pairs of the kernel have.
+    max_header: u32,
     /// Held while the state changes.
     #[pin]
     condition: Mutex<Condition>,
@@ -165,6 +172,7 @@ impl Qp {
                 ty: Type::XrcTarget,
                 signal_all: false,
                 capabilities,
+                max_header: 0,
                 condition <- new_mutex!(Condition { state: State::Reset, stop: None }),
             }),
             response: (),
@@ -236,10 +244,12 @@ fn user_layouts(
     Ok((send, recv, given))
 }
 
-/// Lays out the rings of a queue pair of the kernel, and returns their capacity.
+/// Lays out the rings of a queue pair of the kernel, whose segments have headers of up to
+/// `max_header` bytes, and returns their capacity.
 fn kernel_layouts(
     asked: &QpCap,
     limits: &DeviceLimits,
+    max_header: u32,
 ) -> Result<(RingLayout, RingLayout, QpCap, u64)> {
     // Inline data of the kernel would have to be copied here, which gains nothing.
     let given = QpCap {
@@ -249,7 +259,8 @@ fn kernel_layouts(
         ..*asked
     };
     let mut buffer = Layout::new();
-    let send = buffer.place(given.max_send_wr, send_stride(given.max_send_sge, 0))?;
+    let stride = segmented_send_stride(given.max_send_sge, 0, max_header);
+    let send = buffer.place(given.max_send_wr, stride)?;
     let recv = buffer.place(given.max_recv_wr, receive_stride(given.max_recv_sge))?;
     Ok((send, recv, given, buffer.length()))
 }
@@ -271,6 +282,7 @@ impl QueuePair for Qp {
         Type::RawPacket,
         Type::XrcInitiator,
     ];
+    const SENDS_SEGMENTS: bool = true;
 
     fn create(
         call: &Call<'_>,
@@ -287,6 +299,11 @@ impl QueuePair for Qp {
         }
         let asked = &asked;
         check_limits(asked, limits)?;
+        let max_header = match attributes.segments {
+            true if !has_ud_segmentation(limits, call.data().features) => return Err(EOPNOTSUPP),
+            true => MAX_HEADER,
+            false => 0,
+        };
 
         let mut pages = None;
         let (context, slots, send, recv, given, rings) = match user {
@@ -308,7 +325,7 @@ impl QueuePair for Qp {
                 (context, user.context.slots(), send, recv, given, rings)
             }
             None => {
-                let (send, recv, given, length) = kernel_layouts(asked, limits)?;
+                let (send, recv, given, length) = kernel_layouts(asked, limits, max_header)?;
                 let mut memory = None;
                 if length != 0 {
                     let shared = SharedMemory::new(call.data().dma(), usize::try_from(length)?)?;
@@ -350,7 +367,7 @@ impl QueuePair for Qp {
                 flags,
                 max_send_sge: u16::try_from(given.max_send_sge)?.into(),
                 max_recv_sge: u16::try_from(given.max_recv_sge)?.into(),
-                max_inline: u16::try_from(given.max_inline_data)?.into(),
+                max_inline: u16::try_from(given.max_inline_data.max(max_header))?.into(),
                 send_cqn: attributes.send_cq.number().into(),
                 recv_cqn: attributes.recv_cq.map_or(0, |cq| cq.number()).into(),
                 send_ring: send,
@@ -395,6 +412,7 @@ impl QueuePair for Qp {
                 ty,
                 signal_all,
                 capabilities: given,
+                max_header,
                 condition <- new_mutex!(Condition { state: State::Reset, stop }),
             }),
             response: CreateQpResponse(response),
@@ -545,14 +563,17 @@ impl QueuePair for Qp {
             Rings::None => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
-        let max_sge = qp.capabilities.max_send_sge;
-        let checksums = feature::has_checksums(call.data().features, qp.ty);
+        let limits = SendLimits {
+            max_sge: qp.capabilities.max_send_sge,
+            max_header: qp.max_header,
+            checksums: feature::has_checksums(call.data().features, qp.ty),
+        };
         let mut ring = rings.ring(Side::Send).lock();
         let before = ring.producer();
 
         let result = requests.try_for_each(|request| {
             let (entry, name) = ring.next_entry()?;
-            wqe::write_send(memory, entry, name, &request, max_sge, checksums)?;
+            wqe::write_send(memory, entry, name, &request, limits)?;
             let signaled = qp.signal_all || request.flags().contains(SendFlag::Signaled);
             ring.advance(request.post(), 0, signaled);
             Ok(())
@@ -746,7 +767,7 @@ mod tests {
         assert!(!send.is_present() && !recv.is_present());
         assert_eq!(given, QpCap::default());
 
-        let (send, recv, _, length) = kernel_layouts(&QpCap::default(), &limits())?;
+        let (send, recv, _, length) = kernel_layouts(&QpCap::default(), &limits(), 0)?;
         assert!(!send.is_present() && !recv.is_present());
         assert_eq!(length, 0);
         Ok(())
@@ -761,10 +782,15 @@ mod tests {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let (send, recv, given, length) = kernel_layouts(&asked, &limits())?;
+        let (send, recv, given, length) = kernel_layouts(&asked, &limits(), 0)?;
         assert!(send.is_valid(length) && recv.is_valid(length));
         assert_eq!((given.max_send_wr, given.max_recv_wr), (64, 8));
         assert_eq!((send.stride.get(), recv.stride.get()), (128, 32));
+
+        // Elements and a header of segments are in an entry together.
+        let (send, _, given, length) = kernel_layouts(&asked, &limits(), 124)?;
+        assert!(send.is_valid(length));
+        assert_eq!((send.stride.get(), given.max_inline_data), (256, 0));
         Ok(())
     }
 

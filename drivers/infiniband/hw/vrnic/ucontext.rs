@@ -148,6 +148,9 @@ impl rdma::UserContext for UserContext {
             if feature::has_checksums(call.data().features, ty) {
                 response.checksum_types |= 1 << ty.raw();
             }
+            if feature::has_segmentation(call.data().features, ty) {
+                response.segmentation_types |= 1 << ty.raw();
+            }
         }
         if let Some(doorbells) = &call.data().doorbells {
             let offset = doorbells

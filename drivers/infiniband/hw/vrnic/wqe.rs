@@ -21,6 +21,7 @@ use rdma::{
 use virtio::SharedMemory;
 use vrnic_wire::work::{
     self,
+    elements_offset,
     send_flags,
     AtomicTarget,
     DatagramTarget,
@@ -41,16 +42,30 @@ use crate::{
     mr::rights, //
 };
 
-/// Writes the send entry of request `name` at `at`. `EINVAL` for more than `max_sge` elements, for
-/// inline data, which the device does not support for the kernel, and for checksums unless the
-/// queue pair has `checksums`.
+/// Longest header of segments: that of IP over InfiniBand, and those of IPv4 and TCP with all
+/// options that can be.
+pub(crate) const MAX_HEADER: u32 = 4 + 60 + 60;
+
+/// What the sends of a queue pair can have.
+#[derive(Copy, Clone)]
+pub(crate) struct SendLimits {
+    /// Number of elements.
+    pub(crate) max_sge: u32,
+    /// Bytes of a header of segments, for which there is room in front of the elements; 0 without
+    /// segments.
+    pub(crate) max_header: u32,
+    /// Whether there are checksums.
+    pub(crate) checksums: bool,
+}
+
+/// Writes the send entry of request `name` at `at`. `EINVAL` for what exceeds the limits, and for
+/// inline data, which the device does not support for the kernel.
 pub(crate) fn write_send(
     memory: &SharedMemory,
     at: usize,
     name: Name,
     request: &SendRequest<'_, Vrnic>,
-    max_sge: u32,
-    checksums: bool,
+    limits: SendLimits,
 ) -> Result {
     let given = request.flags();
     let mut flags = 0;
@@ -65,20 +80,45 @@ pub(crate) fn write_send(
         }
     }
     let sums = given.contains(SendFlag::IpChecksum);
-    if given.contains(SendFlag::Inline) || (sums && !checksums) {
+    if given.contains(SendFlag::Inline) || (sums && !limits.checksums) {
         return Err(EINVAL);
     }
 
-    let Encoded {
+    let encoded = encode(request.operation())?;
+    write_entry(
+        memory,
+        at,
+        (name, flags),
+        encoded,
+        request.elements(),
+        limits,
+    )
+}
+
+/// Writes the send entry of a request with these flags at `at`.
+fn write_entry(
+    memory: &SharedMemory,
+    at: usize,
+    (name, flags): (Name, u8),
+    Encoded {
         opcode,
         immediate,
         pkey_index,
         target,
-    } = encode(request.operation())?;
+        segment_header,
+    }: Encoded<'_>,
+    elements: &[Sge],
+    limits: SendLimits,
+) -> Result {
+    let header_length = u16::try_from(segment_header.len())?;
+    if u32::from(header_length) > limits.max_header {
+        return Err(EINVAL);
+    }
     let header = SendHeader {
         opcode: opcode.raw(),
         flags,
-        num_sge: count(request.elements(), max_sge)?.into(),
+        num_sge: count(elements, limits.max_sge)?.into(),
+        inline_length: u32::from(header_length).into(),
         wr_id: name.to_wire().into(),
         immediate: immediate.into(),
         pkey_index: pkey_index.into(),
@@ -86,7 +126,8 @@ pub(crate) fn write_send(
     };
     memory.write(at, header.as_bytes())?;
     memory.write(at + TARGET_OFFSET, &target)?;
-    write_elements(memory, at + SEND_DATA_OFFSET, request.elements())
+    memory.write(at + SEND_DATA_OFFSET, segment_header)?;
+    write_elements(memory, at + elements_offset(header_length), elements)
 }
 
 /// Writes the receive entry of request `name` at `at`. Returns the number of bytes that it has room
@@ -131,20 +172,22 @@ fn write_elements(memory: &SharedMemory, at: usize, elements: &[Sge]) -> Result 
 }
 
 /// Parts of an entry that depend on the operation.
-struct Encoded {
+struct Encoded<'a> {
     opcode: SendOpcode,
     immediate: u32,
     pkey_index: u16,
     target: [u8; TARGET_LENGTH],
+    segment_header: &'a [u8],
 }
 
 /// Translates an operation.
-fn encode(operation: &Operation<'_, Vrnic>) -> Result<Encoded> {
+fn encode<'a>(operation: &Operation<'a, Vrnic>) -> Result<Encoded<'a>> {
     let plain = |opcode, immediate| Encoded {
         opcode,
         immediate,
         pkey_index: 0,
         target: [0; TARGET_LENGTH],
+        segment_header: &[],
     };
     let rdma = |opcode, remote: &Remote, immediate| Encoded {
         target: zerocopy::transmute!(RdmaTarget {
@@ -196,12 +239,18 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Result<Encoded> {
             remote_qkey,
             pkey_index,
             immediate,
+            segments,
         } => Encoded {
-            opcode: match immediate {
-                Some(_) => SendOpcode::SendWithImmediate,
-                None => SendOpcode::Send,
+            opcode: match (segments, immediate) {
+                (Some(_), _) => SendOpcode::SendSegmented,
+                (None, Some(_)) => SendOpcode::SendWithImmediate,
+                (None, None) => SendOpcode::Send,
             },
-            immediate: immediate.unwrap_or(0),
+            immediate: match segments {
+                Some(segments) => segments.size.get(),
+                None => immediate.unwrap_or(0),
+            },
+            segment_header: segments.map_or(&[][..], |segments| segments.header),
             pkey_index: *pkey_index,
             target: zerocopy::transmute!(DatagramTarget {
                 address: ah.address(),
@@ -247,6 +296,12 @@ mod tests {
         index: 41,
     };
 
+    const LIMITS: SendLimits = SendLimits {
+        max_sge: 1,
+        max_header: 0,
+        checksums: true,
+    };
+
     fn with_memory(test: impl FnOnce(&SharedMemory) -> Result) -> Result {
         virtio::testing::with_dma(|dma| test(&SharedMemory::new(dma, 256)?))
     }
@@ -266,7 +321,7 @@ mod tests {
         operation: Operation<'_, Vrnic>,
     ) -> Result {
         with_send_request(flags, operation, |request| {
-            write_send(memory, at, NAME, request, 1, true)
+            write_send(memory, at, NAME, request, LIMITS)
         })?
     }
 
@@ -305,12 +360,52 @@ mod tests {
             for (checksums, expected) in [(true, Ok(())), (false, Err(EINVAL))] {
                 let flags = SendFlag::IpChecksum.into();
                 let written = with_send_request(flags, Operation::Send, |request| {
-                    write_send(memory, 0, NAME, request, 1, checksums)
+                    write_send(
+                        memory,
+                        0,
+                        NAME,
+                        request,
+                        SendLimits {
+                            checksums,
+                            ..LIMITS
+                        },
+                    )
                 })?;
                 assert_eq!(written, expected);
             }
             let header: SendHeader = read(memory, 0)?;
             assert_eq!(header.flags, send_flags::CHECKSUMS);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_header_of_segments_is_in_the_entry() -> Result {
+        with_memory(|memory| {
+            let write = |header: &[u8], max_header| {
+                let encoded = Encoded {
+                    opcode: SendOpcode::SendSegmented,
+                    immediate: 1400,
+                    pkey_index: 0,
+                    target: [0; TARGET_LENGTH],
+                    segment_header: header,
+                };
+                let limits = SendLimits {
+                    max_header,
+                    ..LIMITS
+                };
+                write_entry(memory, 0, (NAME, 0), encoded, &[], limits)
+            };
+            assert_eq!(write(b"header", 5), Err(EINVAL));
+            write(b"header", 6)?;
+            let header: SendHeader = read(memory, 0)?;
+            assert_eq!(header.opcode, SendOpcode::SendSegmented.raw());
+            assert_eq!((header.num_sge.get(), header.inline_length.get()), (0, 6));
+            assert_eq!(header.immediate.get(), 1400);
+            assert_eq!(read::<[u8; 6]>(memory, SEND_DATA_OFFSET)?, *b"header");
+            // The largest entry of a queue pair of IP over InfiniBand has this stride.
+            let stride = work::segmented_send_stride(18, 0, MAX_HEADER);
+            assert_eq!(stride, 512);
             Ok(())
         })
     }

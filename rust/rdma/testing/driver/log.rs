@@ -68,6 +68,7 @@ pub(crate) enum Asked {
         send_cq: u32,
         recv_cq: u32,
         srq: Option<u32>,
+        segments: bool,
         request: Option<u64>,
     },
     Modify(qp::AttributeMask, QpAttr<ah::Roce>),

@@ -96,6 +96,7 @@ pub(crate) fn attributes() -> DeviceAttr {
             datagram: OnDemandOperation::Receive.into(),
             implicit: true,
         },
+        ud_segmentation: true,
         timestamp_mask: 131,
         clock_khz: 132,
     }

@@ -63,6 +63,7 @@ impl QueuePair for Object {
         qp::Type::UnreliableDatagram,
         qp::Type::XrcInitiator,
     ];
+    const SENDS_SEGMENTS: bool = true;
 
     fn create(
         call: &Call<'_, TestDriver>,
@@ -80,6 +81,7 @@ impl QueuePair for Object {
             send_cq: attributes.send_cq.number,
             recv_cq: attributes.recv_cq.map_or(0, |cq| cq.number),
             srq: attributes.srq.map(|srq| srq.number),
+            segments: attributes.segments,
             request,
         });
         let object = Object::new(call);

@@ -163,7 +163,9 @@ mod cases {
                 assert_eq!(plain(opcode, ty).err(), Some(EOPNOTSUPP));
             }
         }
-        // The only operation for datagrams is a send.
+        // The only operation for datagrams is a send. Management datagrams have no segments.
+        let segmented = plain(bindings::ib_wr_opcode_IB_WR_LSO, Type::Gsi);
+        assert_eq!(segmented.err(), Some(EINVAL));
         for opcode in [
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV,
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
@@ -176,6 +178,32 @@ mod cases {
             for ty in [UD, Type::Gsi] {
                 assert_eq!(plain(opcode, ty).err(), Some(EINVAL));
             }
+        }
+    }
+
+    #[test]
+    fn segments_have_a_header_and_a_size() {
+        let mut header = *b"a header";
+        let start: *mut c_void = header.as_mut_ptr().cast();
+        let with = |change: &dyn Fn(&mut bindings::ib_ud_wr)| {
+            let mut wr = bindings::ib_ud_wr {
+                wr: request(bindings::ib_wr_opcode_IB_WR_LSO),
+                header: start,
+                hlen: 5,
+                mss: 1400,
+                ..Default::default()
+            };
+            change(&mut wr);
+            // SAFETY: The header is as long as the request says, or the length is not valid, which
+            // must be detected.
+            unsafe { Segments::from_raw(&wr) }
+                .map(|segments| (segments.header == b"a hea", segments.size.get()))
+        };
+        assert_eq!(with(&|_| ()), Ok((true, 1400)));
+        assert_eq!(with(&|wr| wr.header = null_mut()), Err(EINVAL));
+        for wrong in [0, -1, c_int::MIN] {
+            assert!(with(&|wr| wr.hlen = wrong).is_err());
+            assert!(with(&|wr| wr.mss = wrong).is_err());
         }
     }
 
