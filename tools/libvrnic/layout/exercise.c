@@ -98,6 +98,7 @@ static struct vrnic_alloc_context_resp granted(void)
 		.max_inline_data = 512,
 		.null_key = 2,
 		.checksum_types = 1 << IBV_QPT_RAW_PACKET,
+		.segmentation_types = 1 << IBV_QPT_RAW_PACKET,
 	};
 }
 
@@ -183,6 +184,8 @@ int ibv_cmd_query_device_any(struct ibv_context *context, const struct ibv_query
 	out->min_rate_limit = 1;
 	out->max_rate_limit = 5000;
 	out->rate_limit_types = 1 << IBV_QPT_RC;
+	out->max_segmented_length = 262144;
+	out->segmentation_types = 1 << IBV_QPT_RAW_PACKET;
 	return 0;
 }
 
@@ -1942,6 +1945,77 @@ static void device_memory(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.free_dm(dm) && freed_dms == 1);
 }
 
+/* The header of segments is in the entry, in front of the elements. */
+static void segments(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_cq *cq = ops.create_cq(context, 5, NULL, 0);
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RAW_PACKET,
+		.cap = { .max_send_wr = 4, .max_send_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
+		.pd = pd,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
+		.max_tso_header = 513,
+	};
+	char header[54] = "a header";
+	struct ibv_sge sge = { .addr = 1, .length = 5000, .lkey = 5 };
+	struct ibv_send_wr wr = { .wr_id = 78, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_TSO }, *bad;
+	struct ibv_qp_ex *ex;
+	struct ibv_qp *qp;
+
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EINVAL);
+	attr.max_tso_header = 54;
+	attr.qp_type = IBV_QPT_UD;
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EOPNOTSUPP);
+	attr.max_tso_header = 0;
+	attr.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EOPNOTSUPP);
+	attr.max_tso_header = 54;
+	attr.qp_type = IBV_QPT_RAW_PACKET;
+	qp = ops.create_qp_ex(context, &attr);
+	CHECK(qp && qp_req.sq.stride == 256 && attr.max_tso_header == 54);
+	to_rts(qp);
+
+	ex = &((struct verbs_qp *)qp)->qp_ex;
+	ibv_wr_start(ex);
+	ex->wr_id = 79;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send_tso(ex, header, sizeof(header), 1400);
+	ibv_wr_set_sge(ex, 5, 1, 5000);
+	CHECK(!ibv_wr_complete(ex) && sent() == 1);
+	wr.tso.hdr = header;
+	wr.tso.hdr_sz = sizeof(header);
+	wr.tso.mss = 1400;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	CHECK(!ibv_post_send(qp, &wr, &bad) && sent() == 2);
+	for (unsigned int i = 0; i < 2; i++) {
+		CHECK(send_entry(i)[0] == 10 && send_entry(i)[1] == 1 && send_entry(i)[2] == 1);
+		CHECK(get32(send_entry(i) + 4) == 54 && get32(send_entry(i) + 16) == 1400);
+		CHECK(!memcmp(send_entry(i) + 64, header, 54) && !memcmp(send_entry(i) + 128, &sge, 16));
+	}
+	complete(17, send_name(&qp_req, 1), IBV_WC_TSO, 0);
+	{
+		struct ibv_wc wc[2];
+
+		CHECK(ibv_poll_cq(cq, 2, wc) == 1 && wc->wr_id == 78 && wc->opcode == IBV_WC_TSO);
+	}
+	wr.tso.hdr_sz = 55;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+	wr.tso.hdr_sz = 0;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL);
+	wr.tso.hdr_sz = 54;
+	wr.send_flags = IBV_SEND_INLINE;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && sent() == 2);
+	ibv_wr_start(ex);
+	ibv_wr_send_tso(ex, header, 55, 1400);
+	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 2);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
+}
+
 /* Frames are sent as they are, and flows belong to the kernel. */
 static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
 {
@@ -1975,6 +2049,7 @@ static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct i
 	fail_next = 0;
 	CHECK(!ops.destroy_flow(flow) && destroyed_flows == 1);
 	CHECK(!ops.destroy_qp(qp));
+	segments(context, pd);
 }
 
 /* An imported context rings the same slots in the same area. */
@@ -2054,6 +2129,7 @@ void exercise(void)
 		CHECK(attr.packet_pacing_caps.qp_rate_limit_min == 1);
 		CHECK(attr.packet_pacing_caps.qp_rate_limit_max == 5000);
 		CHECK(attr.packet_pacing_caps.supported_qpts == 1 << IBV_QPT_RC);
+		CHECK(attr.tso_caps.max_tso == 262144 && attr.tso_caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET);
 		CHECK(!attr.raw_packet_caps && !attr.max_wq_type_rq);
 		completion_queues(context, pd);
 		clocks(context, pd);

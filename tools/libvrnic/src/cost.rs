@@ -44,6 +44,7 @@ fn cost_of_a_request_and_a_completion() {
         checksums: false,
         max_sge: 1,
         max_inline: 64,
+        max_header: 0,
     };
     let outstanding = Outstanding::new(ENTRIES, Opcode::Send).unwrap();
     let mut completions = CompletionQueue::new(cq_memory, cq_layout);
@@ -69,6 +70,7 @@ fn cost_of_a_request_and_a_completion() {
                     rkey: i,
                 },
                 srqn: 0,
+                header: &[],
             };
             let element = Sge {
                 address: 4096.into(),

@@ -500,6 +500,7 @@ impl Qp {
             checksums: true,
             max_sge: 1,
             max_inline: INLINE,
+            max_header: 0,
         };
         Ok(Self {
             send: SendQueue::new(ring(send, Opcode::Send, send_cq)?, limits),
@@ -658,5 +659,6 @@ pub fn request(opcode: SendOpcode, wr_id: u64, target: Target<'_>) -> Request<'_
         immediate: 0,
         target,
         srqn: 0,
+        header: &[],
     }
 }

@@ -271,7 +271,9 @@ pub mod op {
 #[repr(C)]
 pub struct ibv_device_attr_ex {
     pub fw_ver: [c_char; 64],
-    _others: [u32; 67],
+    _others: [u32; 56],
+    pub tso_caps: ibv_tso_caps,
+    _more: [u32; 9],
     pub packet_pacing_caps: ibv_packet_pacing_caps,
 }
 

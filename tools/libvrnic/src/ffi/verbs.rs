@@ -371,7 +371,7 @@ c_struct!(
         wr_send: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
         wr_send_imm: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_send_inv: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
-        wr_send_tso: super::Unused,
+        wr_send_tso: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, u16, u16)>,
         wr_set_ud_addr: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32)>,
         wr_set_xrc_srqn: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_set_inline_data: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize)>,
@@ -503,6 +503,14 @@ c_struct!(
 );
 
 c_struct!(
+    /// Segmentation that queue pairs can have.
+    ibv_tso_caps {
+        max_tso: u32,
+        supported_qpts: u32,
+    }
+);
+
+c_struct!(
     /// Scatter/gather element.
     ibv_sge {
         addr: u64,
@@ -547,6 +555,23 @@ pub struct wr_bind_mw {
     pub bind_info: ibv_mw_bind_info,
 }
 
+/// `tso` of [`ibv_send_wr`].
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct wr_tso {
+    pub hdr: *mut c_void,
+    pub hdr_sz: u16,
+    pub mss: u16,
+}
+
+/// `bind_mw` of [`ibv_send_wr`], and `tso` in the same place.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union bind_mw_union {
+    pub bind_mw: wr_bind_mw,
+    pub tso: wr_tso,
+}
+
 /// `wr` of [`ibv_send_wr`].
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -568,7 +593,7 @@ c_struct!(
         imm_data: u32,
         wr: wr_union,
         qp_type: u32,
-        bind_mw: wr_bind_mw,
+        bind_mw: bind_mw_union,
     }
 );
 
@@ -669,6 +694,7 @@ c_constants! {
     IBV_WR_LOCAL_INV: c_int = 7;
     IBV_WR_BIND_MW: c_int = 8;
     IBV_WR_SEND_WITH_INV: c_int = 9;
+    IBV_WR_TSO: c_int = 10;
 
     IBV_SEND_FENCE: c_uint = 1 << 0;
     IBV_SEND_SIGNALED: c_uint = 1 << 1;
@@ -701,6 +727,7 @@ c_constants! {
     IBV_WC_FETCH_ADD: c_int = 4;
     IBV_WC_BIND_MW: c_int = 5;
     IBV_WC_LOCAL_INV: c_int = 6;
+    IBV_WC_TSO: c_int = 7;
     IBV_WC_RECV: c_int = 128;
     IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
 
@@ -731,6 +758,7 @@ c_constants! {
     IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
     IBV_QP_INIT_ATTR_XRCD: u32 = 1 << 1;
     IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
+    IBV_QP_INIT_ATTR_MAX_TSO_HEADER: u32 = 1 << 3;
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
     IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1 << 0;
@@ -743,6 +771,7 @@ c_constants! {
     IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
     IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
     IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
+    IBV_QP_EX_WITH_TSO: u64 = 1 << 10;
     IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
     IBV_QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;
 
@@ -787,6 +816,7 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_qp_attr::LAYOUT,
     ibv_qp_rate_limit_attr::LAYOUT,
     ibv_packet_pacing_caps::LAYOUT,
+    ibv_tso_caps::LAYOUT,
     ibv_sge::LAYOUT,
     ibv_send_wr::LAYOUT,
     ibv_recv_wr::LAYOUT,
@@ -810,6 +840,14 @@ pub const NESTED: &[(&str, &str, usize)] = &[
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", mw),
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", rkey),
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", bind_info),
+    nested!(ibv_send_wr, bind_mw, wr_tso, "tso.", hdr),
+    nested!(ibv_send_wr, bind_mw, wr_tso, "tso.", hdr_sz),
+    nested!(ibv_send_wr, bind_mw, wr_tso, "tso.", mss),
+    (
+        "struct ibv_device_attr_ex",
+        "tso_caps",
+        core::mem::offset_of!(super::driver::ibv_device_attr_ex, tso_caps),
+    ),
     (
         "struct ibv_device_attr_ex",
         "packet_pacing_caps",

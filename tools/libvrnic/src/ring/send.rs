@@ -7,7 +7,7 @@ use crate::memory::Shared;
 use vrnic_wire::work::{
     AddressVector, AtomicTarget, BindTarget, DatagramTarget, FlushTarget, RdmaTarget,
     SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, XRC_SRQN_OFFSET,
-    send_flags,
+    elements_offset, send_flags,
 };
 
 /// The target of a request.
@@ -79,12 +79,14 @@ pub struct Request<'a> {
     pub flags: u8,
     /// Identifier that the completion returns.
     pub wr_id: u64,
-    /// Immediate data in host byte order, or the key to invalidate.
+    /// Immediate data in host byte order, the key to invalidate, or the payload of each segment.
     pub immediate: u32,
     /// Target.
     pub target: Target<'a>,
     /// Number of the peer's shared receive queue, for an XRC queue pair.
     pub srqn: u32,
+    /// Header of a send in segments; empty for other operations.
+    pub header: &'a [u8],
 }
 
 /// What a queue pair allows.
@@ -103,6 +105,8 @@ pub struct Limits {
     pub max_sge: u32,
     /// Largest amount of inline data in a request, in bytes.
     pub max_inline: u32,
+    /// Longest header of a send in segments, in bytes.
+    pub max_header: u32,
 }
 
 impl Limits {
@@ -115,6 +119,15 @@ impl Limits {
     }
 }
 
+/// The entry of a request, to which data can be added.
+#[derive(Debug)]
+struct Entry {
+    memory: Shared,
+    opcode: SendOpcode,
+    /// Offset of its scatter/gather elements.
+    first: usize,
+}
+
 /// The send queue of a queue pair.
 #[derive(Debug)]
 pub struct SendQueue {
@@ -122,8 +135,8 @@ pub struct SendQueue {
     limits: Limits,
     /// Whether posting is allowed in the state of the queue pair.
     accepts: bool,
-    /// The latest entry, and its opcode.
-    entry: Option<(Shared, SendOpcode)>,
+    /// The latest entry.
+    entry: Option<Entry>,
     /// First error since [`SendQueue::start`].
     error: Option<Refused>,
 }
@@ -174,20 +187,26 @@ impl SendQueue {
     /// Takes an entry for a request. [`SendQueue::elements`] or [`SendQueue::inline`] add its data;
     /// without them the message is empty.
     #[inline]
-    fn begin(&mut self, request: &Request<'_>) -> Result<Shared, Refused> {
+    fn begin(&mut self, request: &Request<'_>) -> Result<Entry, Refused> {
         let checksums = request.flags & send_flags::CHECKSUMS != 0;
+        let segmented = request.opcode == SendOpcode::SendSegmented;
         if !self.accepts
             || !self.limits.has(request.opcode)
             || (checksums && !self.limits.checksums)
+            || request.header.len() > self.limits.max_header as usize
+            || request.header.is_empty() == segmented
         {
             return Err(Refused::Invalid);
         }
+        // The limit is less than the stride.
+        let header_length = request.header.len() as u16;
         let (entry, name) = self.ring.take(request.wr_id)?;
         let header = SendHeader {
             opcode: request.opcode.raw(),
             flags: request.flags & !send_flags::INLINE,
             wr_id: name.to_wire().into(),
             immediate: request.immediate.into(),
+            inline_length: u32::from(header_length).into(),
             ..SendHeader::default()
         };
         entry.write(0, &header);
@@ -195,24 +214,36 @@ impl SendQueue {
         if self.limits.xrc {
             entry.write_bytes(XRC_SRQN_OFFSET, &request.srqn.to_le_bytes());
         }
-        Ok(entry)
+        if segmented {
+            entry.write_bytes(SEND_DATA_OFFSET, request.header);
+        }
+        Ok(Entry {
+            memory: entry,
+            opcode: request.opcode,
+            first: elements_offset(header_length),
+        })
     }
 
     /// Writes an entry's scatter/gather list.
     #[inline]
     fn elements(
         &self,
-        entry: &Shared,
-        opcode: SendOpcode,
+        entry: &Entry,
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
         let count = elements.len();
-        if count > self.limits.max_sge as usize || (count > 0 && !opcode.has_elements()) {
+        // All elements have room beside the longest header that was asked for, but not all that the entry has
+        // room for otherwise.
+        let room = (self.ring.stride() as usize).saturating_sub(entry.first) / size_of::<Sge>();
+        if count > room.min(self.limits.max_sge as usize)
+            || (count > 0 && !entry.opcode.has_elements())
+        {
             return Err(Refused::Invalid);
         }
-        entry.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
+        let memory = &entry.memory;
+        memory.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
         for (i, element) in elements.enumerate() {
-            entry.write(SEND_DATA_OFFSET + i * size_of::<Sge>(), &element);
+            memory.write(entry.first + i * size_of::<Sge>(), &element);
         }
         Ok(())
     }
@@ -221,18 +252,21 @@ impl SendQueue {
     #[inline]
     fn inline<'a>(
         &self,
-        entry: &Shared,
-        opcode: SendOpcode,
+        entry: &Entry,
         flags: u8,
         pieces: impl Iterator<Item = &'a [u8]>,
     ) -> Result<(), Refused> {
         if matches!(
-            opcode,
-            SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
-        ) || !opcode.has_elements()
+            entry.opcode,
+            SendOpcode::Read
+                | SendOpcode::CompareSwap
+                | SendOpcode::FetchAdd
+                | SendOpcode::SendSegmented
+        ) || !entry.opcode.has_elements()
         {
             return Err(Refused::Invalid);
         }
+        let entry = &entry.memory;
         let mut length = 0_usize;
         for piece in pieces {
             // A piece may be of any size, so compare before adding.
@@ -256,7 +290,7 @@ impl SendQueue {
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
         let entry = self.begin(request)?;
-        self.elements(&entry, request.opcode, elements)
+        self.elements(&entry, elements)
             .inspect_err(|_| self.ring.give_back_one())
     }
 
@@ -268,7 +302,7 @@ impl SendQueue {
         pieces: impl Iterator<Item = &'a [u8]>,
     ) -> Result<(), Refused> {
         let entry = self.begin(request)?;
-        self.inline(&entry, request.opcode, request.flags, pieces)
+        self.inline(&entry, request.flags, pieces)
             .inspect_err(|_| self.ring.give_back_one())
     }
 
@@ -292,7 +326,7 @@ impl SendQueue {
             return;
         }
         match self.begin(request) {
-            Ok(entry) => self.entry = Some((entry, request.opcode)),
+            Ok(entry) => self.entry = Some(entry),
             Err(error) => self.error = Some(error),
         }
     }
@@ -305,12 +339,12 @@ impl SendQueue {
 
     /// Applies `what` to the latest request. If there is none, the group fails.
     #[inline]
-    fn with_entry(&mut self, what: impl FnOnce(&Self, &Shared, SendOpcode) -> Result<(), Refused>) {
+    fn with_entry(&mut self, what: impl FnOnce(&Self, &Entry) -> Result<(), Refused>) {
         if self.error.is_some() {
             return;
         }
         let done = match &self.entry {
-            Some((entry, opcode)) => what(self, entry, *opcode),
+            Some(entry) => what(self, entry),
             None => Err(Refused::Invalid),
         };
         self.error = done.err();
@@ -319,26 +353,26 @@ impl SendQueue {
     /// Sets the scatter/gather list of the latest request.
     #[inline]
     pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
-        self.with_entry(|queue, entry, opcode| queue.elements(entry, opcode, elements));
+        self.with_entry(|queue, entry| queue.elements(entry, elements));
     }
 
     /// Copies inline data into the latest request and marks it as inline.
     #[inline]
     pub fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
-        self.with_entry(|queue, entry, opcode| {
-            let flags = entry
+        self.with_entry(|queue, entry| {
+            let flags = (entry.memory)
                 .byte(FLAGS_OFFSET)
                 .load(core::sync::atomic::Ordering::Relaxed);
-            queue.inline(entry, opcode, flags, pieces)
+            queue.inline(entry, flags, pieces)
         });
     }
 
     /// Sets the destination queue pair of the latest request.
     #[inline]
     pub fn set_datagram(&mut self, address: &AddressVector, remote_qpn: u32, qkey: u32) {
-        self.with_entry(|_, entry, _| {
+        self.with_entry(|_, entry| {
             write_target(
-                entry,
+                &entry.memory,
                 &Target::Datagram {
                     address,
                     remote_qpn,
@@ -352,11 +386,13 @@ impl SendQueue {
     /// Sets the peer's shared receive queue for the latest request.
     #[inline]
     pub fn set_xrc_srqn(&mut self, srqn: u32) {
-        self.with_entry(|queue, entry, _| {
+        self.with_entry(|queue, entry| {
             if !queue.limits.xrc {
                 return Err(Refused::Invalid);
             }
-            entry.write_bytes(XRC_SRQN_OFFSET, &srqn.to_le_bytes());
+            entry
+                .memory
+                .write_bytes(XRC_SRQN_OFFSET, &srqn.to_le_bytes());
             Ok(())
         });
     }
@@ -479,6 +515,7 @@ mod tests {
         immediate: 0,
         target: Target::Peer,
         srqn: 0,
+        header: &[],
     };
 
     fn queue() -> (Buffer, Shared, SendQueue) {
@@ -490,6 +527,7 @@ mod tests {
             checksums: false,
             max_sge: 2,
             max_inline: 64,
+            max_header: 20,
         };
         let mut queue = SendQueue::new(work_ring(memory, layout), limits);
         queue.set_accepts(true);
@@ -647,6 +685,52 @@ mod tests {
             queue.push(&SEND, core::iter::empty()),
             Err(Refused::Invalid)
         );
+    }
+
+    #[test]
+    fn segments_have_a_header_in_front_of_their_elements() {
+        let (_buffer, memory, mut queue) = queue();
+        let segmented = |header| Request {
+            opcode: SendOpcode::SendSegmented,
+            immediate: 1400,
+            header,
+            ..SEND
+        };
+        let long = [7_u8; 21];
+        let request = segmented(&long[..20]);
+        queue.push(&request, [sge(1), sge(2)].into_iter()).unwrap();
+        let first = header(&memory, 0);
+        assert_eq!(first.opcode, SendOpcode::SendSegmented.raw());
+        assert_eq!((first.num_sge.get(), first.inline_length.get()), (2, 20));
+        assert_eq!(first.immediate.get(), 1400);
+        let data = 1024 + SEND_DATA_OFFSET;
+        assert_eq!(memory.read::<[u8; 24]>(data)[..20], long[..20]);
+        assert_eq!(memory.read::<Sge>(data + 48), sge(2));
+        // With a builder, the elements come later.
+        queue.start();
+        queue.add(&segmented(&b"x"[..]));
+        queue.set_elements([sge(3)].into_iter());
+        assert_eq!(queue.complete(), Ok(true));
+        assert_eq!(memory.read::<Sge>(data + 128 + 16), sge(3));
+
+        let refused = |queue: &mut SendQueue, request: &Request<'_>, elements| {
+            let sges = core::iter::repeat_n(sge(1), elements);
+            assert_eq!(queue.push(request, sges), Err(Refused::Invalid));
+        };
+        refused(&mut queue, &segmented(&long), 1);
+        refused(&mut queue, &segmented(&[]), 1);
+        let other = Request {
+            header: b"x",
+            ..SEND
+        };
+        refused(&mut queue, &other, 1);
+        let inline = queue.push_inline(&request, core::iter::empty());
+        assert_eq!(inline, Err(Refused::Invalid));
+        // The entry has room for four elements without a header, and for two with this one.
+        queue.set_limits(4, 64);
+        refused(&mut queue, &request, 3);
+        queue.limits.max_header = 0;
+        refused(&mut queue, &request, 1);
     }
 
     #[test]

@@ -46,6 +46,8 @@ struct Own {
     null_key: Option<u32>,
     /// Queue pair types that can fill in and check checksums, as bits.
     checksum_types: u32,
+    /// Queue pair types that can send in segments, as bits.
+    segmentation_types: u32,
     patience: Patience,
 }
 
@@ -100,9 +102,17 @@ impl Context {
     /// The verbs contract: an open context.
     pub unsafe fn has_checksums(context: *mut ibv_context, qp_type: c_int) -> bool {
         // SAFETY: By contract.
-        let types = unsafe { Self::own(context).checksum_types };
-        let bit = 1_u32.checked_shl(qp_type.cast_unsigned());
-        bit.is_some_and(|bit| types & bit != 0)
+        has_type(unsafe { Self::own(context).checksum_types }, qp_type)
+    }
+
+    /// Returns whether queue pairs of a type can send in segments.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: an open context.
+    pub unsafe fn has_segmentation(context: *mut ibv_context, qp_type: c_int) -> bool {
+        // SAFETY: By contract.
+        has_type(unsafe { Self::own(context).segmentation_types }, qp_type)
     }
 
     /// Returns the largest number of inline bytes in a send entry.
@@ -114,6 +124,12 @@ impl Context {
         // SAFETY: By contract.
         unsafe { Self::own(context).max_inline }
     }
+}
+
+/// Returns whether a set of queue pair types, as bits, contains a type.
+fn has_type(types: u32, qp_type: c_int) -> bool {
+    let bit = 1_u32.checked_shl(qp_type.cast_unsigned());
+    bit.is_some_and(|bit| types & bit != 0)
 }
 
 /// Opens a device. Takes ownership of `cmd_fd` in any case.
@@ -256,6 +272,7 @@ fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
         max_inline: granted.max_inline_data,
         null_key: (granted.comp_mask & CONTEXT_NULL_KEY != 0).then_some(granted.null_key),
         checksum_types: granted.checksum_types,
+        segmentation_types: granted.segmentation_types,
         patience: Patience::of_this_process(),
     })
 }
@@ -303,10 +320,16 @@ pub unsafe extern "C" fn query_device_ex(
             min_rate_limit,
             max_rate_limit,
             rate_limit_types,
+            max_segmented_length,
+            segmentation_types,
             ..
         } = resp.driver;
-        // SAFETY: There is room for this member.
+        // SAFETY: There is room for these members.
         unsafe {
+            (*attr).tso_caps = ibv_tso_caps {
+                max_tso: max_segmented_length,
+                supported_qpts: segmentation_types,
+            };
             (*attr).packet_pacing_caps = ibv_packet_pacing_caps {
                 qp_rate_limit_min: min_rate_limit,
                 qp_rate_limit_max: max_rate_limit,

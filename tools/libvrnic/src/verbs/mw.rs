@@ -94,7 +94,7 @@ pub unsafe extern "C" fn bind_mw(
         wr.wr_id = (*bind).wr_id;
         wr.opcode = IBV_WR_BIND_MW;
         wr.send_flags = (*bind).send_flags & !IBV_SEND_INLINE;
-        wr.bind_mw = wr_bind_mw {
+        wr.bind_mw.bind_mw = wr_bind_mw {
             mw,
             rkey: (*mw).rkey.wrapping_add(1),
             bind_info: (*bind).bind_info,

@@ -111,8 +111,9 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
             // The structure has no room for their arguments.
             SendOpcode::Flush | SendOpcode::AtomicWrite => return Err(Refused::Invalid),
             SendOpcode::BindWindow => {
-                let mw = wr.bind_mw.mw.as_mut().ok_or(Refused::Invalid)?;
-                let (target, key) = bind_target(mw, wr.bind_mw.rkey, &wr.bind_mw.bind_info);
+                let bind = &wr.bind_mw.bind_mw;
+                let mw = bind.mw.as_mut().ok_or(Refused::Invalid)?;
+                let (target, key) = bind_target(mw, bind.rkey, &bind.bind_info);
                 bound = Some((mw, key));
                 target
             }
@@ -130,7 +131,18 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
             _ => Target::Peer,
         }
     };
+    let (size, header) = match opcode {
+        SendOpcode::SendSegmented => {
+            // SAFETY: The union contains this for the operation.
+            let tso = unsafe { wr.bind_mw.tso };
+            // SAFETY: By the verbs contract, the header has that length.
+            let header = unsafe { list(tso.hdr.cast_const().cast(), tso.hdr_sz.into()) };
+            (tso.mss, header)
+        }
+        _ => (0, &[][..]),
+    };
     let immediate = match opcode {
+        SendOpcode::SendSegmented => u32::from(size),
         SendOpcode::SendWithInvalidate | SendOpcode::LocalInvalidate => wr.imm_data,
         SendOpcode::SendWithImmediate | SendOpcode::WriteWithImmediate => u32::from_be(wr.imm_data),
         _ => 0,
@@ -142,6 +154,7 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
         immediate,
         target,
         srqn: wr.qp_type,
+        header,
     };
     // SAFETY: By contract.
     let elements = unsafe { elements(wr.sg_list, wr.num_sge) }?;

@@ -30,7 +30,7 @@ use vrnic_wire::abi::{CreateQpRequest, CreateQpResponse, ModifyQpRequest, Ring};
 use vrnic_wire::completion::Opcode;
 use vrnic_wire::notify::SlotBits;
 use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
-use vrnic_wire::work::{SendOpcode, receive_stride, send_stride};
+use vrnic_wire::work::{SendOpcode, receive_stride, segmented_send_stride};
 
 /// A queue pair.
 #[repr(C)]
@@ -201,7 +201,12 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
 }
 
 /// Returns the layout of a queue pair's rings in their common buffer, and the length of the buffer.
-fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_int> {
+/// The sends have room for a header of `max_header` bytes, in addition to all elements.
+fn lay_out(
+    cap: &ibv_qp_cap,
+    max_header: u32,
+    max_inline: u32,
+) -> Result<(Ring, Ring, usize), c_int> {
     const HEADER: u32 = size_of::<RingHeader>() as u32;
 
     if cap.max_send_wr > MAX_ENTRIES
@@ -209,6 +214,7 @@ fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_i
         || cap.max_send_sge > MAX_STRIDE
         || cap.max_recv_sge > MAX_STRIDE
         || cap.max_inline_data > max_inline
+        || max_header > max_inline
     {
         return Err(libc::EINVAL);
     }
@@ -233,7 +239,7 @@ fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_i
     let send = place(
         0,
         cap.max_send_wr,
-        send_stride(cap.max_send_sge, cap.max_inline_data),
+        segmented_send_stride(cap.max_send_sge, cap.max_inline_data, max_header),
     )?;
     let receive = place(HEADER, cap.max_recv_wr, receive_stride(cap.max_recv_sge))?;
     Ok((send, receive, end as usize))
@@ -271,7 +277,8 @@ unsafe fn prepare(
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
     let shares = receives && !attr.srq.is_null();
-    let (sq, rq, length) = lay_out(&cap, max_inline)?;
+    let max_header = attr.max_tso_header.into();
+    let (sq, rq, length) = lay_out(&cap, max_header, max_inline)?;
     // SAFETY: By contract.
     let buffer = unsafe { Allocator::of(attr.pd, Resource::QueuePair) }.allocate(length)?;
     let request = CreateQpRequest {
@@ -291,6 +298,7 @@ unsafe fn prepare(
         checksums,
         max_sge: attr.cap.max_send_sge,
         max_inline: attr.cap.max_inline_data,
+        max_header,
     };
     let send_names = Outstanding::new(sq.entries, Opcode::Send).ok_or(libc::ENOMEM)?;
     let receive_names = Outstanding::new(rq.entries, Opcode::Receive).ok_or(libc::ENOMEM)?;
@@ -386,6 +394,11 @@ pub unsafe extern "C" fn create_qp_ex(
         IBV_QPT_XRC_RECV => (IBV_QP_INIT_ATTR_XRCD, !attr.xrcd.is_null()),
         _ => (IBV_QP_INIT_ATTR_PD, !attr.pd.is_null()),
     };
+    // The kernel does not need to know the length of headers.
+    if attr.comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER == 0 {
+        attr.max_tso_header = 0;
+    }
+    attr.comp_mask &= !IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
     let known = owner | IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     if attr.comp_mask & !known != 0 {
         return fail(libc::EOPNOTSUPP);
@@ -396,9 +409,16 @@ pub unsafe extern "C" fn create_qp_ex(
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
         attr.pd = ptr::null_mut();
     }
-    let Some((opcodes, extended)) = operations(attr.qp_type) else {
+    let Some((mut opcodes, mut extended)) = operations(attr.qp_type) else {
         return fail(libc::EOPNOTSUPP);
     };
+    // SAFETY: The verbs contract.
+    if unsafe { Context::has_segmentation(context, attr.qp_type) } {
+        opcodes |= 1 << SendOpcode::SendSegmented.raw();
+        extended |= IBV_QP_EX_WITH_TSO;
+    } else if attr.max_tso_header != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
     let asked = match attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
         0 => None,
         _ => Some(attr.send_ops_flags),

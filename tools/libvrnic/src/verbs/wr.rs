@@ -39,6 +39,9 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
     qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     qp.wr_send = Some(wr_send);
     qp.wr_send_imm = Some(wr_send_imm);
+    if has(SendOpcode::SendSegmented) {
+        qp.wr_send_tso = Some(wr_send_tso);
+    }
     if has(SendOpcode::Write) {
         qp.wr_rdma_write = Some(wr_rdma_write);
         qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
@@ -84,6 +87,7 @@ unsafe fn add(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, target: Ta
             target,
             // `wr_set_xrc_srqn` follows.
             srqn: 0,
+            header: &[],
         };
         queue(qp).add(&request);
     }
@@ -138,6 +142,23 @@ unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: The verbs contract.
     unsafe { add(qp, SendOpcode::SendWithInvalidate, rkey, Target::Peer) }
+}
+
+unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16) {
+    // SAFETY: The verbs contract: the header has that length, and the caller has set the identifier
+    // and the flags.
+    unsafe {
+        let request = Request {
+            opcode: SendOpcode::SendSegmented,
+            flags: flags((*qp).wr_flags),
+            wr_id: (*qp).wr_id,
+            immediate: mss.into(),
+            target: Target::Peer,
+            srqn: 0,
+            header: list(hdr.cast_const().cast(), hdr_sz.into()),
+        };
+        queue(qp).add(&request);
+    }
 }
 
 unsafe extern "C" fn wr_bind_mw(
