@@ -943,6 +943,10 @@ impl Scene {
                 })
             }
             SendOpcode::LocalInvalidate => send,
+            SendOpcode::SendSegmented => {
+                let size = input.take::<u8>().into();
+                (send.element(sge)).segments(input.bytes(80), size)
+            }
             _ => send.element(sge).rdma(address.get(), key),
         };
         let send = match QpType::try_from(qp.qp_type) {

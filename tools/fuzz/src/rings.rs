@@ -3,16 +3,17 @@
 //! A hostile process: garbage in rings, in the notify area and in doorbells.
 //!
 //! The process has its own context: connections of both kinds to itself, one of them with a shared receive queue, one
-//! connection to another guest, and a datagram queue pair; also regions, windows, and keys of others that it must not
-//! use. It writes almost valid work requests, plain garbage and invalid indices, and rings everyone's doorbells. A
-//! connection of the same guest's driver must not be affected. Memory of another protection domain must not change or
-//! appear in memory that the process can read.
+//! connection to another guest, a datagram queue pair, and one for raw packets; also regions, windows, and keys of
+//! others that it must not use. It writes almost valid work requests, plain garbage and invalid indices, and rings
+//! everyone's doorbells. A connection of the same guest's driver must not be affected. Memory of another protection
+//! domain must not change or appear in memory that the process can read.
 
 use crate::{
     innocent::{check_connection, check_no_secret, secret},
     input::Input,
     objects::Objects,
 };
+use etherparse::PacketBuilder;
 use std::time::Duration;
 use vrnic_engine::{
     RnicConfig, Segmentation,
@@ -70,6 +71,29 @@ struct Scene {
 
 /// The multicast group of the process's datagram queue pair.
 const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 1, 1];
+
+/// Returns the header of a send in segments, which may have a few wrong bytes or end early.
+fn segment_header(input: &mut Input<'_>) -> Vec<u8> {
+    let mut header = Vec::new();
+    let builder = PacketBuilder::ethernet2([2; 6], [4; 6]);
+    let builder = if input.take() {
+        builder.ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+    } else {
+        builder.ipv6([1; 16], [2; 16], 64)
+    };
+    let tcp = builder.tcp(1, 2, input.take(), 4);
+    tcp.write(&mut header, &[]).expect("a header");
+    for _ in 0..input.below(4) {
+        let at = input.below(header.len());
+        header[at] = input.take();
+    }
+    let length = match input.below(8) {
+        0 => input.below(header.len()),
+        _ => header.len(),
+    };
+    header.truncate(length);
+    header
+}
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
@@ -195,6 +219,12 @@ impl Scene {
         let qp = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
         objects.cqs.push(cq.cqn);
         objects.qps.push(qp.qpn);
+        let raw = QpOptions {
+            qp_type: QpType::RawPacket,
+            ..options
+        };
+        let raw = guest.try_qp(rnic, &raw, cq.cqn, cq.cqn).expect("qp");
+        objects.qps.push(raw.qpn);
         (guest.context, guest.pd, _) = driver;
         let attributes = QpAttributes {
             port: 1,
@@ -202,6 +232,11 @@ impl Scene {
             ..QpAttributes::default()
         };
         world.bring_up(0, qp.qpn, attributes, options.qp_type);
+        let raw_attributes = QpAttributes {
+            port: 1,
+            ..QpAttributes::default()
+        };
+        world.bring_up(0, raw.qpn, raw_attributes, QpType::RawPacket);
         let Node { rnic, guest } = &mut world.nodes[0];
         let attach = AttachMulticast {
             qpn: qp.qpn.into(),
@@ -213,6 +248,12 @@ impl Scene {
             qp,
             qp_type: options.qp_type,
             attributes,
+            written: [0; 2],
+        });
+        qps.push(OwnQp {
+            qp: raw,
+            qp_type: QpType::RawPacket,
+            attributes: raw_attributes,
             written: [0; 2],
         });
         for side in 0..2 {
@@ -314,7 +355,7 @@ impl Scene {
 
     /// Returns a work request that is valid or almost valid.
     fn request(&self, input: &mut Input<'_>, qp_type: QpType) -> Send {
-        const OPCODES: [SendOpcode; 13] = [
+        const OPCODES: [SendOpcode; 14] = [
             SendOpcode::Write,
             SendOpcode::WriteWithImmediate,
             SendOpcode::Send,
@@ -328,6 +369,7 @@ impl Scene {
             SendOpcode::RegisterRegion,
             SendOpcode::Flush,
             SendOpcode::AtomicWrite,
+            SendOpcode::SendSegmented,
         ];
         let opcode = input.pick(&OPCODES);
         let mut send = Send::new(input.take::<u8>().into(), opcode);
@@ -351,6 +393,14 @@ impl Scene {
         let remote = self.element(input);
         let (address, key) = (remote.address.get(), remote.lkey.get());
         send = send.immediate(key).flags(input.take::<u8>() & 6);
+        if opcode == SendOpcode::SendSegmented {
+            // Hundreds of thousands of packets would take too long.
+            let size = match input.take::<u16>() {
+                0 => 0,
+                size => u32::from(size) | 64,
+            };
+            send = send.segments(&segment_header(input), size);
+        }
         if qp_type == QpType::UnreliableDatagram {
             let vector = AddressVector {
                 dgid: match input.below(5) {
