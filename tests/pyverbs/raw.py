@@ -10,12 +10,13 @@ The receiver has a queue pair with flows for frames to its address and to all, b
 the queue pair gets with what the network device gets, which it watches through a packet socket. The sender sends what
 belongs to the queue pair, to the network device, to both and, with a forged source, to neither. It also sends IP
 packets with wrong checksums to a group. The device fills them in on request, and the receiver's device checks those of
-IPv4.
+IPv4. It also divides TCP packets to the group, and the receiver puts them together.
 
 The other two programs are about kinds of flows: two with different priorities, one that leaves its frames to others as
 well, and those for what no other flow takes.
 """
 
+import ctypes
 import socket
 import sys
 import time
@@ -26,7 +27,7 @@ from pyverbs.enums import *
 from pyverbs.flow import Flow, FlowAttr
 from pyverbs.mr import MR
 from pyverbs.pd import PD
-from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.qp import QPAttr, QPCap, QPEx, QPInitAttrEx
 from pyverbs.spec import EthSpec
 from pyverbs.wr import RecvWR, SGE, SendWR
 
@@ -37,7 +38,13 @@ ALL = "ff:ff:ff:ff:ff:ff"
 GROUP = "03:00:00:00:00:09"
 FORGED = "02:00:00:0f:0f:0f"
 ROOM = 2048
-RECEIVES = 16
+RECEIVES = 32
+TCP_HEADER = 32
+CWR, ACK, PSH, FIN = 0x80, 0x10, 0x08, 0x01
+FIRST_ID, FIRST_SEQUENCE = 0xFFFE, 0xFFFFFF00
+# Segment size and length of the TCP packets that the device divides.
+SEGMENTS = {IPV4: (1400, 5000), IPV6: (1000, 2500)}
+CONTENT = bytes((at * 7 >> 3) & 0xFF for at in range(5000))
 
 
 def frame(to, source, ether_type, text):
@@ -54,6 +61,44 @@ def packet(ether_type, text):
         return bytes.fromhex("60000000") + length + bytes.fromhex("1140") + b"\xfd\x01" * 8 + b"\xfd\x02" * 8 + udp
     total = (20 + len(udp)).to_bytes(2, "big")
     return b"\x45\0" + total + bytes.fromhex("0001000040115678c0000201c0000202") + udp
+
+
+def tcp_header(source, ether_type):
+    """Returns the header of a TCP packet to the group, without lengths and checksums."""
+    bytes_of = lambda mac: bytes.fromhex(mac.replace(":", ""))
+    tcp = bytes.fromhex("03e803e9") + FIRST_SEQUENCE.to_bytes(4, "big") + bytes(4)
+    tcp += bytes([TCP_HEADER // 4 << 4, CWR | ACK | PSH | FIN]) + bytes.fromhex("200000000000") + b"\1" * 12
+    if ether_type == IPV6:
+        ip = bytes.fromhex("6000000000000640") + b"\xfd\x01" * 8 + b"\xfd\x02" * 8
+    else:
+        ip = b"\x45\0\0\0" + FIRST_ID.to_bytes(2, "big") + bytes.fromhex("400040060000c0000201c0000202")
+    return bytes_of(GROUP) + bytes_of(source) + ether_type.to_bytes(2, "big") + ip + tcp
+
+
+def is_tcp(ether_type, data):
+    return ether_type in SEGMENTS and data[9 if ether_type == IPV4 else 6] == 6
+
+
+def segment(ether_type, data):
+    """Returns what differs between the packets that were one: identification, offset, flags and payload."""
+    start, addresses = (20, data[12:20]) if ether_type == IPV4 else (40, data[8:40])
+    length = int.from_bytes(data[2:4], "big") if ether_type == IPV4 else 40 + int.from_bytes(data[4:6], "big")
+    tcp = data[start:]
+    assert length == len(data), (length, len(data))
+    assert not checksum(addresses + b"\0\6" + len(tcp).to_bytes(2, "big") + tcp), "a wrong checksum of TCP"
+    assert ether_type == IPV6 or not checksum(data[:20]), "a wrong checksum of IPv4"
+    number = int.from_bytes(data[4:6], "big") if ether_type == IPV4 else None
+    offset = (int.from_bytes(tcp[4:8], "big") - FIRST_SEQUENCE) & 0xFFFFFFFF
+    return number, offset, tcp[13], tcp[TCP_HEADER:]
+
+
+def expected_segments(ether_type):
+    size, length = SEGMENTS[ether_type]
+    starts = range(0, length, size)
+    for index, start in enumerate(starts):
+        number = (FIRST_ID + index) & 0xFFFF if ether_type == IPV4 else None
+        flags = ACK | (CWR if index == 0 else 0) | (PSH | FIN if start == starts[-1] else 0)
+        yield number, start, flags, CONTENT[start : min(start + size, length)]
 
 
 def checksum(data):
@@ -84,8 +129,19 @@ def queue_pair(device):
     pd = PD(context)
     cq = CQ(context, 2 * RECEIVES)
     cap = QPCap(max_send_wr=RECEIVES, max_recv_wr=RECEIVES, max_send_sge=1, max_recv_sge=1)
-    init = QPInitAttr(qp_type=IBV_QPT_RAW_PACKET, scq=cq, rcq=cq, cap=cap, sq_sig_all=1)
-    qp = QP(pd, init)
+    mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+    init = QPInitAttrEx(
+        qp_type=IBV_QPT_RAW_PACKET,
+        scq=cq,
+        rcq=cq,
+        cap=cap,
+        pd=pd,
+        sq_sig_all=1,
+        comp_mask=mask,
+        send_ops_flags=IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
+        max_tso_header=14 + 40 + TCP_HEADER,
+    )
+    qp = QPEx(context, init)
     attr = QPAttr(port_num=1)
     attr.qp_state = IBV_QPS_INIT
     qp.modify(attr, IBV_QP_STATE | IBV_QP_PORT)
@@ -97,12 +153,23 @@ def queue_pair(device):
     return context, pd, cq, qp, mr
 
 
-def poll(cq, timeout):
+def post_segments(qp, mr, header, size, length):
+    """Sends the beginning of the region in segments."""
+    buffer = ctypes.create_string_buffer(header, len(header))
+    qp.wr_start()
+    qp.wr_id = 1
+    qp.wr_flags = IBV_SEND_SIGNALED
+    qp.wr_send_tso(ctypes.addressof(buffer), len(header), size)
+    qp.wr_set_sge(SGE(mr.buf, length, mr.lkey))
+    qp.wr_complete()
+
+
+def poll(cq, timeout, status=IBV_WC_SUCCESS):
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         count, completions = cq.poll(1)
         if count:
-            assert completions[0].status == IBV_WC_SUCCESS, completions[0]
+            assert completions[0].status == status, completions[0]
             return completions[0]
         time.sleep(0.01)
     return None
@@ -113,6 +180,13 @@ def send(device, netdev, peer):
     context, _pd, cq, qp, mr = queue_pair(device)
     assert context.query_device().device_cap_flags & IBV_DEVICE_RAW_IP_CSUM, "no checksums"
     assert context.query_device_ex().raw_packet_caps & IBV_RAW_PACKET_CAP_IP_CSUM, "no checksums"
+    caps = context.query_device_ex().tso_caps
+    assert caps.max_tso >= 65536 and caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET, "no segmentation"
+    for ether_type, (size, length) in SEGMENTS.items():
+        mr.write(CONTENT[:length], length)
+        post_segments(qp, mr, tcp_header(own, ether_type), size, length)
+        done = poll(cq, 20)
+        assert done and done.opcode == IBV_WC_TSO, done
     for to, source, ether_type, text in [
         (peer, own, STEERED, "for the queue pair"),
         (peer, own, OTHER, "for the network device"),
@@ -129,6 +203,11 @@ def send(device, netdev, peer):
         (peer, own, OTHER, "last"),
     ]:
         transmit(cq, qp, mr, frame(to, source, ether_type, text), IBV_SEND_IP_CSUM if text == "filled in" else 0)
+    # What is not a header of TCP is refused.
+    header = tcp_header(own, IPV4)
+    udp = header[:23] + b"\x11" + header[24:]
+    post_segments(qp, mr, udp, 1000, 2000)
+    assert poll(cq, 20, IBV_WC_LOC_QP_OP_ERR), "UDP is not refused"
 
 
 def transmit(cq, qp, mr, data, flags):
@@ -166,7 +245,7 @@ def receive(device, netdev):
     watcher = watch(netdev)
     print("ready", flush=True)
 
-    raw, seen, packets = [], [], []
+    raw, seen, packets, segments = [], [], [], {IPV4: [], IPV6: []}
     while not raw or raw[-1] != "last":
         done = poll(cq, 30)
         assert done, f"only {raw} came"
@@ -174,7 +253,10 @@ def receive(device, netdev):
         data = mr.read(done.byte_len, done.wr_id * ROOM)
         ok = bool(done.wc_flags & IBV_WC_IP_CSUM_OK)
         ether_type = int.from_bytes(data[12:14], "big")
-        if ether_type in (IPV4, IPV6):
+        if is_tcp(ether_type, data[14:]):
+            assert ok == (ether_type == IPV4), done
+            segments[ether_type].append(segment(ether_type, data[14:]))
+        elif ether_type in (IPV4, IPV6):
             packets.append((ether_type, *checksums(data[14:]), ok))
         else:
             assert len(data) == 60 and not ok, done
@@ -192,6 +274,8 @@ def receive(device, netdev):
         (IPV6, "as it is", False, False),
         (IPV6, "filled in", True, False),
     ], packets
+    for ether_type, got in segments.items():
+        assert got == list(expected_segments(ether_type)), got
     # Without flows, everything goes to the network device again; a queue pair with flows cannot go away.
     for flow in flows:
         flow.close()

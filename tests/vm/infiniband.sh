@@ -116,8 +116,25 @@ for vm in a b; do
 	on $vm ethtool -k ib0 >"$LAB_DIR/offloads"
 	found -x 'rx-checksumming: on' <"$LAB_DIR/offloads" && found 'tx-checksum-ipv4: on' <"$LAB_DIR/offloads" ||
 		fail "IPoIB does not leave checksums to the HCA of $vm: $(cat "$LAB_DIR/offloads")"
+	found 'tx-tcp-segmentation: on' <"$LAB_DIR/offloads" ||
+		fail "IPoIB does not leave segmentation to the HCA of $vm: $(cat "$LAB_DIR/offloads")"
 done
+# saved: prints how many more packets than requests b has sent: those that its HCA made.
+saved() {
+	vrnicctl --json counters -a -d b | python3 -c "
+import json, sys
+counters = {one['counter']: one['value'] for one in json.load(sys.stdin)}
+print(counters['tx_pkts'] - counters['send_requests'])"
+}
+before=$(saved)
 bring datagram
+divided=$(($(saved) - before))
+# They are at least a thousand packets, each of which is a request without segmentation.
+[ $divided -gt 500 ] || fail "the HCA made only $divided packets itself"
+# The kernel divides them.
+on b ethtool -K ib0 tso off
+bring datagram
+on b ethtool -K ib0 tso on
 on a ethtool -K ib0 rx off
 bring datagram
 on a ethtool -K ib0 rx on

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Queue pairs for raw packets beside the network device of the same port: flows decide who gets a frame, the switch
-# drops forged ones, the device fills in and checks checksums, and perftest's programs for Ethernet run between two VMs.
-# Without the right to send raw packets there are none.
+# drops forged ones, the device fills in and checks checksums and divides TCP packets, and perftest's programs for
+# Ethernet run between two VMs. Without the right to send raw packets there are none.
 # lab: timeout=300
 # lab: fabric=roce
 . "$LAB_LIB"

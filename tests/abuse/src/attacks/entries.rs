@@ -36,6 +36,9 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
         ("checksums of a connection", operation, |e, _| {
             e[1] |= send_flags::CHECKSUMS;
         }),
+        ("segments of a connection", operation, |e, _| {
+            e[0] = SendOpcode::SendSegmented.raw();
+        }),
         ("INLINE with elements", operation, |e, _| {
             e[1] |= send_flags::INLINE;
         }),
