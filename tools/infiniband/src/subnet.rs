@@ -53,6 +53,8 @@ struct Node {
     links: Vec<Option<(usize, usize)>>,
     /// When the node is woken.
     wake: Option<Duration>,
+    /// Whether the ports of the node work.
+    on: bool,
 }
 
 #[derive(Debug)]
@@ -153,6 +155,7 @@ impl Subnet {
                 },
                 links,
                 wake: None,
+                on: true,
             }
         });
         let cable = |&link: &Link| Cable {
@@ -425,6 +428,20 @@ impl Subnet {
         self.settle(link.0);
     }
 
+    /// Returns whether the ports of a node work.
+    pub fn is_on(&self, node: NodeId) -> bool {
+        self.nodes[node.0].on
+    }
+
+    /// Makes all ports of a node fail, or work again. The node keeps its state, and links that are cut stay so.
+    pub fn set_on(&mut self, node: NodeId, on: bool) {
+        self.nodes[node.0].on = on;
+        let links = self.nodes[node.0].links.clone();
+        for (link, _) in links.into_iter().flatten() {
+            self.settle(link);
+        }
+    }
+
     /// Changes the probability, from 0 to 1, that a bit arrives wrong.
     pub fn set_bit_error_rate(&mut self, link: LinkId, rate: f64) {
         self.cables[link.0].link.bit_error_rate = rate;
@@ -566,9 +583,16 @@ impl Subnet {
         port.is_some_and(|port| port.info().physical_state == PhysicalState::POLLING)
     }
 
+    /// Returns whether a link is plugged in, and the ports at both ends work.
+    fn is_usable(&self, link: usize) -> bool {
+        let Link { ends, up, .. } = self.cables[link].link;
+        up && ends.iter().all(|end| self.nodes[end.node].on)
+    }
+
     /// Brings both ends of a link to the same state.
     fn settle(&mut self, link: usize) {
-        let Link { ends, up, .. } = self.cables[link].link;
+        let ends = self.cables[link].link.ends;
+        let up = self.is_usable(link);
         let linked = ends.map(|end| self.has_link(end));
         if up && linked == [true; 2] {
             return;
@@ -589,8 +613,8 @@ impl Subnet {
     /// Brings a link up at the end of its training, if the ports are still polling.
     fn trained(&mut self, link: usize) {
         self.cables[link].training = false;
-        let Link { ends, up, .. } = self.cables[link].link;
-        if !up || !ends.iter().all(|end| self.is_polling(*end)) {
+        let ends = self.cables[link].link.ends;
+        if !self.is_usable(link) || !ends.iter().all(|end| self.is_polling(*end)) {
             return;
         }
         let [one, other] = ends.map(|end| self.agent(NodeId(end.node)).port(end.port));

@@ -666,6 +666,40 @@ fn a_trap_without_a_way_is_no_error_of_a_port() {
     assert_eq!(port.statistics().counters.receive_switch_relay_errors, 0);
 }
 
+/// No link of a node that is off is up, whatever else happens to the link. When the node is on again, its links come
+/// up, except for those that are cut and those of another node that is off.
+#[test]
+fn a_node_that_is_off_has_no_links() {
+    let mut subnet = subnet("[fat-tree]\nspines = 2\nleaves = 2\nhosts = 1");
+    let [spine, leaf, host] =
+        ["spine1", "leaf1", "leaf1-h1"].map(|name| subnet.find(name).expect("a node"));
+    let (link, ..) = subnet.peer(host, 1).expect("a link");
+    let up = |subnet: &mut Subnet| {
+        subnet.run_until(subnet.now() + SECOND);
+        subnet.links().filter(|link| subnet.is_up(*link)).count()
+    };
+    assert_eq!(up(&mut subnet), 6);
+    subnet.set_on(spine, false);
+    assert_eq!(up(&mut subnet), 4);
+    subnet.set_on(leaf, false);
+    assert_eq!(up(&mut subnet), 2);
+    subnet.set_link(link, false);
+    subnet.set_link(link, true);
+    assert_eq!(up(&mut subnet), 2, "its other end is off");
+    subnet.set_on(spine, true);
+    assert_eq!(up(&mut subnet), 3, "leaf1 is still off");
+    // While the links train.
+    subnet.set_on(leaf, true);
+    subnet.run_until(subnet.now() + MILLISECOND);
+    subnet.set_on(leaf, false);
+    assert_eq!(up(&mut subnet), 3);
+    subnet.set_link(link, false);
+    subnet.set_on(leaf, true);
+    assert_eq!(up(&mut subnet), 5, "a link is cut");
+    subnet.set_link(link, true);
+    assert_eq!(up(&mut subnet), 6);
+}
+
 /// With the shortest paths around a ring, lanes can wait for each other. If there is a second lane, paths that cross
 /// one link of the ring can use it, and there is no credit loop.
 #[test]
