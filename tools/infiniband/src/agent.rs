@@ -127,6 +127,8 @@ pub struct Agent {
     changes: Changes,
     /// The physical state of a port changed.
     links_changed: bool,
+    /// The ways of packets through the node may have changed.
+    routing_changed: bool,
 }
 
 impl Agent {
@@ -209,6 +211,7 @@ impl Agent {
             busy: Duration::ZERO,
             changes: Changes::default(),
             links_changed: false,
+            routing_changed: false,
         }
     }
 
@@ -320,6 +323,7 @@ impl Agent {
         }
         if let Some(it) = self.port_mut(port) {
             it.link_up(width, speed);
+            self.routing_changed = true;
             self.state_changed();
         }
     }
@@ -347,8 +351,15 @@ impl Agent {
         std::mem::take(&mut self.links_changed)
     }
 
+    /// Returns whether the link of a port, the LIDs or the forwarding tables for unicast packets changed since the last
+    /// call.
+    pub fn take_routing_changed(&mut self) -> bool {
+        std::mem::take(&mut self.routing_changed)
+    }
+
     fn set_physical_state(&mut self, port: u8, state: PhysicalState) {
         self.links_changed = true;
+        self.routing_changed = true;
         if self.port_mut(port).is_some_and(|it| it.link_down(state)) {
             self.state_changed();
         }
@@ -689,10 +700,13 @@ impl Agent {
             id::PKEY_TABLE => self.set_pkeys(modifier, input, PKeyTable::read(data).keys),
             id::SL_TO_VL => {
                 let (output, from) = self.sl_to_vl_ports(modifier, input);
-                let map = self
+                let old = self
                     .port_mut(output)
                     .and_then(|port| port.lanes.get_mut(from));
-                map.map(|map| *map = SlToVl::read(data))
+                let map = SlToVl::read(data);
+                let old = old.map(|old| std::mem::replace(old, map));
+                self.routing_changed |= old.is_some_and(|old| old != map);
+                old.map(|_| ())
             }
             id::VL_ARBITRATION => {
                 let (port, block) = self.arbitration_block(modifier, input);
@@ -732,7 +746,8 @@ impl Agent {
         let ports = table
             .get_mut(linear_block(modifier)?..)?
             .first_chunk_mut()?;
-        *ports = LinearForwarding::read(data).ports;
+        let new = LinearForwarding::read(data).ports;
+        self.routing_changed |= std::mem::replace(ports, new) != new;
         Some(())
     }
 
@@ -803,6 +818,7 @@ impl Agent {
         {
             return None;
         }
+        self.routing_changed |= info.linear_top != new.linear_top;
         *info = SwitchInfo {
             linear_top: new.linear_top,
             default_port: new.default_port,
@@ -837,7 +853,9 @@ impl Agent {
         }
         self.port_mut(number)?.info = info;
         if end {
-            self.changes.lid |= (old.lid, old.lmc) != (info.lid, info.lmc);
+            let moved = (old.lid, old.lmc) != (info.lid, info.lmc);
+            self.changes.lid |= moved;
+            self.routing_changed |= moved;
             self.changes.manager |= (old.sm_lid, old.sm_sl) != (info.sm_lid, info.sm_sl);
             self.changes.gids |= old.gid_prefix != info.gid_prefix;
             self.changes.reregister |= new.client_reregister;

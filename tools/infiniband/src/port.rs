@@ -13,7 +13,7 @@ use crate::{
     queue::{self, Queues, Room},
 };
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 /// Number of entries in the partition table of a port.
 pub const PARTITIONS: usize = 32;
@@ -339,10 +339,20 @@ impl Port {
         self.info.physical_state == PhysicalState::LINK_UP
     }
 
-    /// Returns whether the port has this unicast LID (4.1.3).
+    /// Returns the unicast LIDs of the port (4.1.3). Empty until a subnet manager has set them.
+    pub fn lids(&self) -> Range<u16> {
+        let PortInfo { lid, lmc, .. } = self.info;
+        if lid == 0 {
+            return 0..0;
+        }
+        let count = 1 << lmc;
+        let first = lid & !(count - 1);
+        first..first + count
+    }
+
+    /// Returns whether the port has this unicast LID.
     pub fn has_lid(&self, lid: u16) -> bool {
-        let mask = (1 << self.info.lmc) - 1;
-        self.info.lid != 0 && lid & !mask == self.info.lid & !mask
+        self.lids().contains(&lid)
     }
 
     /// Returns the bits of data per second.

@@ -110,6 +110,8 @@ pub struct Subnet {
     delivered: VecDeque<(NodeId, Packet)>,
     /// Bytes of memory for the packets on all links.
     bytes: usize,
+    /// Number of changes of the routing.
+    routing_changes: u64,
 }
 
 impl Subnet {
@@ -173,6 +175,7 @@ impl Subnet {
             chance: ChaCha8Rng::seed_from_u64(topology.seed),
             delivered: VecDeque::new(),
             bytes: 0,
+            routing_changes: 0,
         };
         for link in 0..subnet.cables.len() {
             subnet.settle(link);
@@ -394,6 +397,12 @@ impl Subnet {
         (0..self.cables.len()).map(LinkId)
     }
 
+    /// Returns how often the ways of unicast packets may have changed, by links, LIDs, forwarding tables or SL to VL
+    /// maps.
+    pub fn routing_changes(&self) -> u64 {
+        self.routing_changes
+    }
+
     /// Returns the properties of a link.
     pub fn link(&self, link: LinkId) -> &Link {
         &self.cables[link.0].link
@@ -479,6 +488,7 @@ impl Subnet {
                 }
             }
         }
+        self.routing_changes += u64::from(self.agent_mut(node).take_routing_changed());
         if self.agent_mut(node).take_links_changed() {
             for port in 0..self.nodes[node].links.len() {
                 if let Some((link, _)) = self.nodes[node].links[port] {

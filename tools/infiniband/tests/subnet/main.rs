@@ -17,6 +17,7 @@ use vrnic_infiniband::{
         GuidInfo, LinearForwarding, NodeDescription, PKeyTable, PhysicalState, PortCounters,
         PortCountersExtended, PortState, SlToVl, SmInfo, SwitchInfo, VlArbitration, capability, id,
     },
+    credits::Search,
     hca::SendError,
     mad::{Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status, class},
     packet::{Body, Bth, Deth, GRH_NEXT_HEADER, Grh, Packet},
@@ -722,6 +723,12 @@ fn credit_loops_are_found() {
             assert_eq!(peer, found[(place + 1) % 5].node, "each waits for the next");
             assert_eq!(channel.lane, 0);
         }
+        // In steps of 3 of the 20 ways.
+        let mut search = Search::new(&subnet);
+        for _ in 0..6 {
+            assert_eq!(search.step(&subnet, |_, _| 0, 3), None);
+        }
+        assert_eq!(search.step(&subnet, |_, _| 0, 3), Some(found));
         // Returns the index of the switch of a LID.
         let place = |lid_of_hca| {
             let at = |node: &NodeId| lid(&subnet, *node) == lid_of_hca;
