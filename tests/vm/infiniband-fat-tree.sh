@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # OpenSM in a VM brings up a fat tree with 72 HCAs, of which 70 are simulated. Each of them has a LID and answers, and
-# two VMs at different leaves reach each other.
+# two VMs at different leaves reach each other. When switches and links fail until a ring is left, vrnicctl shows that
+# OpenSM's routes have a credit loop.
 # lab: crowd
 # lab: timeout=600
 . "$LAB_LIB"
@@ -62,3 +63,26 @@ job=$!
 within 60 on b sh -c 'ss -Hltn sport = :18600 | grep -q .' || fail "no server listens"
 on a $pingpong 10.77.0.2 >/dev/null || fail "VM a does not reach VM b"
 wait $job || fail "VM b does not reach VM a"
+
+# What is left without the leaves 4 to 7 and half of the other links is a ring: leaf1, spine1, leaf2, spine2, leaf3,
+# spine3, leaf8, spine4. The shortest paths around it have a credit loop. Those through the tree do not.
+VRNIC_CONTROL=$("$LAB_BIN" ctl --lab tree control)
+export VRNIC_CONTROL
+nodes="leaf1 leaf2 leaf3 leaf8 spine1 spine2 spine3 spine4"
+# circle: prints the switches whose lanes wait for each other.
+circle() { vrnicctl subnet loop | sed -n 's,^\([a-z0-9]*\)/[0-9]*  *[a-z0-9]*/[0-9]*  *0$,\1,p' | sort | xargs; }
+is_around() { [ "$(circle)" = "$1" ]; }
+# ring STATE: cuts all other links, or restores them.
+ring() {
+	local leaf end
+	for leaf in 4 5 6 7; do vrnicctl subnet switch leaf$leaf "$1"; done
+	for end in leaf1/spine2 leaf1/spine3 leaf2/spine3 leaf2/spine4 leaf3/spine1 leaf3/spine4 leaf8/spine1 leaf8/spine2; do
+		leaf=${end%/*}
+		vrnicctl subnet link "$(vrnicctl subnet list "$leaf" | sed -n "s,^\($leaf/[0-9]*\) .*${end#*/}/.*,\1,p")" "$1"
+	done
+}
+is_around "" || fail "a credit loop in a tree: $(vrnicctl subnet loop)"
+ring down
+within 90 is_around "$nodes" || fail "no credit loop around a ring: $(vrnicctl subnet loop)"
+ring up
+within 90 is_around "" || fail "the credit loop does not end: $(vrnicctl subnet loop)"

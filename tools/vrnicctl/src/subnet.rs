@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnicctl subnet`: the links of the InfiniBand subnet.
+//! `vrnicctl subnet`: the links of the InfiniBand subnet, and credit loops of its routing.
 
 use anyhow::{Result, ensure};
 use clap::Subcommand;
@@ -16,6 +16,8 @@ pub enum Command {
         /// Only links of this HCA or switch.
         node: Option<String>,
     },
+    /// Show a credit loop in the routing: lanes, each of which can wait for the next. Nothing if there is no loop.
+    Loop,
     /// Cut a link, plug it in again, or set its bit error rate.
     Link {
         /// One end of the link: an HCA, or a switch and its port, such as `leaf1/5`.
@@ -50,6 +52,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             }
             print(&links, json)
         }
+        Command::Loop => print(&client.subnet_credit_loop()?, json),
         Command::Link {
             end,
             state,

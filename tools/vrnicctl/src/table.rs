@@ -9,7 +9,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
     Address, BoundMw, Capture, Cq, Device, Explanation, Flow, Gid, Group, Mr, Mw, Port, Qp,
-    RateLimit, Recording, Srq, SubnetLink, SwitchPort,
+    RateLimit, Recording, Srq, SubnetLane, SubnetLink, SwitchPort,
 };
 
 use crate::Of;
@@ -383,6 +383,14 @@ impl Row for Mw {
             bound(|bound| bound.qpn.to_string()),
             bound(|bound| bound.access.join(", ")),
         ]
+    }
+}
+
+impl Row for SubnetLane {
+    const HEADS: &'static [&'static str] = &["FROM", "TO", "LANE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.from.clone(), self.to.clone(), self.lane.to_string()]
     }
 }
 

@@ -59,6 +59,7 @@ pub fn answer(
     match topic {
         Topic::Request(
             request @ (Request::SubnetLinks { .. }
+            | Request::SubnetCreditLoop { .. }
             | Request::SetSubnetLink { .. }
             | Request::SetSubnetSwitch { .. }),
         ) => subnet::answer(request, subnet),
@@ -125,6 +126,7 @@ fn about_all(
         | Request::RecordStart { .. }
         | Request::Captures
         | Request::SubnetLinks { .. }
+        | Request::SubnetCreditLoop { .. }
         | Request::SetSubnetLink { .. }
         | Request::SetSubnetSwitch { .. } => {
             return Reply::Error("the workers do not handle this request".into());

@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::protocol::{
     Address, Capture, Cq, Device, Explanation, Fault, Firing, Flow, Gid, Group, MAX_REPLY, Mr, Mw,
-    Page, Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLink, SwitchPort, Trace,
+    Page, Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLane, SubnetLink, SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -184,6 +184,17 @@ impl Client {
     pub fn subnet_links(&mut self) -> Result<Vec<SubnetLink>> {
         self.pages("", |client, _, from| {
             ask!(client, Request::SubnetLinks { from }, Reply::SubnetLinks)
+        })
+    }
+
+    /// Returns the lanes of a credit loop in the routing of the InfiniBand subnet ([`Request::SubnetCreditLoop`]).
+    pub fn subnet_credit_loop(&mut self) -> Result<Vec<SubnetLane>> {
+        self.pages("", |client, _, from| {
+            ask!(
+                client,
+                Request::SubnetCreditLoop { from },
+                Reply::SubnetLanes
+            )
         })
     }
 

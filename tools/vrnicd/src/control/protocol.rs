@@ -111,6 +111,12 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Part of a credit loop in the routing of the InfiniBand subnet, if it has one: [`Reply::SubnetLanes`].
+    SubnetCreditLoop {
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
     /// Changes a link of the InfiniBand subnet: [`Reply::Done`].
     SetSubnetLink {
         /// One of its ends, as a topology names it: an HCA, or a switch and its port after a slash.
@@ -256,6 +262,8 @@ pub enum Reply {
     Addresses(Page<Address>),
     /// A page of links.
     SubnetLinks(Page<SubnetLink>),
+    /// A page of lanes, each of which can wait for the next, and the last one for the first.
+    SubnetLanes(Page<SubnetLane>),
     /// What went wrong, oldest first.
     Explanations(Vec<Explanation>),
     /// The number of the fault that was armed.
@@ -628,6 +636,17 @@ pub struct SubnetLink {
     pub state: String,
     /// Probability that a bit arrives wrong.
     pub bit_error_rate: f64,
+}
+
+/// A lane of a link of the InfiniBand subnet, in one direction.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SubnetLane {
+    /// The end by which packets enter the link, as a topology names it.
+    pub from: String,
+    /// The end by which they leave it.
+    pub to: String,
+    /// Number of the lane.
+    pub lane: u8,
 }
 
 /// An address that the switch knows.

@@ -9,6 +9,7 @@
 
 mod local;
 mod roce;
+pub mod routing;
 pub mod subnet;
 
 pub use local::{Local, Routes};

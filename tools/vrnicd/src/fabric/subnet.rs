@@ -39,6 +39,7 @@ use vrnic_wire::port::{Mtu, NO_VLAN, PortState, SubnetPort, capability};
 
 use crate::config::subnet::Source;
 use crate::config::{Config, Device, FabricKind};
+use crate::fabric::routing::Routing;
 
 /// Number of spare ports of the switch that connects the RNICs if there is no topology.
 const SPARE_PORTS: usize = 8;
@@ -63,6 +64,7 @@ pub struct SubnetFabric {
     arrived: VecDeque<(usize, Packet)>,
     /// Buffers of packets that are no longer in use.
     spare: Vec<Vec<u8>>,
+    routing: Routing,
 }
 
 /// HCA of an RNIC.
@@ -206,6 +208,7 @@ impl SubnetFabric {
             devices,
             arrived: VecDeque::new(),
             spare: Vec::new(),
+            routing: Routing::default(),
         };
         fabric.set_bare();
         Ok(Some(fabric))
@@ -244,6 +247,7 @@ impl SubnetFabric {
             error!("the InfiniBand subnet panicked again while it was taken down");
         }
         self.arrived.clear();
+        self.routing = Routing::default();
         self.set_bare();
         for end in self.ends.iter_mut().flatten() {
             end.done = Done::NOTHING;
@@ -253,6 +257,11 @@ impl SubnetFabric {
     /// Returns the subnet.
     pub fn subnet(&self) -> &Subnet {
         &self.subnet
+    }
+
+    /// Returns what is known about the routing of the subnet.
+    pub fn routing(&self) -> &Routing {
+        &self.routing
     }
 
     /// Changes the subnet now.
@@ -267,10 +276,10 @@ impl SubnetFabric {
     }
 
     /// Runs the subnet until now, or until it has handled the maximum number of events of a turn. The rest waits for
-    /// the next turn. Returns whether there were any events.
+    /// the next turn. Also works on the search for credit loops. Returns whether there was anything to do.
     pub fn turn(&mut self, now: Instant) -> bool {
         let end = Duration::from_nanos(now.as_nanos());
-        let worked = self.subnet.next_event().is_some_and(|at| at <= end);
+        let mut worked = self.subnet.next_event().is_some_and(|at| at <= end);
         self.contained(|subnet| {
             for _ in 0..STEPS {
                 if !subnet.step(end) {
@@ -279,6 +288,15 @@ impl SubnetFabric {
             }
         });
         self.take_arrived();
+        let mut routing = std::mem::take(&mut self.routing);
+        let searched = self.contained(|subnet| {
+            let searched = routing.turn(subnet, end);
+            (routing, searched)
+        });
+        if let Some((routing, searched)) = searched {
+            self.routing = routing;
+            worked |= searched;
+        }
         worked
     }
 
@@ -295,7 +313,8 @@ impl SubnetFabric {
 
     /// Returns when the next event happens.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let at = self.subnet.next_event()?;
+        let routing = self.routing.next_deadline(self.subnet.now());
+        let at = self.subnet.next_event().into_iter().chain(routing).min()?;
         Some(Instant::from_nanos(
             u64::try_from(at.as_nanos()).unwrap_or(u64::MAX),
         ))

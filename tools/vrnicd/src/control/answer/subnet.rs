@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Requests about the InfiniBand subnet: showing and changing its links.
+//! Requests about the InfiniBand subnet: showing and changing its links, and showing a credit loop.
 
+use vrnic_infiniband::credits::Channel;
 use vrnic_infiniband::subnet::{LinkId, NodeId, Subnet};
 
 use super::{PAGE, Timed, page};
-use crate::control::protocol::{Reply, Request, SubnetLink};
+use crate::control::protocol::{Reply, Request, SubnetLane, SubnetLink};
 use crate::fabric::SubnetFabric;
+use crate::fabric::routing::name;
 
 /// Answers a request about the subnet.
 pub fn answer(request: &Request, fabric: Option<&mut Timed<'_, SubnetFabric>>) -> Reply {
@@ -22,6 +24,12 @@ pub fn answer(request: &Request, fabric: Option<&mut Timed<'_, SubnetFabric>>) -
             let found: Vec<_> = subnet.links().skip(*from).take(PAGE).collect();
             let found = (!found.is_empty()).then_some(found);
             return Reply::SubnetLinks(page(found, *from, |link| view(subnet, link)));
+        }
+        Request::SubnetCreditLoop { from } => {
+            let (subnet, lanes) = (fabric.subnet(), fabric.routing().credit_loop());
+            let found: Vec<_> = lanes.iter().skip(*from).take(PAGE).collect();
+            let found = (!found.is_empty()).then_some(found);
+            return Reply::SubnetLanes(page(found, *from, |lane| view_lane(subnet, lane)));
         }
         Request::SetSubnetLink {
             end,
@@ -109,6 +117,17 @@ fn view(subnet: &Subnet, id: LinkId) -> SubnetLink {
     }
 }
 
+fn view_lane(subnet: &Subnet, channel: &Channel) -> SubnetLane {
+    let Channel { node, port, lane } = *channel;
+    let peer = subnet.peer(node, port);
+    let to = peer.map(|(_, node, port)| name(subnet, node, port));
+    SubnetLane {
+        from: name(subnet, node, port),
+        to: to.unwrap_or_default(),
+        lane,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use vrnic_engine::time::Instant;
@@ -116,6 +135,11 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use std::time::Duration;
+    use vrnic_infiniband::agent::Answer;
+    use vrnic_infiniband::attributes::{
+        LinearForwarding, PhysicalState, PortInfo, PortState, SwitchInfo, id,
+    };
+    use vrnic_infiniband::mad::{Method, Smp, Status};
 
     const RING: &str = "[[device]]\nname = \"a\"\nsocket = \"a.sock\"\nmac = \"02:00:00:00:00:01\"\n\
                         fabric = \"infiniband\"\nhca = \"switch1-h1\"\n\
@@ -231,5 +255,103 @@ mod tests {
         );
         let nothing = answer(&Request::SubnetLinks { from: 0 }, None);
         assert!(error(&nothing).contains("no device is on an InfiniBand subnet"));
+    }
+
+    /// Sets an attribute of a node as a subnet manager does.
+    fn set(subnet: &mut Subnet, node: NodeId, attribute: u16, port: u8, data: [u8; 64]) {
+        let request = Smp {
+            data,
+            ..Smp::request(Method::SET, attribute, port.into())
+        };
+        let now = subnet.now();
+        let answer = subnet.change_agent(node, |agent| agent.answer(&request, 1, now));
+        let done = matches!(&answer, Answer::Respond(smp) if smp.header.status == Status::OK);
+        assert!(done, "{answer:?}");
+    }
+
+    /// Routes from switch to switch in a ring of five, each of which has an HCA with the LID of its number: the shorter
+    /// way around the ring or, as in a line, never from the last to the first.
+    fn route(subnet: &mut Subnet, shortest: bool) {
+        let switches: Vec<_> = (1..=5)
+            .map(|number| subnet.find(&format!("switch{number}")).unwrap())
+            .collect();
+        for (at, &switch) in switches.iter().enumerate() {
+            let port_to = |peer: NodeId| {
+                let leads = |port: &u8| subnet.peer(switch, *port).is_some_and(|it| it.1 == peer);
+                (1..=u8::MAX).find(leads).unwrap()
+            };
+            let mut ports = [0xff; 64];
+            for to in 0..5 {
+                let ahead = (to + 5 - at) % 5;
+                let up = if shortest { ahead <= 2 } else { to > at };
+                let next = if up { at + 1 } else { at + 4 } % 5;
+                let hca = subnet.find(&format!("switch{}-h1", to + 1)).unwrap();
+                let peer = if to == at { hca } else { switches[next] };
+                ports[to + 1] = port_to(peer);
+            }
+            let table = LinearForwarding { ports }.to_data();
+            set(subnet, switch, id::LINEAR_FORWARDING, 0, table);
+            let info = SwitchInfo {
+                linear_top: 63,
+                ..SwitchInfo::default()
+            };
+            set(subnet, switch, id::SWITCH_INFO, 0, info.to_data());
+            let hca = subnet.find(&format!("switch{}-h1", at + 1)).unwrap();
+            let info = PortInfo {
+                physical_state: PhysicalState::NO_CHANGE,
+                state: PortState::NO_CHANGE,
+                lid: u16::try_from(at).unwrap() + 1,
+                ..*subnet.agent(hca).end_port().info()
+            };
+            set(subnet, hca, id::PORT_INFO, 1, info.to_data());
+        }
+    }
+
+    /// Routes anew now.
+    fn reroute(fabric: &mut SubnetFabric, shortest: bool) {
+        let now = after(fabric, Duration::ZERO);
+        fabric.change(now, |subnet| route(subnet, shortest));
+    }
+
+    /// Returns the time that it is in a subnet after some time.
+    fn after(fabric: &SubnetFabric, time: Duration) -> Instant {
+        let now = fabric.subnet().now() + time;
+        Instant::from_nanos(now.as_nanos().try_into().unwrap())
+    }
+
+    /// Runs the subnet for some time, and returns the credit loop.
+    fn credit_loop(fabric: &mut SubnetFabric, time: Duration) -> Vec<SubnetLane> {
+        let now = after(fabric, time);
+        fabric.turn(now);
+        let mut fabric = Timed { it: fabric, now };
+        match answer(&Request::SubnetCreditLoop { from: 0 }, Some(&mut fabric)) {
+            Reply::SubnetLanes(page) => page.items,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_credit_loop_is_shown_when_the_routing_has_settled() {
+        let config = Config::parse(&RING.replace("switches = 3", "switches = 5")).unwrap();
+        let mut fabric = SubnetFabric::new(&config).unwrap().unwrap();
+        let (second, moment) = (Duration::from_secs(1), Duration::from_millis(100));
+        assert_eq!(credit_loop(&mut fabric, second), []);
+        reroute(&mut fabric, true);
+        assert_eq!(credit_loop(&mut fabric, moment), []);
+        let found = credit_loop(&mut fabric, second);
+        assert_eq!(found.len(), 5, "{found:?}");
+        for (place, lane) in found.iter().enumerate() {
+            let switch = |end: &str| end.split_once('/').unwrap().0.to_owned();
+            assert_eq!(lane.lane, 0);
+            assert_eq!(switch(&lane.to), switch(&found[(place + 1) % 5].from));
+        }
+        // The same values again are no change.
+        let changes = fabric.subnet().routing_changes();
+        reroute(&mut fabric, true);
+        assert_eq!(fabric.subnet().routing_changes(), changes);
+        // The loop stays known until another routing has settled.
+        reroute(&mut fabric, false);
+        assert_eq!(credit_loop(&mut fabric, moment), found);
+        assert_eq!(credit_loop(&mut fabric, second), []);
     }
 }
