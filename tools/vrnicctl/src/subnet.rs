@@ -28,11 +28,11 @@ pub enum Command {
         #[arg(long, value_name = "RATE", required_unless_present = "state")]
         bit_error_rate: Option<f64>,
     },
-    /// Cut all links of a switch, or plug them in again.
+    /// Take a switch down, with all its links, or up again. Links that are cut stay so.
     Switch {
         /// The switch.
         switch: String,
-        /// The new state of its links.
+        /// The new state of the switch.
         state: LinkState,
     },
 }

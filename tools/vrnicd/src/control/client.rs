@@ -213,7 +213,7 @@ impl Client {
         })
     }
 
-    /// Cuts or restores all links of a switch of the InfiniBand subnet.
+    /// Takes a switch of the InfiniBand subnet down, or up again ([`Request::SetSubnetSwitch`]).
     pub fn set_subnet_switch(&mut self, switch: &str, up: bool) -> Result<()> {
         let switch = switch.to_owned();
         self.tell(&Request::SetSubnetSwitch { switch, up })

@@ -128,11 +128,12 @@ pub enum Request {
         #[serde(default)]
         bit_error_rate: Option<f64>,
     },
-    /// Cuts or restores all links of a switch of the InfiniBand subnet: [`Reply::Done`].
+    /// Takes a switch of the InfiniBand subnet down, with all its links, or up again: [`Reply::Done`]. Links that are
+    /// cut stay so.
     SetSubnetSwitch {
         /// Name of the switch.
         switch: String,
-        /// Whether the cables are plugged in.
+        /// Whether its ports work.
         up: bool,
     },
     /// Part of the list of what went wrong lately: [`Reply::Explanations`].
@@ -632,7 +633,7 @@ impl SwitchPort {
 pub struct SubnetLink {
     /// Its ends, as a topology names them: an HCA, or a switch and its port behind a slash.
     pub ends: [String; 2],
-    /// `up`; `down` if its ports do not agree, or not yet; or `cut`.
+    /// `up`; `down` if its ports do not agree, or not yet; `off` if the switch at an end is down; or `cut`.
     pub state: String,
     /// Probability that a bit arrives wrong.
     pub bit_error_rate: f64,

@@ -51,13 +51,7 @@ pub fn answer(request: &Request, fabric: Option<&mut Timed<'_, SubnetFabric>>) -
         }),
         Request::SetSubnetSwitch { switch, up } => {
             self::switch(fabric.subnet(), switch).map(|node| {
-                fabric.change(now, |subnet| {
-                    let ports = 1..=u8::MAX;
-                    let links: Vec<_> = ports.filter_map(|port| subnet.peer(node, port)).collect();
-                    for (link, ..) in links {
-                        subnet.set_link(link, *up);
-                    }
-                });
+                fabric.change(now, |subnet| subnet.set_on(node, *up));
             })
         }
         _ => Err("the request is not about a subnet".into()),
@@ -101,16 +95,14 @@ fn link(subnet: &Subnet, end: &str) -> Result<LinkId, String> {
 
 fn view(subnet: &Subnet, id: LinkId) -> SubnetLink {
     let link = subnet.link(id);
-    let name = |(node, port)| match (subnet.name(node), subnet.hca(node)) {
-        (name, Some(_)) => name.to_owned(),
-        (name, None) => format!("{name}/{port}"),
-    };
+    let on = subnet.ends(id).iter().all(|(node, _)| subnet.is_on(*node));
     SubnetLink {
-        ends: subnet.ends(id).map(name),
-        state: match (link.up, subnet.is_up(id)) {
-            (false, _) => "cut",
-            (true, false) => "down",
-            (true, true) => "up",
+        ends: subnet.ends(id).map(|(node, port)| name(subnet, node, port)),
+        state: match (link.up, on, subnet.is_up(id)) {
+            (false, ..) => "cut",
+            (true, false, _) => "off",
+            (true, true, false) => "down",
+            (true, true, true) => "up",
         }
         .into(),
         bit_error_rate: link.bit_error_rate,
@@ -210,8 +202,26 @@ mod tests {
         assert_eq!(ask(&whole(false), 0), Reply::Done);
         let cut = states(&mut ask);
         for (ends, state, _) in &cut {
-            assert_eq!(state == "cut", ends.contains("switch2/"), "{cut:?}");
+            assert_eq!(state == "off", ends.contains("switch2/"), "{cut:?}");
         }
+        assert_eq!(ask(&whole(true), 0), Reply::Done);
+        assert!(states(&mut ask).iter().all(|(_, state, _)| state == "up"));
+
+        // A link that is cut stays so when its switch comes back, and one that is plugged in meanwhile comes up then.
+        let state = |ask: &mut dyn FnMut(&Request, u64) -> Reply, end: &str| {
+            let links = states(ask);
+            let link = links.iter().find(|(ends, ..)| ends.contains(end)).unwrap();
+            link.1.clone()
+        };
+        let host = "switch2-h1";
+        assert_eq!(ask(&set(host, Some(false), None), 0), Reply::Done);
+        assert_eq!(ask(&whole(false), 0), Reply::Done);
+        assert_eq!(state(&mut ask, host), "cut");
+        assert_eq!(ask(&whole(true), 0), Reply::Done);
+        assert_eq!(state(&mut ask, host), "cut");
+        assert_eq!(ask(&whole(false), 0), Reply::Done);
+        assert_eq!(ask(&set(host, Some(true), None), 0), Reply::Done);
+        assert_eq!(state(&mut ask, host), "off");
         assert_eq!(ask(&whole(true), 0), Reply::Done);
         assert!(states(&mut ask).iter().all(|(_, state, _)| state == "up"));
 
