@@ -10,7 +10,8 @@
 use crate::{innocent::check_connection, input::Input, objects::Objects};
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, Limits, RnicConfig,
+    Cause, Limits, RnicConfig, Segment,
+    segment::Payload,
     testing::{Arena, Connection, Faults, Node, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
@@ -195,7 +196,7 @@ impl Scene {
     }
 
     fn operate(&mut self, input: &mut Input<'_>) {
-        match input.below(18) {
+        match input.below(19) {
             0..=9 => self.command(input),
             10 | 11 => self.bring_up(input),
             12 | 13 => self.post(input),
@@ -213,6 +214,7 @@ impl Scene {
                 self.heap.put(page * PAGE, pages.as_bytes());
             }
             16 => self.post_shared(input),
+            17 => self.frame(input),
             _ => {
                 let rnic = &mut self.world.nodes[0].rnic;
                 while rnic.next_async_event().is_some() {}
@@ -872,22 +874,20 @@ impl Scene {
         }
         let (qpn, qp_type) = input.pick(&numbers);
         let (dest, _) = input.pick(&numbers);
-        let masks = match QpType::try_from(qp_type) {
-            Ok(QpType::ReliableConnection) => [MASKS[0], MASKS[1], MASKS[2]],
-            Ok(QpType::UnreliableConnection) => [MASKS[0], MASKS[5], MASKS[4]],
-            Ok(QpType::XrcInitiator) => [MASKS[0], MASKS[5], MASKS[2]],
-            Ok(QpType::XrcTarget) => {
-                let send = attribute::STATE | attribute::SQ_PSN | attribute::TIMEOUT;
-                [MASKS[0], MASKS[1], send]
-            }
-            _ => [MASKS[3], attribute::STATE, MASKS[4]],
-        };
-        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
         let common = attributes(dest, input);
-        for (state, mask) in states.into_iter().zip(masks) {
+        self.climb(qpn, qp_type, common);
+    }
+
+    /// Moves a queue pair to a state in which it works. Returns whether every step succeeded.
+    fn climb(&mut self, qpn: u32, qp_type: u8, common: QpAttributes) -> bool {
+        let qp_type = QpType::try_from(qp_type).expect("the device accepted the type");
+        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
+        let steps = states.into_iter().zip(World::masks(qp_type));
+        // After a step that fails, the next ones are tried as well.
+        steps.fold(true, |done, (state, mask)| {
             let attributes = QpAttributes {
                 state: state.raw(),
-                mask: mask.into(),
+                mask: (mask | attribute::STATE).into(),
                 ..common
             };
             let request = ModifyQp {
@@ -895,8 +895,14 @@ impl Scene {
                 reserved: 0.into(),
                 attributes,
             };
-            execute(&mut self.world.nodes[0], &bytes_of(request));
-        }
+            execute(&mut self.world.nodes[0], &bytes_of(request)).is_some() && done
+        })
+    }
+
+    /// Lets a frame arrive at the port.
+    fn frame(&mut self, input: &mut Input<'_>) {
+        let bytes = frame(input);
+        self.world.deliver(Segment::of_frame(Payload::Bytes(bytes)));
     }
 
     /// Posts something to a queue pair and rings its doorbell.
@@ -1008,6 +1014,35 @@ impl Scene {
     }
 }
 
+/// Returns a frame that may be a packet of IP with a transport, or may only look like one.
+fn frame(input: &mut Input<'_>) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    for _ in 0..input.below(3) {
+        frame.extend([0x81, 0, 0, input.take()]);
+    }
+    let protocol = input.pick(&[6, 17, 1, 44]);
+    match input.below(4) {
+        0 => frame.extend([0x88, 0xb5]),
+        1 => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, protocol, 0]);
+            frame.extend([0; 32]);
+        }
+        _ => {
+            frame.extend([0x08, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 0, protocol]);
+            frame.extend([0; 10]);
+        }
+    }
+    frame.extend([0; 20]);
+    for _ in 0..input.below(5) {
+        let at = input.below(frame.len());
+        frame[at] = input.take();
+    }
+    if input.below(4) == 0 {
+        frame.truncate(input.below(frame.len()));
+    }
+    frame
+}
+
 /// Attribute masks of common transitions.
 const MASKS: [u32; 6] = [
     attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::ACCESS_FLAGS,
@@ -1070,4 +1105,35 @@ fn any(numbers: &[u32], input: &mut Input<'_>) -> u32 {
         .get(place % numbers.len().max(1))
         .copied()
         .unwrap_or(place as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pairs_of_each_type_are_brought_up() {
+        let mut scene = Scene::new();
+        for &qp_type in QpType::ALL {
+            // Only InfiniBand ports have such queue pairs.
+            if qp_type == QpType::Smi {
+                continue;
+            }
+            let Node { rnic, guest } = &mut scene.world.nodes[0];
+            let cq = guest.cq(rnic, 16, 0);
+            let xrcdn = match qp_type {
+                QpType::XrcTarget => guest.xrcd(rnic),
+                _ => 0,
+            };
+            let options = QpOptions {
+                qp_type,
+                entries: 4,
+                xrcdn,
+                ..QpOptions::default()
+            };
+            let qp = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
+            let common = attributes(qp.qpn, &mut Input::new(&[]));
+            assert!(scene.climb(qp.qpn, qp_type.raw(), common), "{qp_type:?}");
+        }
+    }
 }

@@ -2,8 +2,8 @@
 
 //! A hostile process: garbage in rings, in the notify area and in doorbells.
 //!
-//! The process has its own context: connections of both kinds to itself, one of them with a shared receive queue, one
-//! connection to another guest, a datagram queue pair, and one for raw packets; also regions, windows, and keys of
+//! The process has its own context: connections of all kinds to itself, one of them with a shared receive queue, one
+//! connection to another guest, and queue pairs for datagrams and for raw packets; also regions, windows, and keys of
 //! others that it must not use. It writes almost valid work requests, plain garbage and invalid indices, and rings
 //! everyone's doorbells. A connection of the same guest's driver must not be affected. Memory of another protection
 //! domain must not change or appear in memory that the process can read.
@@ -20,7 +20,10 @@ use vrnic_engine::{
     testing::{Arena, Connection, Faults, Mr, Node, Qp, QpOptions, Ring, Send, World, gid_of},
 };
 use vrnic_wire::{
-    command::{AttachMulticast, ContextKind, CreateContext, CreatePd, ModifyQp, ModifySrq, MwType},
+    command::{
+        AttachMulticast, ContextKind, CreateContext, CreateFlow, CreatePd, FlowType, ModifyQp,
+        ModifySrq, MwType,
+    },
     memory::{LOCAL_DMA_KEY, NULL_KEY, access},
     notify::{self, SlotBits},
     port::Mtu,
@@ -55,8 +58,8 @@ struct Scene {
     /// Doorbell pages: that of the process and that of the driver.
     pages: [u32; 2],
     qps: Vec<OwnQp>,
-    /// The shared receive queue of the last two queue pairs.
-    srqn: u32,
+    /// Shared receive queues: an ordinary one, and one of extended connections.
+    srqns: [u32; 2],
     /// Rings of the process's completion queues.
     cqs: Vec<Ring>,
     /// Keys that work requests may contain, each with the address at which the memory begins.
@@ -116,7 +119,7 @@ impl Scene {
             },
             ..RnicConfig::default()
         };
-        let mut world = World::new(3, 224, &config, 3);
+        let mut world = World::new(3, 288, &config, 3);
         let options = QpOptions {
             entries: 16,
             ..QpOptions::default()
@@ -217,26 +220,55 @@ impl Scene {
             ..options
         };
         let qp = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
-        objects.cqs.push(cq.cqn);
-        objects.qps.push(qp.qpn);
-        let raw = QpOptions {
+        let options = QpOptions {
             qp_type: QpType::RawPacket,
             ..options
         };
-        let raw = guest.try_qp(rnic, &raw, cq.cqn, cq.cqn).expect("qp");
-        objects.qps.push(raw.qpn);
+        let raw = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
+        let xrcdn = guest.xrcd(rnic);
+        let xrc_srq = guest
+            .try_xrc_srq(rnic, (16, 4), xrcdn, cq.cqn)
+            .expect("srq");
+        let extended = [QpType::XrcInitiator, QpType::XrcTarget].map(|qp_type| {
+            let options = QpOptions {
+                qp_type,
+                xrcdn: if qp_type == QpType::XrcTarget {
+                    xrcdn
+                } else {
+                    0
+                },
+                ..options
+            };
+            let mut qp = guest.try_qp(rnic, &options, cq.cqn, 0).expect("qp");
+            qp.rq = xrc_srq.ring.clone();
+            (qp, qp_type)
+        });
+        objects.cqs.push(cq.cqn);
+        objects.qps.extend([qp.qpn, raw.qpn]);
+        objects.qps.extend(extended.iter().map(|(qp, _)| qp.qpn));
+        objects.srqs.push(xrc_srq.srqn);
+        objects.xrcds.push(xrcdn);
         (guest.context, guest.pd, _) = driver;
         let attributes = QpAttributes {
             port: 1,
             qkey: 1.into(),
             ..QpAttributes::default()
         };
-        world.bring_up(0, qp.qpn, attributes, options.qp_type);
-        let raw_attributes = QpAttributes {
-            port: 1,
-            ..QpAttributes::default()
-        };
-        world.bring_up(0, raw.qpn, raw_attributes, QpType::RawPacket);
+        world.bring_up(0, qp.qpn, attributes, datagrams);
+        world.bring_up(0, raw.qpn, attributes, QpType::RawPacket);
+        let numbers = extended.each_ref().map(|(qp, _)| qp.qpn);
+        let extended = [0, 1].map(|side| {
+            let (qp, qp_type) = extended[side].clone();
+            let mut attributes = World::attributes(0, numbers[1 - side]);
+            change(side, &mut attributes);
+            world.bring_up(0, qp.qpn, attributes, qp_type);
+            OwnQp {
+                qp,
+                qp_type,
+                attributes,
+                written: [0; 2],
+            }
+        });
         let Node { rnic, guest } = &mut world.nodes[0];
         let attach = AttachMulticast {
             qpn: qp.qpn.into(),
@@ -244,18 +276,22 @@ impl Scene {
             ..AttachMulticast::default()
         };
         guest.command(rnic, attach).expect("attached");
-        qps.push(OwnQp {
-            qp,
-            qp_type: options.qp_type,
-            attributes,
-            written: [0; 2],
-        });
-        qps.push(OwnQp {
-            qp: raw,
-            qp_type: QpType::RawPacket,
-            attributes: raw_attributes,
-            written: [0; 2],
-        });
+        let flow = CreateFlow {
+            qpn: raw.qpn.into(),
+            flow_type: FlowType::AllDefault.raw(),
+            port: 1,
+            ..CreateFlow::default()
+        };
+        guest.command(rnic, flow).expect("flow");
+        for (qp, qp_type) in [(qp, datagrams), (raw, QpType::RawPacket)] {
+            qps.push(OwnQp {
+                qp,
+                qp_type,
+                attributes,
+                written: [0; 2],
+            });
+        }
+        qps.extend(extended);
         for side in 0..2 {
             let mut own = own_qp((&sharing, side, reliable));
             own.qp.rq = srq.ring.clone();
@@ -298,7 +334,7 @@ impl Scene {
             area,
             pages: [made.doorbell_page.get(), driver.2],
             qps,
-            srqn: srq.srqn,
+            srqns: [srq.srqn, xrc_srq.srqn],
             cqs,
             keys,
             own,
@@ -418,7 +454,7 @@ impl Scene {
             ]);
             return send.datagram(vector, qpn, 1);
         }
-        match opcode {
+        let send = match opcode {
             SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite => {
                 send.atomic(address, key, 0, input.take())
             }
@@ -447,6 +483,10 @@ impl Scene {
                 ..RegisterTarget::default()
             }),
             _ => send.rdma(address, key),
+        };
+        match qp_type {
+            QpType::XrcInitiator => send.to_srq(input.pick(&self.srqns)),
+            _ => send,
         }
     }
 
@@ -477,6 +517,9 @@ impl Scene {
         }
         let own = &mut self.qps[which];
         let ring = if queue == 0 { &own.qp.sq } else { &own.qp.rq };
+        if !ring.layout.is_present() {
+            return;
+        }
         let stride = ring.layout.stride.get() as usize;
         entry.truncate(stride);
         let written = &mut own.written[queue];
@@ -584,7 +627,7 @@ impl Scene {
             }
             7 => {
                 let limit = (input.below(20) as u32).into();
-                let srqn = self.srqn.into();
+                let srqn = input.pick(&self.srqns).into();
                 let _ = guest.command(rnic, ModifySrq { srqn, limit });
             }
             _ => {

@@ -422,21 +422,15 @@ impl World {
         self.climb(node, qpn, attributes, qp_type, &states);
     }
 
-    /// Moves a queue pair through some of the states from reset to ready to send.
-    pub fn climb(
-        &mut self,
-        node: usize,
-        qpn: u32,
-        attributes: QpAttributes,
-        qp_type: QpType,
-        states: &[QpState],
-    ) {
+    /// Returns the attributes, other than the state, that queue pairs of a type need to become INIT, ready to receive
+    /// and ready to send.
+    pub fn masks(qp_type: QpType) -> [u32; 3] {
         use attribute::{
             ACCESS_FLAGS, ADDRESS_VECTOR, DEST_QPN, MAX_DEST_RD_ATOMIC, MAX_RD_ATOMIC,
             MIN_RNR_TIMER, PATH_MTU, PKEY_INDEX, PORT, QKEY, RETRY_COUNT, RNR_RETRY, RQ_PSN,
-            SQ_PSN, STATE, TIMEOUT,
+            SQ_PSN, TIMEOUT,
         };
-        let masks = match qp_type {
+        match qp_type {
             QpType::ReliableConnection => [
                 PKEY_INDEX | PORT | ACCESS_FLAGS,
                 ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
@@ -460,7 +454,19 @@ impl World {
             QpType::Smi | QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
             QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
             QpType::RawPacket => [PORT, 0, 0],
-        };
+        }
+    }
+
+    /// Moves a queue pair through some of the states from reset to ready to send.
+    pub fn climb(
+        &mut self,
+        node: usize,
+        qpn: u32,
+        attributes: QpAttributes,
+        qp_type: QpType,
+        states: &[QpState],
+    ) {
+        let masks = Self::masks(qp_type);
         for &state in states {
             let mask = match state {
                 QpState::Init => masks[0],
@@ -469,7 +475,7 @@ impl World {
             };
             let wanted = QpAttributes {
                 state: state.raw(),
-                mask: (mask | STATE).into(),
+                mask: (mask | attribute::STATE).into(),
                 ..attributes
             };
             self.modify(node, qpn, wanted);
