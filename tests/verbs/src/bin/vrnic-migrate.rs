@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Two ends of an InfiniBand connection that migrates between two paths: one without a global route header, and one
-//! with it. All data are verified, and so is what each end is told of the migrations.
+//! Two ends of an InfiniBand connection that migrates between two paths. If the ports have several LIDs, the first path
+//! is between their first LIDs and the second between their second ones. Otherwise the second path has a global route
+//! header. All data are verified, and so is what each end is told of the migrations.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,7 +28,10 @@ One end of a connection that migrates between two paths of an InfiniBand port. W
   --device NAME     RDMA device (default: the first)
   --port N          TCP port of the other end (default: 18900)
 
-When the client prints `armed`, the first of its packets have to be lost: as many as its retries, and one more.
+If the port has several LIDs, the paths are between the first and between the second LIDs of the ports. Otherwise, the
+second path has a global route header.
+
+When the client prints `armed`, packets have to be lost on the first path: as many as its retries, and one more.
 ";
 
 /// Bytes of a message.
@@ -53,6 +57,8 @@ struct End {
     cq: Arc<Cq>,
     mr: Mr,
     gid: GidEntry,
+    /// Whether the ports have several LIDs.
+    several: bool,
     control: Control,
     /// What the other end told of itself.
     peer: Words,
@@ -98,6 +104,7 @@ impl End {
             cq,
             mr,
             gid,
+            several: port.lmc > 0,
             control,
             peer,
             client: host.is_some(),
@@ -105,14 +112,15 @@ impl End {
         })
     }
 
-    /// Returns the first path, without a global route header, or the second, with it.
+    /// Returns the first path or the second.
     fn path(&self, second: bool) -> Outcome<ibv_ah_attr> {
         let to = self.peer.text("gid")?.parse().during("the GID")?;
-        let path = address(self.gid.index, to);
+        let lid = u8::from(second && self.several);
         Ok(ibv_ah_attr {
-            dlid: self.peer.number("lid")? as u16,
-            is_global: second.into(),
-            ..path
+            dlid: self.peer.number("lid")? as u16 + u16::from(lid),
+            src_path_bits: lid,
+            is_global: (second && !self.several).into(),
+            ..address(self.gid.index, to)
         })
     }
 
@@ -217,12 +225,10 @@ impl End {
     /// Checks the state of migration, and which path is in use.
     fn expect_path(&self, state: i32, second: bool) -> Outcome<()> {
         let attr = self.qp.query().during("ibv_query_qp")?;
-        ensure!(
-            attr.path_mig_state == state && (attr.ah_attr.is_global != 0) == second,
-            "state {} with is_global {}, not {state} with {second}",
-            attr.path_mig_state,
-            attr.ah_attr.is_global
-        );
+        let properties = |path: &ibv_ah_attr| (path.dlid, path.src_path_bits, path.is_global != 0);
+        let got = (attr.path_mig_state, properties(&attr.ah_attr));
+        let wanted = (state, properties(&self.path(second)?));
+        ensure!(got == wanted, "state and path are {got:?}, not {wanted:?}");
         Ok(())
     }
 
@@ -335,6 +341,8 @@ impl End {
 fn run(args: &Args) -> Outcome<()> {
     let mut end = End::open(args)?;
     end.connect()?;
+    let (first, second) = (end.path(false)?.dlid, end.path(true)?.dlid);
+    println!("the paths lead to the LIDs {first} and {second}");
     end.traffic("on the first path")?;
     end.expect_path(MIGRATED, false)?;
     end.by_command(true).during("by command")?;
