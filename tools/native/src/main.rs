@@ -42,8 +42,10 @@ enum Command {
     },
     /// Keep vrnicd busy with one kind of message, to profile it
     Load {
+        /// Fabric that carries the messages
         #[arg(long, default_value = "local")]
         fabric: FabricName,
+        /// Kind of message
         #[arg(long, default_value = "write")]
         operation: OperationName,
         /// Bytes of a message
@@ -55,6 +57,7 @@ enum Command {
         /// Requests that are posted together; only the last one gets a completion
         #[arg(long, default_value_t = 16)]
         batch: u32,
+        /// How long, in seconds
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
@@ -66,6 +69,7 @@ enum Command {
         /// Program that starts the second vrnicd, for example in another network namespace; default: the first vrnicd
         #[arg(long)]
         other: Option<PathBuf>,
+        /// Kind of message
         #[arg(long, default_value = "write")]
         operation: OperationName,
         /// Bytes of a message
@@ -74,13 +78,16 @@ enum Command {
         /// Queue pairs
         #[arg(long, default_value_t = 1)]
         qps: usize,
+        /// How long, in seconds
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
     /// Keep vrnicd busy with round trips of 8-byte writes, to profile it
     RoundTrips {
+        /// Fabric that carries the messages
         #[arg(long, default_value = "local")]
         fabric: FabricName,
+        /// How long, in seconds
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
