@@ -54,7 +54,7 @@ test-races: ## run KUnit and VM tests on a kernel with KCSAN; takes hours
 fuzz: setup-tests ## fuzz each target for 30 minutes (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)
 
-simulate: setup-tests ## simulate many devices and faults in virtual time (SECONDS=n of it, or SEED=n alone)
+simulate: setup-tests ## simulate many devices and faults in virtual time (SECONDS=n: how long; SEED=n: only this simulation)
 	cd tools && env -u MAKEFLAGS -u MFLAGS $(if $(SEED),VRNIC_SEED=$(SEED),VRNIC_SECONDS=$(or $(SECONDS),1000000)) \
 		cargo test --release -p vrnic-simulation --test simulation -- --nocapture
 
