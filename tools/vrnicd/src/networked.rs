@@ -16,6 +16,10 @@ use crate::fabric::SubnetFabric;
 use crate::network::{Arrived, Network};
 
 /// What connects the devices.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a process has one of each at most"
+)]
 pub enum Medium {
     /// A switch, for RoCE frames.
     Switch(Network),
