@@ -2,21 +2,21 @@
 //! The workers: threads that drive the engines of all devices and move segments between them.
 //!
 //! What one worker at a time drives is a *unit*: a device on the local fabric, or a network with all devices on it
-//! ([`Networked`]). Each unit has a home ([`Roster`]), the worker that gives it its turns. While there is work, a
+//! (`Networked`). Each unit has a home (`Roster`), the worker that gives it its turns. While there is work, a
 //! worker makes no system call, allocates nothing per message, and takes only locks of its own units, which nobody else
 //! wants.
 //!
 //! A segment goes to another device in one of two ways:
 //! * If the receiver has the same home as the sender, the worker delivers it at once, and the replies to it, until
 //!   nothing is on its way. The worker keeps the sender and all receivers locked for so long, so nothing overtakes.
-//! * Otherwise the worker puts it, as a [`Letter`], into the receiver's inbox ([`Actor`]), whose home looks there in
+//! * Otherwise the worker puts it, as a `Letter`, into the receiver's inbox (`Actor`), whose home looks there in
 //!   each turn. A worker never waits for a unit.
 //!
 //! A letter may refer to memory of the sender. It holds the table with the names of that memory, and a device executes
 //! commands, which may release memory, only while nobody else holds its table ([`Device::is_quiet`]). A device with a
 //! command waits by sending nothing on its own, and by leaving its inbox alone, since answers to reads refer to its
 //! memory, too. The letters that it waits for are in inboxes of other devices. If one of these waits in the same way,
-//! the first of them whose [`PATIENCE`] ends empties its inbox, which lets the other go on.
+//! the first of them whose `PATIENCE` ends reads its inbox, which lets the other go on.
 //!
 //! When there is no work, a worker polls for a while. If it is not the last one that is awake, it then leaves its
 //! units to another one. The last one sleeps with all units. Before that, every device clears its POLLING flags and

@@ -157,7 +157,7 @@ impl Routes<'_> {
         self.members.get(group).cloned().into_iter().flatten()
     }
 
-    /// Returns the pairs of a sender and a receiver to which at least one in [`MUCH`] of the sender's segments went
+    /// Returns the pairs of a sender and a receiver to which at least one in `MUCH` of the sender's segments went
     /// since the last call. So each sender is in a few pairs at most, and cannot make itself a partner of a device that
     /// hardly answers.
     pub fn take_pairs(&mut self) -> HashSet<(usize, usize)> {
