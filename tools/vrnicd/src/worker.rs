@@ -589,8 +589,9 @@ impl<'a> Worker<'a> {
         match self.routes.route(from, &segment) {
             Route::Device(to) => self.pass(from, to, segment),
             Route::Group => {
-                let members = self.routes.members(&segment.path.group());
-                for to in members.filter(|&to| to != from) {
+                let members = self.routes.members();
+                let members = members.get(&segment.path.group());
+                for &to in members.into_iter().flatten().filter(|&&to| to != from) {
                     self.pass(from, to, segment.clone());
                 }
                 self.shared.outbox.recycle(segment.payload);

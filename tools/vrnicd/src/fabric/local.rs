@@ -24,7 +24,7 @@ pub struct Local {
 }
 
 /// The devices that have members of each multicast group.
-type Members = HashMap<Group, BTreeSet<usize>>;
+pub type Members = HashMap<Group, BTreeSet<usize>>;
 
 /// A device exchanges much with another one if at least one of this many of its segments goes there.
 const MUCH: u64 = 16;
@@ -152,9 +152,9 @@ impl Routes<'_> {
         route
     }
 
-    /// Returns the devices that have members of a multicast group.
-    pub fn members(&self, group: &Group) -> impl Iterator<Item = usize> + use<> {
-        self.members.get(group).cloned().into_iter().flatten()
+    /// Returns the devices that have members of each multicast group.
+    pub fn members(&self) -> Arc<Members> {
+        self.members.clone()
     }
 
     /// Returns the pairs of a sender and a receiver to which at least one in `MUCH` of the sender's segments went
@@ -344,7 +344,10 @@ mod tests {
         let (one, other) = (([0xff; 16], 0), ([0xfe; 16], 0));
         local.set_groups(1, [one].into_iter());
         local.set_groups(2, [one, other].into_iter());
-        let members = |group| local.routes().members(&group).collect::<Vec<_>>();
+        let members = |group: Group| -> Vec<usize> {
+            let members = local.routes().members();
+            members.get(&group).into_iter().flatten().copied().collect()
+        };
         assert_eq!(members(one), [1, 2]);
         assert_eq!(members(other), [2]);
         local.set_groups(2, [one].into_iter());
