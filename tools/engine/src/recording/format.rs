@@ -1272,7 +1272,7 @@ fn put_faults(out: &mut Vec<u8>, saved: &fault::Saved) {
         out.number(fault.fired);
         out.option(fault.next.map(Instant::as_nanos));
         out.number(fault.free.as_nanos());
-        // The number of the fault that it waits for was here; its text has that, too.
+        // There is room for the number of the fault that it waits for, which its text has, too.
         out.option(None);
     }
 }
