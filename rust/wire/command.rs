@@ -212,11 +212,14 @@ pub trait Command: Plain {
     const CODE: CommandCode;
     /// Reply on success.
     type Reply: Plain;
+    /// Length in bytes of the shortest reply on success. Only limits that later features added can be
+    /// missing at its end; a missing field is 0.
+    const SHORTEST_REPLY: usize = core::mem::size_of::<Self::Reply>();
 }
 
 /// Implements [`Command`] and checks that request and reply fit their limits.
 macro_rules! command {
-    ($request:ty => $reply:ty, $code:ident, $size:expr) => {
+    ($request:ty => $reply:ty, $code:ident, $size:expr $(, shortest_reply = $shortest:expr)?) => {
         assert_layout!($request, $size);
         const _: () = {
             let header = core::mem::size_of::<$crate::command::CommandHeader>();
@@ -227,6 +230,12 @@ macro_rules! command {
         impl $crate::command::Command for $request {
             const CODE: $crate::command::CommandCode = $crate::command::CommandCode::$code;
             type Reply = $reply;
+            $(
+                const SHORTEST_REPLY: usize = {
+                    assert!($shortest <= core::mem::size_of::<$reply>());
+                    $shortest
+                };
+            )?
         }
     };
 }

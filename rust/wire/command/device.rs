@@ -9,9 +9,12 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueryDevice {}
-command!(QueryDevice => DeviceLimits, QueryDevice, 0);
+command!(QueryDevice => DeviceLimits, QueryDevice, 0, shortest_reply = 112);
 
 /// Limits of the device. The device supports each limit at the given value.
+///
+/// Later features add limits at the end. Each limit after the first 112 bytes belongs to a feature
+/// and may be missing at the other side.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceLimits {

@@ -12,7 +12,7 @@ mod common;
 use common::daemon::{Daemon, Driver, EVENT, QUERY_DEVICE, REQUEST};
 use common::*;
 use rustix::process::Signal;
-use vrnic_wire::command::Status;
+use vrnic_wire::command::{DeviceLimits, Status};
 use vrnic_wire::event::{AsyncEvent, EventType};
 use vrnicd::vfio_user::message::{RegionAccess, command};
 use zerocopy::{FromBytes, IntoBytes};
@@ -36,6 +36,21 @@ fn commands_are_answered() {
         "no room for the reply"
     );
     driver.works();
+}
+
+#[test]
+fn a_driver_that_knows_fewer_limits_gets_those() {
+    let daemon = Daemon::start();
+    let mut driver = Driver::start(daemon.connect("a"));
+    let (_, all) = driver.execute(QUERY_DEVICE, &[], 512);
+    assert_eq!(all.len(), size_of::<DeviceLimits>());
+    for known in [112, 116, all.len()] {
+        let (status, limits) = driver.execute(QUERY_DEVICE, &[], 16 + known as u32);
+        assert_eq!(status, Status::Ok.raw());
+        assert_eq!(limits, all[..known]);
+    }
+    let (status, _) = driver.execute(QUERY_DEVICE, &[], 16 + 111);
+    assert_eq!(status, Status::Malformed.raw());
 }
 
 #[test]

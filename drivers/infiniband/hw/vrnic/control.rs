@@ -520,10 +520,16 @@ fn parse_reply<C: Command>(message: &[u8]) -> Option<Result<C::Reply>> {
     if let Err(err) = errno(Status::try_from(header.status.get()).ok()?) {
         return Some(Err(err));
     }
-    if header.length.get() as usize != size_of::<C::Reply>() {
+    let length = header.length.get() as usize;
+    if length < C::SHORTEST_REPLY {
         return None;
     }
-    let (reply, _) = C::Reply::read_from_prefix(body).ok()?;
+    // An older device leaves out limits that later features added.
+    let mut reply: C::Reply = zerocopy::FromZeros::new_zeroed();
+    reply
+        .as_mut_bytes()
+        .get_mut(..length)?
+        .copy_from_slice(body.get(..length)?);
     Some(Ok(reply))
 }
 
@@ -549,7 +555,9 @@ mod tests {
 
     use vrnic_wire::command::{
         CreatePd,
-        PdCreated, //
+        DeviceLimits,
+        PdCreated,
+        QueryDevice, //
     };
 
     #[test]
@@ -586,6 +594,22 @@ mod tests {
         let created = parse_reply::<CreatePd>(&reply(0, 8, &[9, 0, 0, 0, 0, 0, 0, 0])?);
         assert_eq!(created.ok_or(EIO)??.pd.get(), 9);
         assert!(parse_reply::<DestroyPd>(&reply(0, 0, &[])?).is_some_and(|reply| reply.is_ok()));
+        Ok(())
+    }
+
+    #[test]
+    fn an_older_device_reports_fewer_limits() -> Result {
+        let limits = |length: u32, body: &[u8]| -> Result<Option<Result<DeviceLimits>>> {
+            Ok(parse_reply::<QueryDevice>(&reply(0, length, body)?))
+        };
+        let body = [1; size_of::<DeviceLimits>()];
+
+        let read = limits(116, &body)?.ok_or(EIO)??;
+        assert_eq!(read.max_xrcd.get(), 0x0101_0101);
+        assert_eq!(read.max_rate_limit.get(), 0);
+        assert!(limits(111, &body)?.is_none());
+        assert!(limits(116, &body[..115])?.is_none());
+        assert!(limits(size_of::<DeviceLimits>() as u32 + 1, &[1; 256])?.is_none());
         Ok(())
     }
 

@@ -108,6 +108,7 @@ impl Session {
                         self.queues.begun = Some(chain);
                         break;
                     }
+                    cut(&mut reply, chain.reply_capacity());
                     executed(rnic);
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
@@ -224,10 +225,22 @@ fn refuse(status: Status, reply: &mut Vec<u8>) {
     reply.extend_from_slice(header.as_bytes());
 }
 
-/// Returns the length in bytes of a successful reply to the command in `request`, including the header.
+/// Cuts a reply that is longer than its buffer. Only a driver that does not know the last fields gives too little room
+/// for them, as [`reply_length`] has made sure.
+fn cut(reply: &mut Vec<u8>, capacity: usize) {
+    if reply.len() <= capacity {
+        return;
+    }
+    reply.truncate(capacity);
+    if let Ok((header, body)) = ReplyHeader::mut_from_prefix(reply) {
+        header.length = u32::try_from(body.len()).unwrap_or(0).into();
+    }
+}
+
+/// Returns the length in bytes of the shortest successful reply to the command in `request`, including the header.
 fn reply_length(request: &[u8]) -> usize {
     fn of<C: Command>() -> usize {
-        size_of::<C::Reply>()
+        C::SHORTEST_REPLY
     }
     let code = CommandHeader::read_from_prefix(request).map(|(header, _)| header.code.get());
     let body = match code.map(CommandCode::try_from) {
