@@ -36,6 +36,7 @@ pub use spec::{BadSpec, Spec};
 use std::{collections::VecDeque, time::Duration};
 pub use table::Kind;
 pub use timed::Conditions;
+use vrnic_wire::event::EventType;
 
 /// Largest number of armed faults of a device.
 pub const MAX_ARMED: usize = 64;
@@ -431,6 +432,11 @@ impl Faults {
         }
         self.wake(now, |moment| moment.after_fault == Some(id));
         strike
+    }
+
+    /// Starts the faults that wait for this event, which the driver has been given.
+    pub fn event_given(&mut self, event_type: EventType, now: Instant) {
+        self.wake(now, |moment| moment.after_event == Some(event_type));
     }
 
     /// Lets the faults that wait, and that `is_awaited` selects, wait no longer.

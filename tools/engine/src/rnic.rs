@@ -791,7 +791,17 @@ impl Engine {
     /// Returns the next asynchronous event. To be called when the driver has a buffer for it.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
         let event = self.take_async_event();
-        self.resources.note_event(event)
+        let resources = &mut self.resources;
+        if let Some(event) = &event
+            && resources.faults.is_busy()
+        {
+            let event_type = EventType::try_from(event.event_type.get());
+            let now = resources.now;
+            event_type
+                .into_iter()
+                .for_each(|it| resources.faults.event_given(it, now));
+        }
+        resources.note_event(event)
     }
 
     fn take_async_event(&mut self) -> Option<AsyncEvent> {

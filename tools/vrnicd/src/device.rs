@@ -1077,6 +1077,7 @@ impl Device {
             events.dry = false;
             if let Ok(true) = events.publish(&mut || None) {
                 session.notifier.queue_used(ASYNC_EVENT_QUEUE);
+                self.faults.event_given(EventType::DeviceFatal, self.now);
             }
         }
         session.notifier.needs_reset();

@@ -338,6 +338,22 @@ fn a_file_that_may_not_grow_ends_its_capture_and_the_daemon_goes_on() {
 }
 
 #[test]
+fn a_fault_can_wait_until_the_device_has_failed() {
+    let daemon = Daemon::configured("faults = true\n");
+    let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    driver.works();
+    client
+        .add_fault("a", "drop after-event=device-fatal")
+        .unwrap();
+    let progress = |client: &mut Client| client.faults("a").unwrap()[0].progress.clone();
+    assert_eq!(progress(&mut client), "waits for device-fatal");
+    daemon.signal(Signal::USR1);
+    driver.wait_needs_reset();
+    assert_eq!(progress(&mut client), "armed");
+}
+
+#[test]
 fn faults_are_refused_unless_the_configuration_allows_them() {
     let daemon = Daemon::start();
     let mut client = client(&daemon);

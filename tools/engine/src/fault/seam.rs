@@ -181,9 +181,6 @@ impl Resources {
             }
             occasion
         });
-        let now = self.now;
-        self.faults
-            .wake(now, |moment| moment.after_event == Some(event_type));
         let Some(strike) = strike else {
             return Some(event);
         };

@@ -349,6 +349,33 @@ fn a_fault_waits_for_an_event() {
     assert_eq!(progress(&stage, later).0, Progress::Armed);
 }
 
+#[test]
+fn a_fault_waits_until_the_driver_has_the_event() {
+    let mut stage = Stage::new(Segmentation::Local);
+    let waits = stage.arm(0, "drop after-event=port-error");
+    let progress = |stage: &Stage| {
+        let listed = stage.world.nodes[0].rnic.faults().list();
+        listed
+            .iter()
+            .find(|fault| fault.id == waits)
+            .expect("listed")
+            .progress
+    };
+    stage.arm(0, "event-lost event=port-error");
+    stage.arm(0, "event-port-err");
+    stage.run(1);
+    assert_eq!(stage.events(0), []);
+    assert_eq!(progress(&stage), Progress::Waiting);
+    stage.arm(0, "event-late event=port-error delay=5ms");
+    stage.arm(0, "event-port-err");
+    stage.run(3);
+    assert_eq!(stage.events(0), []);
+    assert_eq!(progress(&stage), Progress::Waiting);
+    stage.run(3);
+    assert_eq!(stage.events(0), [EventType::PortError]);
+    assert_eq!(progress(&stage), Progress::Armed);
+}
+
 /// Performs a write to an on-demand region of a device with the fault. Returns when the device requested pages, which
 /// shows whether it asks again.
 fn page_fault(fault: &str) -> Vec<Duration> {

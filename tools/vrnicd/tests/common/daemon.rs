@@ -24,10 +24,15 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start() -> Self {
+        Self::configured("")
+    }
+
+    /// Starts it with more lines of configuration.
+    pub fn configured(lines: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
         let config = format!(
-            "{}log = \"debug\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
+            "{}{lines}log = \"debug\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
              [[device]]\nname = \"a\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:01\"\n\
              [[device]]\nname = \"b\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:02\"\n",
             vrnic_native::daemon::workers(),
@@ -158,6 +163,7 @@ impl Driver {
         let written = self.control.wait_used(&self.ram);
         let reply = self.ram.bytes(REPLY, written as usize);
         let (header, body) = ReplyHeader::read_from_prefix(&reply).unwrap();
+        assert_eq!(header.length.get() as usize, body.len());
         (header.status.get(), body.to_vec())
     }
 
