@@ -69,9 +69,11 @@ wait $job || fail "VM b does not reach VM a"
 VRNIC_CONTROL=$("$LAB_BIN" ctl --lab tree control)
 export VRNIC_CONTROL
 nodes="leaf1 leaf2 leaf3 leaf8 spine1 spine2 spine3 spine4"
-# circle: prints the switches whose lanes wait for each other.
-circle() { vrnicctl subnet loop | sed -n 's,^\([a-z0-9]*\)/[0-9]*  *[a-z0-9]*/[0-9]*  *0$,\1,p' | sort | xargs; }
-is_around() { [ "$(circle)" = "$1" ]; }
+# is_around SWITCHES: whether these are the switches whose lanes wait for each other.
+is_around() {
+	vrnicctl subnet loop >"$LAB_DIR/loop" || return
+	[ "$(sed -n 's,^\([a-z0-9]*\)/[0-9]*  *[a-z0-9]*/[0-9]*  *0$,\1,p' "$LAB_DIR/loop" | sort | xargs)" = "$1" ]
+}
 # ring STATE: cuts all other links, or restores them.
 ring() {
 	local leaf end
@@ -81,7 +83,7 @@ ring() {
 		vrnicctl subnet link "$(vrnicctl subnet list "$leaf" | sed -n "s,^\($leaf/[0-9]*\) .*${end#*/}/.*,\1,p")" "$1"
 	done
 }
-is_around "" || fail "a credit loop in a tree: $(vrnicctl subnet loop)"
+within 90 is_around "" || fail "a credit loop in a tree: $(vrnicctl subnet loop)"
 ring down
 within 90 is_around "$nodes" || fail "no credit loop around a ring: $(vrnicctl subnet loop)"
 ring up

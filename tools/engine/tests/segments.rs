@@ -426,12 +426,24 @@ fn a_request_under_way_is_flushed_once() {
         assert_eq!(done.len(), expected);
         assert!(done.iter().all(|one| one.status == Status::Flushed));
         assert_eq!(counter(&world, 0, Counter::TransmitPackets), 5);
-        // A new life has nothing left of the old one.
-        let mut fresh = end(&mut world, 0);
+        // After a reset, nothing is left of it.
+        let reset = QpAttributes {
+            mask: attribute::STATE.into(),
+            state: QpState::Reset.raw(),
+            ..QpAttributes::default()
+        };
+        world.modify(0, a.qp.qpn, reset);
+        let again = QpAttributes {
+            port: 1,
+            ..QpAttributes::default()
+        };
+        world.bring_up(0, a.qp.qpn, again, QpType::RawPacket);
+        a.qp.sq.index = 0;
         receives(&mut world, &mut b, 2);
-        let two = segmented(&fresh, &header(), 1000, 2000);
-        fresh.send(&mut world, &two);
+        let two = segmented(&a, &header(), 1000, 2000);
+        a.send(&mut world, &two);
         world.settle();
+        assert_eq!(a.send_cq.drain()[0].status, Status::Success);
         assert_eq!(got(&mut b).len(), 2);
     }
 }
