@@ -119,7 +119,7 @@ test-apps: setup-apps setup-qemu setup-guest userspace module-stock module-lab #
 	@bash tests/apps/run.sh "$(T)"
 
 # Not in `make test`: it needs two more images.
-test-disk: setup-disk setup-apps setup-qemu setup-guest userspace module-stock ## boot a VM from a disk image with cloud-init, log in by ssh
+test-disk: setup-disk setup-qemu setup-guest userspace module-stock ## boot a VM from a disk image with cloud-init, and one with packages; log in by ssh
 	@bash tests/disk/run.sh
 
 clean: ## remove everything built in this tree (keeps the cache outside the tree)

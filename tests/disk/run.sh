@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # `make test-disk`: a VM that boots a disk image, in which cloud-init does what it is told, beside one with a root
-# directory: they exchange messages by their RNICs, one logs in to both by ssh, and the image stays as it is.
+# directory to which packages are added: they exchange messages by their RNICs, one logs in to both by ssh, and the image
+# stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 lab=$PWD/tools/target/release/vrnic-lab
@@ -30,7 +31,7 @@ ssh = true
 
 [[vm]]
 name = "directory"
-image = "../setup/apps"
+packages = ["tree"]
 ssh = true
 
 [[vm.share]]
@@ -42,6 +43,14 @@ name = "closed"
 memory = 512
 end
 sum=$(sha256sum <build/setup/disk.qcow2)
+
+# A package that Debian does not have is named, and no VM starts.
+sed 's/"tree"/"no-such-package"/' $out/disk.toml >$out/wrong.toml
+! "$lab" up $out/wrong.toml >$out/said 2>&1 || fail "a lab came up with a package that does not exist"
+grep -q 'Unable to locate package no-such-package' $out/said || fail "$(cat $out/said)"
+grep -q 'no image with no-such-package openssh-server' $out/said || fail "$(cat $out/said)"
+[ -z "$("$lab" status 2>/dev/null | grep wrong)" ] || fail "the lab is up"
+
 "$lab" up $out/disk.toml
 on() { "$lab" exec --lab disk --vm "$@" </dev/null; }
 ssh() { "$lab" ssh --lab disk "$@" </dev/null; }
@@ -59,6 +68,8 @@ grep -q ' 10.77.0.1/24' $out/addresses || fail "the VM does not have its address
 [ "$(ssh debian@disk id -un)" = debian ] || fail "no ssh to the user of the disk's system"
 [ "$(ssh directory 'hostname; echo one >/mnt/out/two')" = directory ] || fail "no ssh to the root directory"
 [ "$(cat $out/two)" = one ] || fail "the shared directory is empty"
+on directory -- tree -L 1 /mnt || fail "the package is not in the image"
+! on closed -- which tree || fail "a VM without packages has them, too"
 code=0
 ssh disk 'exit 7' || code=$?
 [ $code = 7 ] || fail "ssh ended with $code, not with the command's exit code"
@@ -80,4 +91,4 @@ wait $! || fail "the pingpong in the disk's system failed"
 
 "$lab" down disk
 [ "$(sha256sum <build/setup/disk.qcow2)" = "$sum" ] || fail "the image has changed"
-echo "ok: a disk image with cloud-init, and ssh"
+echo "ok: a disk image with cloud-init, ssh, and packages"

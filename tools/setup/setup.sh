@@ -9,6 +9,7 @@
 #   qemu        a QEMU with vfio-user-pci
 #   guest       the guests' root directory
 #   apps        a second root directory, for `make test-apps`
+#   image       a root directory with packages that a lab file names (VRNIC_IMAGE, VRNIC_IMAGE_PACKAGES)
 #   userland    RDMA programs of a newer release, for tests
 #   bundle      what `make bundle` needs in addition
 #   packaging   a Debian 13 root directory to build packages in
@@ -24,6 +25,7 @@ set -euo pipefail
 . "$SETUP_DIR/vmlinux.sh"
 . "$SETUP_DIR/qemu.sh"
 . "$SETUP_DIR/guest.sh"
+. "$SETUP_DIR/image.sh"
 . "$SETUP_DIR/userland.sh"
 . "$SETUP_DIR/bundle.sh"
 . "$SETUP_DIR/packaging.sh"
@@ -33,8 +35,8 @@ mkdir -p "$TREE/build/setup"
 rm -f "$FAILED"
 for part in "$@"; do
 	case $part in
-	packages | tests | kernel | qemu | guest | apps | userland | bundle | packaging | disk) ;;
-	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps userland bundle packaging disk" ;;
+	packages | tests | kernel | qemu | guest | apps | image | userland | bundle | packaging | disk) ;;
+	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps image userland bundle packaging disk" ;;
 	esac
 	if [ "$part" = kernel ]; then
 		# Several kernels may be prepared in parallel; they share the compilers.

@@ -85,6 +85,8 @@ pub struct Machine {
     pub kernel: Option<String>,
     /// Root directory, if not the default one.
     pub image: Option<PathBuf>,
+    /// Debian packages to add to the default root directory, sorted.
+    pub packages: Vec<String>,
     /// Disk, if the VM has a system of its own.
     pub disk: Option<Disk>,
     /// Whether users can log in by ssh.
@@ -203,6 +205,7 @@ struct FileSection {
     name: Option<Spanned<String>>,
     kernel: Option<Spanned<String>>,
     image: Option<Spanned<PathBuf>>,
+    packages: Option<Spanned<Vec<Spanned<String>>>>,
     user_data: Option<Spanned<PathBuf>>,
     #[serde(default)]
     ssh: bool,
@@ -240,6 +243,7 @@ struct MachineSection {
     count: Option<Spanned<usize>>,
     kernel: Option<Spanned<String>>,
     image: Option<Spanned<PathBuf>>,
+    packages: Option<Spanned<Vec<Spanned<String>>>>,
     user_data: Option<Spanned<PathBuf>>,
     ssh: Option<bool>,
     memory: Option<Spanned<u32>>,
@@ -645,6 +649,7 @@ fn machines(
         };
         let ssh = vm.ssh.unwrap_or(file.ssh);
         let (image, disk) = image_of(source, file, vm, ssh)?;
+        let packages = packages_of(source, file, vm, ssh)?;
         let kernel_arguments = match &vm.kernel_arguments {
             Some(arguments) => {
                 source.ensure(
@@ -706,6 +711,7 @@ fn machines(
             device,
             kernel,
             image,
+            packages,
             disk,
             ssh,
             memory: memory.map(|memory| *memory.get_ref()),
@@ -731,7 +737,8 @@ fn image_of(
     ssh: bool,
 ) -> Result<(Option<PathBuf>, Option<Disk>)> {
     let own_user_data = vm.user_data.as_ref();
-    let Some(image) = vm.image.as_ref().or(file.image.as_ref()) else {
+    let inherited = file.image.as_ref().filter(|_| vm.packages.is_none());
+    let Some(image) = vm.image.as_ref().or(inherited) else {
         return match own_user_data {
             Some(data) => Err(source.error(
                 &data.span(),
@@ -786,6 +793,52 @@ fn image_of(
             user_data,
         }),
     ))
+}
+
+/// Returns the packages to add to the usual root directory for a VM, without duplicates.
+fn packages_of(
+    source: &Source<'_>,
+    file: &FileSection,
+    vm: &MachineSection,
+    ssh: bool,
+) -> Result<Vec<String>> {
+    let both = |image: &Option<_>, packages: &Option<Spanned<Vec<_>>>| match packages {
+        Some(packages) if image.is_some() => Err(source.error(
+            &packages.span(),
+            "packages: they are added to the default image, so `image` must not be set beside them",
+        )),
+        _ => Ok(()),
+    };
+    both(&file.image, &file.packages)?;
+    both(&vm.image, &vm.packages)?;
+    let inherited = file.packages.as_ref().filter(|_| vm.image.is_none());
+    let Some(list) = vm.packages.as_ref().or(inherited) else {
+        return Ok(Vec::new());
+    };
+    let mut packages = Vec::new();
+    for package in list.get_ref() {
+        source.ensure(is_package(package.get_ref()), &package.span(), || {
+            format!(
+                "packages: `{}` is not the name of a Debian package",
+                package.get_ref()
+            )
+        })?;
+        packages.push(package.get_ref().clone());
+    }
+    if ssh && !packages.is_empty() {
+        packages.push("openssh-server".to_owned());
+    }
+    packages.sort();
+    packages.dedup();
+    Ok(packages)
+}
+
+/// Returns whether a Debian package can have this name (Debian Policy, section 5.6.1).
+fn is_package(text: &str) -> bool {
+    let lower = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit();
+    text.len() >= 2
+        && text.starts_with(lower)
+        && text.chars().all(|it| lower(it) || "+-.".contains(it))
 }
 
 /// Returns the format of a disk image, which is recognized by its first bytes.
@@ -1382,6 +1435,42 @@ mod tests {
     }
 
     #[test]
+    fn packages_are_those_of_the_lab_or_of_the_vm() {
+        let text = "ssh = true\npackages = [\"tree\", \"fio\", \"tree\"]\n\
+            [[vm]]\nname = \"a\"\n\
+            [[vm]]\nname = \"b\"\npackages = [\"g++\"]\nssh = false\n\
+            [[vm]]\nname = \"c\"\npackages = []\n";
+        let lab = lab(text);
+        let packages: Vec<_> = lab.machines.iter().map(|it| &it.packages[..]).collect();
+        assert_eq!(packages[0], ["fio", "openssh-server", "tree"]);
+        assert_eq!(packages[1], ["g++"]);
+        assert!(packages[2].is_empty());
+    }
+
+    #[test]
+    fn a_vm_has_either_an_image_or_packages_whichever_it_names_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("sbin")).unwrap();
+        std::fs::write(dir.path().join(INIT), "").unwrap();
+        let image = format!("image = \"{}\"\n", dir.path().display());
+        let packages = "packages = [\"tree\"]\n";
+        let vm = "[[vm]]\nname = \"a\"\n";
+        let own_packages = lab(&format!("{image}{vm}{packages}"));
+        let machine = &own_packages.machines[0];
+        assert!(machine.image.is_none() && machine.packages == ["tree"]);
+        let own_image = lab(&format!("{packages}{vm}{image}"));
+        let machine = &own_image.machines[0];
+        assert!(machine.image.is_some() && machine.packages.is_empty());
+        for both in [
+            format!("{image}{packages}{vm}"),
+            format!("{vm}{image}{packages}"),
+        ] {
+            let error = parse(&both).unwrap_err().to_string();
+            assert!(error.contains("`image` must not be set"), "{error}");
+        }
+    }
+
+    #[test]
     fn those_that_stay_keep_their_numbers() {
         let before = lab("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n[[vm]]\nname = \"c\"\n");
         let text = "[[vm]]\nname = \"d\"\n[[vm]]\nname = \"c\"\n[[vm]]\nname = \"a\"\n";
@@ -1441,6 +1530,16 @@ mod tests {
                 &format!("{VM}image = \"/proc/version\"\n"),
                 3,
                 "neither a root directory nor a disk image",
+            ),
+            (
+                &format!("{VM}packages = [\"tree; reboot\"]\n"),
+                3,
+                "`tree; reboot` is not the name of a Debian package",
+            ),
+            (
+                &format!("{VM}packages = [\"-f\"]\n"),
+                3,
+                "`-f` is not the name of a Debian package",
             ),
             (
                 &format!("{VM}user_data = \"/proc/version\"\n"),

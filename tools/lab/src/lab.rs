@@ -16,6 +16,7 @@ use crate::accelerator::{self, Accelerator};
 use crate::agent::Agent;
 use crate::daemon::{self, Daemon};
 use crate::description::{Description, Machine, Network, SSHD};
+use crate::image;
 use crate::kernel::Kernel;
 use crate::namespaces::Namespaces;
 use crate::output::say;
@@ -377,11 +378,11 @@ impl Lab {
             .iter()
             .any(|it| it.device == Device::Vrnic);
         let ssh_key = if machine.ssh {
-            let root = machine.image.as_ref().unwrap_or(&settings.guest_root);
+            let root = image::root(&settings, machine);
             // The contents of a disk are not known.
             ensure!(
                 machine.disk.is_some() || !root.is_dir() || root.join(SSHD).is_file(),
-                "VM {}: its image has no {SSHD}, which `ssh` needs; `make setup-apps` makes one that has: build/setup/apps",
+                "VM {}: its image has no {SSHD}, which `ssh` needs; add packages = [\"openssh-server\"] to the lab file",
                 machine.name
             );
             Some(ssh::key(&self.sockets)?)

@@ -18,6 +18,7 @@ mod exec;
 mod goodput;
 mod host;
 mod html;
+mod image;
 mod kernel;
 mod lab;
 mod namespaces;

@@ -30,6 +30,7 @@ use serde_json::json;
 
 use crate::control::{self, Ask};
 use crate::description::{Numbers, Parsed, is_name};
+use crate::image;
 use crate::kernel::{self, Kernel};
 use crate::lab::{Lab, Module};
 use crate::output::say;
@@ -243,6 +244,7 @@ pub fn up(file: &Path, kernel: Option<kernel::Name>, fabric: Fabric, as_json: bo
             Kernel::named(&settings.tree, kernel)?;
         }
     }
+    image::prepare(&settings, &parsed.description.machines)?;
     let place = Place::of(&parsed.description.name)?;
     let started = start_supervisor(&place, &settings, default_kernel(&parsed, kernel))?;
     let request = Ask::Apply {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::accelerator::Accelerator;
 use crate::agent::Agent;
 use crate::description::Machine;
+use crate::image;
 use crate::process::{Process, tail, text};
 use crate::settings::Settings;
 use vrnic_lab::protocol::PORT_NAME;
@@ -293,7 +294,7 @@ impl Spec {
         // else, and lockdep is off. On a kernel with KASAN, a task may also wait for minutes without being hung.
         // Mitigations of processor vulnerabilities cost most where the processor is emulated, as do tests of ciphers
         // and the certificates of signed modules, which a VM here does not have.
-        let guest = machine.image.as_ref().unwrap_or(&settings.guest_root);
+        let guest = image::root(settings, machine);
         let image = guest.is_file();
         let root = if image {
             "root=/dev/vda rootfstype=erofs"
@@ -322,13 +323,13 @@ impl Spec {
                 "-drive",
                 &format!(
                     "id=root,if=none,format=raw,readonly=on,file={}",
-                    option(guest)
+                    option(&guest)
                 ),
                 "-device",
                 "virtio-blk-pci,drive=root",
             ]);
         } else {
-            directories.push(directory("root", guest, true));
+            directories.push(directory("root", &guest, true));
         }
         if let Some(disk) = &machine.disk {
             // The guest's writes go to a private file, which disappears with QEMU.
