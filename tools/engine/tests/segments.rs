@@ -16,6 +16,7 @@ use vrnic_wire::{
     completion::{Opcode, Status, packet_flags},
     counter::Counter,
     qp::{QpAttributes, QpState, QpType, attribute},
+    ring::offset,
     work::{SendOpcode, send_flags},
 };
 
@@ -433,12 +434,16 @@ fn a_request_under_way_is_flushed_once() {
             ..QpAttributes::default()
         };
         world.modify(0, a.qp.qpn, reset);
+        a.qp.sq.index = 0;
+        let indices = a.qp.sq.layout.header_offset.get() as usize;
+        for index in [offset::DRIVER_INDEX, offset::DEVICE_INDEX] {
+            a.qp.sq.arena.put(indices + index, &[0; 4]);
+        }
         let again = QpAttributes {
             port: 1,
             ..QpAttributes::default()
         };
         world.bring_up(0, a.qp.qpn, again, QpType::RawPacket);
-        a.qp.sq.index = 0;
         receives(&mut world, &mut b, 2);
         let two = segmented(&a, &header(), 1000, 2000);
         a.send(&mut world, &two);
