@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Storage over InfiniBand. VM b uses file systems of VM a by NVMe over Fabrics and by NFS, for which rdma_cm finds paths
-# by IPoIB addresses, and by SRP, which asks the subnet manager itself. The test checks that data read back as written.
+# by IPoIB addresses, and by SRP, whose target srp_daemon finds on the subnet. NFS also works over TCP over IPoIB. The
+# test checks that data read back as written.
 # lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: needs CONFIG_INFINIBAND_SRPT=m
@@ -21,7 +22,7 @@ GROUP=target/srpt/$GUID/$GUID
 ACL=$GROUP/acls/$(guid "$HOST")
 
 cleanup() {
-	on "$HOST" sh -c 'umount -f -l /run/storage
+	on "$HOST" sh -c 'pkill -x srp_daemon; umount -f -l /run/storage
 		for c in /sys/class/nvme/nvme*/delete_controller; do echo 1 >$c; done
 		for p in /sys/class/srp_remote_ports/*/delete; do echo 1 >$p; done
 		modprobe -r -w 20000 nvme-rdma; modprobe -r -w 20000 ib_srp; modprobe -r -w 20000 nfsv4 rpcrdma'
@@ -65,27 +66,38 @@ disk_has_data
 on -t 200 "$HOST" sh -c 'echo 1 >"$(echo /sys/class/nvme/nvme*/delete_controller)"'
 target "rm $NVME_PORT/subsystems/$NQN; echo 0 >$SUBSYSTEM/namespaces/1/enable"
 
-# SRP. As srp_daemon does, the host names the target's port by its GID and its service by an ID. ib_srp asks the subnet
-# manager for the path.
+# SRP. srp_daemon is told by the subnet manager of ports that become targets, and asks them what they have.
+on "$HOST" sh -ec 'modprobe sd_mod; modprobe ib_srp; mkdir -p /run/lock'
+on -t 200 "$HOST" sh -c "stdbuf -oL srp_daemon -c -V -i $DEV -p 1 >/run/targets 2>&1" &
+daemon=$!
+targets() { on "$HOST" cat /run/targets; }
+within 60 on "$HOST" grep -q 'performing a capability query' /run/targets || fail "srp_daemon has not searched: $(targets)"
 backstore
 on "$TARGET" modprobe ib_srpt
+ID=$(on "$TARGET" cat /sys/module/ib_srpt/parameters/srpt_service_guid | sed 's/^0x//')
+GID=$(on "$TARGET" cat "/sys/class/infiniband/$DEV/ports/1/gids/0" | tr -d :)
+login="id_ext=$ID,ioc_guid=$ID,dgid=$GID,pkey=ffff,service_id=$ID"
+within 30 on "$HOST" grep -q "^$login" /run/targets || fail "srp_daemon is told of no target $login: $(targets)"
+on "$HOST" grep -q 'enter handle_port' /run/targets || fail "srp_daemon finds the target by another way: $(targets)"
+on "$HOST" pkill -x srp_daemon
+wait $daemon || fail "srp_daemon ends with an error: $(targets)"
 target "mkdir -p target/srpt; mkdir -p $GROUP/lun/lun_0 $ACL/lun_0
 	ln -s $BACKSTORE $GROUP/lun/lun_0/ram
 	ln -s $CONFIG/$GROUP/lun/lun_0 $ACL/lun_0/ram
 	echo 1 >$GROUP/enable"
-ID=$(on "$TARGET" cat /sys/module/ib_srpt/parameters/srpt_service_guid | sed 's/^0x//')
-GID=$(on "$TARGET" cat "/sys/class/infiniband/$DEV/ports/1/gids/0" | tr -d :)
-on "$HOST" sh -ec 'modprobe sd_mod; modprobe ib_srp'
-login="id_ext=$ID,ioc_guid=$ID,dgid=$GID,pkey=ffff,service_id=$ID"
-within 100 on "$HOST" sh -ec "echo $login >/sys/class/infiniband_srp/srp-$DEV-1/add_target" || fail "$HOST does not log in"
+# Without having been told, it finds targets by queries, and logs in. Then it has nothing more to do.
+search="srp_daemon -o -c -e -i $DEV -p 1"
+on "$HOST" $search | found "^$login" || fail "srp_daemon does not find the target"
 within 100 on "$HOST" sh -ec 'ln -sfT /sys/class/srp_remote_ports/port* /run/port
 	disk=/dev/$(basename /run/port/device/../target*/*/block/sd*); test -b $disk; ln -sfT $disk /run/disk' || fail "$HOST finds no disk"
+said=$(on "$HOST" $search) || fail "srp_daemon does not search again"
+[ -z "$said" ] || fail "srp_daemon does not see that the host is connected: $said"
 file_system
 on "$HOST" umount /run/storage
 disk_has_data
 on -t 200 "$HOST" sh -c 'echo 1 >/run/port/delete'
 
-# NFS over RDMA.
+# NFS over RDMA and over TCP, while IPoIB sends datagrams and while it has connections.
 on "$HOST" modprobe -a nfsv4 rpcrdma
 on -t 200 "$TARGET" sh -ec 'modprobe -a nfsd rpcrdma
 	mount -t tmpfs none /var/lib/nfs
@@ -98,13 +110,22 @@ on -t 200 "$TARGET" sh -ec 'modprobe -a nfsd rpcrdma
 	rpc.mountd -N 3
 	exportfs -o rw,no_root_squash,insecure,fsid=0 "*:/run/export"
 	rpc.nfsd -N 3 --rdma=20049 4' || fail "$TARGET has no exports"
-on -t 200 "$HOST" sh -ec "mkdir -p /run/storage
-	mount -t nfs4 -o proto=rdma,port=20049 $ADDRESS:/ /run/storage
-	grep -q ' /run/storage nfs4 .*proto=rdma' /proc/mounts" || fail "$HOST cannot mount"
-registers data
-sum=$(on "$HOST" sh -c 'sha256sum </run/data')
-[ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$sum" ] || fail "the data of $TARGET and $HOST differ"
-on "$HOST" umount /run/storage || fail "$HOST cannot unmount"
+# nfs PROTOCOL PORT COMMAND...: runs a command while the host has mounted the export by this protocol.
+nfs() {
+	on -t 200 "$HOST" sh -ec "mkdir -p /run/storage
+		mount -t nfs4 -o proto=$1,port=$2 $ADDRESS:/ /run/storage
+		grep -q ' /run/storage nfs4 .*proto=$1' /proc/mounts" || fail "$HOST cannot mount by $1"
+	"${@:3}"
+	[ "$(on "$TARGET" sh -c 'sha256sum </run/export/data')" = "$(on "$HOST" sh -c 'sha256sum </run/data')" ] ||
+		fail "the data of $TARGET and $HOST differ"
+	on "$HOST" umount /run/storage || fail "$HOST cannot unmount"
+}
+for mode in datagram connected; do
+	for vm in a b; do on $vm sh -ec "echo $mode >/sys/class/net/ib0/mode" || fail "IPoIB has no mode $mode"; done
+	within 30 on "$HOST" ping -c 1 -W 2 "$ADDRESS" >/dev/null || fail "IPoIB carries no traffic in mode $mode"
+	nfs rdma 20049 registers data
+	nfs tcp 2049 data
+done
 cleanup
 for vm in a b; do
 	within 40 as_before $vm || fail "VM $vm had ${objects_before[$vm]}, and has $(objects $vm)"

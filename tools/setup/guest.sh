@@ -8,6 +8,7 @@ GUEST_SUITE=trixie
 GUEST_PACKAGES=(
 	rdma-core ibverbs-utils ibverbs-providers perftest rdmacm-utils python3-pyverbs infiniband-diags opensm
 	iproute2 iputils-ping ethtool kmod pciutils procps strace jq less e2fsprogs fio nfs-kernel-server open-iscsi
+	srptools
 )
 APPS_PACKAGES=(openmpi-bin python3-mpi4py ucx-utils libfabric-bin openssh-server openssh-client)
 
