@@ -61,7 +61,7 @@ simulate: setup-tests ## simulate many devices and faults in virtual time (SECON
 chaos: build ## run workloads under each fault and report how they cope: W='pingpong rping' (default: all)
 	$(LAB) chaos $(W)
 
-bench: build setup-tests ## measure the device alone, then vrnic and rxe in VMs; write build/bench/report.json and charts
+bench: build setup-tests ## measure the device alone, then vrnic on each fabric and rxe in VMs; write build/bench/report.json and charts
 	$(LAB) bench
 
 check: $(if $(KDIR),kernel-own,kernel-lab) ## check formatting, lints, documentation and file rules; no warning is allowed

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab bench`: compares vrnic with rxe in the same two VMs, and measures the cost of many QPs.
+//! `vrnic-lab bench`: compares vrnic, on each of its fabrics, with rxe between the same two VMs, and measures the cost
+//! of many QPs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -88,22 +89,40 @@ const fn contest(
     }
 }
 
-/// Factor by which vrnic on a wire must beat rxe for writes of 64 KiB.
-const WIRE_GOAL: f64 = 10.0;
+/// Fabrics on which messages travel in packets. They are measured only between two VMs.
+const NETWORKS: [Fabric; 2] = [Fabric::Roce, Fabric::Infiniband];
+
+/// Factor by which vrnic with RoCE frames must beat rxe for writes of 64 KiB.
+const ROCE_GOAL: f64 = 10.0;
+
+/// Headings of the comparison.
+const COLUMNS: [&str; 11] = [
+    "program",
+    "path",
+    "local",
+    "roce",
+    "infiniband",
+    "rxe",
+    "local/rxe",
+    "roce/rxe",
+    "infiniband/rxe",
+    "asked of local",
+    "of roce",
+];
 
 /// Results of a contest.
 struct Line {
     contest: &'static Contest,
     path: String,
     /// vrnic on the local fabric, which copies from guest to guest.
-    vrnic: Option<f64>,
-    /// vrnic with RoCE frames, only between two VMs.
-    wire: Option<f64>,
+    local: Option<f64>,
+    /// vrnic on each of [`NETWORKS`].
+    networks: [Option<f64>; NETWORKS.len()],
     rxe: Option<f64>,
 }
 
 impl Line {
-    fn row(&self) -> [String; 9] {
+    fn row(&self) -> [String; COLUMNS.len()] {
         let figure = self.contest.figure;
         let show = |value: Option<f64>| {
             value.map_or_else(|| "failed".to_owned(), |value| figure.show(value))
@@ -128,17 +147,20 @@ impl Line {
         // The goals are for two VMs.
         let two = self.path == "vm-vm";
         let large_write = (self.contest.program, self.contest.args) == ("ib_write_bw", "-s 65536");
-        let (ours, wire) = (ratio(self.vrnic), ratio(self.wire));
+        let [roce, infiniband] = self.networks;
+        let network = |value: Option<f64>| if two { show(value) } else { String::new() };
         [
             format!("{} {}", self.contest.program, self.contest.args),
             self.path.clone(),
-            show(self.vrnic),
-            if two { show(self.wire) } else { String::new() },
+            show(self.local),
+            network(roce),
+            network(infiniband),
             show(self.rxe),
-            times(ours),
-            times(wire),
-            asked(self.contest.goal.filter(|_| two), ours),
-            asked((two && large_write).then_some(WIRE_GOAL), wire),
+            times(ratio(self.local)),
+            times(ratio(roce)),
+            times(ratio(infiniband)),
+            asked(self.contest.goal.filter(|_| two), ratio(self.local)),
+            asked((two && large_write).then_some(ROCE_GOAL), ratio(roce)),
         ]
     }
 }
@@ -227,19 +249,33 @@ static CONTESTS: [Contest; 11] = [
 const QPS: [u32; 7] = [1, 3, 10, 30, 100, 300, 1000];
 const QP_MESSAGES: u32 = 4_000_000;
 
-/// Measures everything, prints the tables, and writes report, charts and logs to `out`.
+/// What to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Everything.
+    All,
+    /// Only the programs that are compared with rxe.
+    Programs,
+}
+
+/// Measures, prints the tables, and writes report, charts and logs to `out`.
 ///
 /// # Errors
 /// The lab did not come up, or a program failed. In the latter case, everything was written.
-pub fn run(settings: &Settings, out: &Path) -> Result<()> {
+pub fn run(settings: &Settings, out: &Path, extent: Extent) -> Result<()> {
+    let all = extent == Extent::All;
     let start = Instant::now();
     let load = host::load();
     let memory = Step::start("host memcpy");
     let repeated = host::memcpy_repeated(&[65_536, 1_048_576]);
     let streamed = host::memcpy_streamed(&[65_536, 1_048_576]);
     memory.done();
-    let native = native::measure(settings)?;
-    let wire_packet = wire_packet(settings)?;
+    let native = all.then(|| native::measure(settings)).transpose()?;
+    let wire_packet = if all {
+        wire_packet(settings)?
+    } else {
+        BTreeMap::new()
+    };
     let lab = Lab::boot(
         settings,
         Options {
@@ -272,10 +308,11 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 
     let mut results = Vec::new();
     let mut lines = Vec::new();
-    let step = Step::of(
-        "programs",
-        CONTESTS.len() * 5 + QPS.len() + scale::RUNS + goodput::RUNS,
-    );
+    let mut programs = CONTESTS.len() * (4 + NETWORKS.len());
+    if all {
+        programs += QPS.len() + scale::RUNS + goodput::RUNS;
+    }
+    let step = Step::of("programs", programs);
     let mut measure = |program: &str, args: &str, server: &str, device: Device| {
         step.at(&format!(
             "{} {program} {args} ({})",
@@ -310,14 +347,14 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             lines.push(Line {
                 contest,
                 path: vrnic.path.clone(),
-                vrnic: ours,
-                wire: None,
+                local: ours,
+                networks: [None; NETWORKS.len()],
                 rxe: theirs,
             });
         }
     }
     let mut costs = Vec::new();
-    for qps in QPS {
+    for qps in QPS.into_iter().filter(|_| all) {
         // Otherwise, perftest records two times for each message in an array for each QP, unless there are very many.
         let args = format!("-s 2 -q {qps} -t 16 -N -n {}", QP_MESSAGES / qps);
         let entry = measure("ib_write_bw", &args, "b", Device::Vrnic);
@@ -326,19 +363,27 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         }
     }
     let mut scales = Vec::new();
-    let scaling = scale::measure(&lab, &end("a", Device::Vrnic), &step, &mut scales);
+    let scaling = if all {
+        scale::measure(&lab, &end("a", Device::Vrnic), &step, &mut scales)
+    } else {
+        Ok(())
+    };
     let mut host = host::describe(lab.accelerator, &lab, load)?;
     host.memcpy_bytes_per_s = repeated;
     host.memcpy_streamed_bytes_per_s = streamed;
     let mut clean = lab.shut_down();
-    for (line, entry) in lines
-        .iter_mut()
-        .zip(on_the_wire(settings, out, &step, &mut clean)?)
-    {
-        line.wire = line.contest.figure.of(&entry);
-        results.push(entry);
+    for (index, fabric) in NETWORKS.into_iter().enumerate() {
+        let entries = on_network(settings, fabric, out, &step, &mut clean)?;
+        for (line, entry) in lines.iter_mut().zip(entries) {
+            line.networks[index] = line.contest.figure.of(&entry);
+            results.push(entry);
+        }
     }
-    let bad_wires = goodput::measure(settings, out, &step, &mut clean)?;
+    let bad_wires = if all {
+        goodput::measure(settings, out, &step, &mut clean)?
+    } else {
+        Vec::new()
+    };
     results.extend(bad_wires.iter().cloned());
     step.done();
     let report = Report {
@@ -346,40 +391,30 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         host,
         scale: scales,
         wire_packet,
-        native: Some(native),
+        native,
     };
     report.write(&out.join("report.json"))?;
 
-    let mut rows = vec![
-        [
-            "program",
-            "path",
-            "vrnic",
-            "wire",
-            "rxe",
-            "ratio",
-            "wire's",
-            "asked for",
-            "of the wire",
-        ]
-        .map(str::to_owned),
-    ];
+    let mut rows = vec![COLUMNS.map(str::to_owned)];
     rows.extend(lines.iter().map(Line::row));
     say!("\n{}", align(&rows));
     say!("{}", against_memcpy(&report));
-    say!(
-        "a packet on the wire, sender and receiver together: {}\n",
-        parts(&report)
-    );
-    let mut table = vec![["QPs", "cost per message (2-byte writes, two VMs)"].map(str::to_owned)];
-    table.extend(
-        costs
-            .iter()
-            .map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]),
-    );
-    say!("{}", align(&table));
-    say!("{}", scale::table(&report.scale));
-    say!("{}", goodput::table(&bad_wires));
+    if all {
+        say!(
+            "a RoCE frame, sender and receiver together: {}\n",
+            parts(&report)
+        );
+        let mut table =
+            vec![["QPs", "cost per message (2-byte writes, two VMs)"].map(str::to_owned)];
+        table.extend(
+            costs
+                .iter()
+                .map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]),
+        );
+        say!("{}", align(&table));
+        say!("{}", scale::table(&report.scale));
+        say!("{}", goodput::table(&bad_wires));
+    }
     if let Some(native) = &report.native {
         say!(
             "the device alone, with native guests:\n{}",
@@ -453,18 +488,20 @@ fn parts(report: &Report) -> String {
         .join(", ")
 }
 
-/// Runs the contests between two VMs with RoCE frames, in order.
-fn on_the_wire(
+/// Runs the contests between two VMs on one of [`NETWORKS`], in order. On InfiniBand, connections have LIDs, and OpenSM in
+/// VM a manages the subnet meanwhile.
+fn on_network(
     settings: &Settings,
+    fabric: Fabric,
     out: &Path,
     step: &Step,
     clean: &mut bool,
 ) -> Result<Vec<Entry>> {
     let lab = Lab::boot(
-        &settings.with_fabric(Fabric::Roce),
+        &settings.with_fabric(fabric),
         Options {
             device: Device::Vrnic,
-            logs: out.join("logs-roce"),
+            logs: out.join(format!("logs-{}", fabric.name())),
             vrnicd: Extra::default(),
             no_rnic: false,
             module: Module::Plain,
@@ -478,11 +515,16 @@ fn on_the_wire(
     let mut results = Vec::new();
     for contest in &CONTESTS {
         let args = format!("{} -n {}", contest.args, contest.iterations.0);
-        step.at(&format!("{} {args} (wire)", contest.program));
-        let pair = Pair::new(contest.program, &args, ends[0].clone(), ends[1].clone());
+        step.at(&format!("{} {args} ({})", contest.program, fabric.name()));
+        let mut pair = Pair::new(contest.program, &args, ends[0].clone(), ends[1].clone());
+        pair.by_lid = fabric == Fabric::Infiniband;
         let entry = perf::run(&lab, &pair, PATIENCE);
         if let Some(error) = &entry.error {
-            step.note(&format!("{} {args}: {error}", contest.program));
+            step.note(&format!(
+                "{} {args} ({}): {error}",
+                contest.program,
+                fabric.name()
+            ));
         }
         step.advance();
         results.push(entry);
@@ -542,4 +584,38 @@ fn against_memcpy(report: &Report) -> String {
         ]);
     }
     align(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fabric_has_its_column() {
+        let line = |path: &str, infiniband| Line {
+            contest: &CONTESTS[0],
+            path: path.into(),
+            local: Some(4e9),
+            networks: [Some(1e9), infiniband],
+            rxe: Some(1e7),
+        };
+        let cells = |line: &Line| {
+            let [_, _, cells @ ..] = line.row();
+            cells.join("|")
+        };
+        assert_eq!(
+            cells(&line("vm-vm", Some(5e8))),
+            "4.00 GB/s|1.00 GB/s|500.0 MB/s|10.0 MB/s|400.0x|100.0x|50.0x|30x (met)|10x (met)"
+        );
+        assert_eq!(
+            cells(&line("vm-vm", None)),
+            "4.00 GB/s|1.00 GB/s|failed|10.0 MB/s|400.0x|100.0x||30x (met)|10x (met)"
+        );
+        // One VM has no network to cross.
+        let alone = Line {
+            networks: [None; NETWORKS.len()],
+            ..line("loopback", None)
+        };
+        assert_eq!(cells(&alone), "4.00 GB/s|||10.0 MB/s|400.0x||||");
+    }
 }

@@ -13,9 +13,12 @@ use vrnic_native::bench::{Figure, Report as Native};
 use crate::report::{Entry, Report};
 
 const SIZE: (u32, u32) = (960, 540);
+/// Size of the chart of bandwidths, which has a bar for each device and fabric.
+const TALL: (u32, u32) = (960, 720);
 const FONT: &str = "sans-serif";
 const VRNIC: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
-const WIRE: RGBColor = RGBColor(0x6b, 0xae, 0xd6);
+const ROCE: RGBColor = RGBColor(0x6b, 0xae, 0xd6);
+const INFINIBAND: RGBColor = RGBColor(0x74, 0xc4, 0x76);
 const RXE: RGBColor = RGBColor(0xbb, 0xbb, 0xbb);
 
 /// Debian's path of a sans-serif font (fonts-dejavu-core), and alternatives.
@@ -36,11 +39,11 @@ pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
         |name: &str| out.join(name).with_extension("png"),
     );
     bars(
-        &SVGBackend::new(&svg("bandwidth"), SIZE).into_drawing_area(),
+        &SVGBackend::new(&svg("bandwidth"), TALL).into_drawing_area(),
         report,
     )?;
     bars(
-        &BitMapBackend::new(&png("bandwidth"), SIZE).into_drawing_area(),
+        &BitMapBackend::new(&png("bandwidth"), TALL).into_drawing_area(),
         report,
     )?;
     if !costs.is_empty() {
@@ -113,8 +116,13 @@ where
     };
     let lines = [
         ("memcpy", RXE, points("local", |figure| figure.limit)),
-        ("vrnic", VRNIC, points("local", |figure| figure.per_s)),
-        ("vrnic, wire", WIRE, points("roce", |figure| figure.per_s)),
+        ("local", VRNIC, points("local", |figure| figure.per_s)),
+        ("roce", ROCE, points("roce", |figure| figure.per_s)),
+        (
+            "infiniband",
+            INFINIBAND,
+            points("infiniband", |figure| figure.per_s),
+        ),
     ];
     let rates = || lines.iter().flat_map(|line| &line.2).map(|point| point.1);
     let (low, high) = (
@@ -238,33 +246,41 @@ where
     Ok(())
 }
 
-/// Draws the bandwidth of each bandwidth program between two VMs on a logarithmic axis: vrnic above vrnic on a wire
-/// above rxe.
+/// Draws the bandwidth of each bandwidth program between two VMs on a logarithmic axis: vrnic on each fabric, above rxe.
 fn bars<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Report) -> Result<()>
 where
     B::ErrorType: 'static,
 {
-    let mut groups: Vec<(String, [Option<f64>; 3])> = Vec::new();
+    // Names in the chart, and the device and the fabric of the entries.
+    const BARS: [(&str, &str, &str, RGBColor); 4] = [
+        ("local", "vrnic", "local", VRNIC),
+        ("roce", "vrnic", "roce", ROCE),
+        ("infiniband", "vrnic", "infiniband", INFINIBAND),
+        ("rxe", "rxe", "roce", RXE),
+    ];
+    /// Height of a group of bars.
+    const GROUP: f64 = 4.0;
+    let mut groups: Vec<(String, [Option<f64>; BARS.len()])> = Vec::new();
     for entry in report.results.iter().filter(|entry| {
         entry.path == "vm-vm" && entry.loss.is_none() && !entry.args.contains("-q ")
     }) {
         let (Some(bandwidth), Some(bytes)) = (entry.bandwidth_bytes_per_s, entry.bytes) else {
             continue;
         };
+        let bar = BARS.iter().position(|&(_, device, fabric, _)| {
+            (device, fabric) == (entry.device.as_str(), entry.fabric.as_str())
+        });
+        let Some(bar) = bar else { continue };
         let name = format!("{} {bytes} B", entry.program);
-        if !groups.iter().any(|group| group.0 == name) {
-            groups.push((name.clone(), [None; 3]));
-        }
-        for group in groups.iter_mut().filter(|group| group.0 == name) {
-            let slot = match (entry.device.as_str(), entry.fabric.as_str()) {
-                ("vrnic", "roce") => &mut group.1[1],
-                ("vrnic", _) => &mut group.1[0],
-                _ => &mut group.1[2],
-            };
-            *slot = Some(slot.unwrap_or(0.0_f64).max(bandwidth));
-        }
+        let number = groups.iter().position(|group| group.0 == name);
+        let number = number.unwrap_or_else(|| {
+            groups.push((name, [None; BARS.len()]));
+            groups.len() - 1
+        });
+        let slot = &mut groups[number].1[bar];
+        *slot = Some(slot.unwrap_or(0.0_f64).max(bandwidth));
     }
-    groups.retain(|group| group.1[0].is_some() && group.1[2].is_some());
+    groups.retain(|group| group.1[0].is_some() && group.1[BARS.len() - 1].is_some());
     area.fill(&WHITE)?;
     let top = groups
         .iter()
@@ -282,7 +298,7 @@ where
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(8)
-        .build_cartesian_2d((1e3..top).log_scale(), 0.0..3.0 * to_f64(groups.len()))?;
+        .build_cartesian_2d((1e3..top).log_scale(), 0.0..GROUP * to_f64(groups.len()))?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -291,27 +307,25 @@ where
         .x_desc("bytes per second, logarithmic")
         .label_style((FONT, 15))
         .draw()?;
-    for (number, (name, [vrnic, wire, rxe])) in groups.iter().rev().enumerate() {
-        let base = 3.0 * to_f64(number);
-        for (low, value, color, who) in [
-            (base + 1.9, vrnic, VRNIC, "vrnic"),
-            (base + 1.1, wire, WIRE, "vrnic, wire"),
-            (base + 0.3, rxe, RXE, "rxe"),
-        ] {
+    for (number, (name, values)) in groups.iter().rev().enumerate() {
+        let base = GROUP * to_f64(number);
+        let mut top = base + GROUP;
+        for ((who, _, _, color), value) in BARS.iter().zip(values) {
+            top -= 0.9;
             let Some(value) = *value else {
                 continue;
             };
             chart.draw_series([Rectangle::new(
-                [(1e3, low), (value, low + 0.65)],
+                [(1e3, top), (value, top + 0.75)],
                 color.filled(),
             )])?;
             let label = format!("{who} {}", crate::report::bandwidth(value));
-            chart.draw_series([Text::new(label, (value * 1.1, low + 0.55), (FONT, 14))])?;
+            chart.draw_series([Text::new(label, (value * 1.1, top + 0.5), (FONT, 14))])?;
         }
-        // The program's name is inside vrnic's bar, which is the longest.
+        // The program's name is inside the bar of the local fabric, which is the longest.
         chart.draw_series([Text::new(
             name.clone(),
-            (1.2e3, base + 2.45),
+            (1.2e3, base + GROUP - 0.4),
             (FONT, 14).into_font().color(&WHITE),
         )])?;
     }
@@ -399,13 +413,23 @@ mod tests {
                 "{file}"
             );
         }
-        assert!(
-            std::fs::read_to_string(dir.path().join("bandwidth.svg"))
-                .unwrap()
-                .contains("2.50 GB/s")
-        );
+        let bandwidth = std::fs::read_to_string(dir.path().join("bandwidth.svg")).unwrap();
+        for text in [
+            "local 2.50 GB/s",
+            "roce 1.50 GB/s",
+            "infiniband 1.20 GB/s",
+            "rxe 17.0 MB/s",
+        ] {
+            assert!(bandwidth.contains(text), "{text}");
+        }
         let native = std::fs::read_to_string(dir.path().join("native.svg")).unwrap();
-        assert!(native.contains("vrnic 4.00 GB/s") && native.contains("memcpy 8.00 GB/s"));
+        for text in [
+            "local 4.00 GB/s",
+            "infiniband 4.00 GB/s",
+            "memcpy 8.00 GB/s",
+        ] {
+            assert!(native.contains(text), "{text}");
+        }
         let goodput = std::fs::read_to_string(dir.path().join("goodput.svg")).unwrap();
         for text in ["vrnic 300.0 MB/s", "rxe: connection died", "0.1 %"] {
             assert!(goodput.contains(text), "{text}");
@@ -413,8 +437,8 @@ mod tests {
     }
 
     fn native() -> Native {
-        let figure = |bytes| Figure {
-            fabric: "local".into(),
+        let figure = |fabric: &str, bytes| Figure {
+            fabric: fabric.into(),
             what: "bandwidth".into(),
             operation: Some("write".into()),
             bytes: Some(bytes),
@@ -423,15 +447,19 @@ mod tests {
             ..Figure::default()
         };
         Native {
-            figures: vec![figure(8), figure(4000)],
+            figures: ["local", "infiniband"]
+                .into_iter()
+                .flat_map(|fabric| [figure(fabric, 8), figure(fabric, 4000)])
+                .collect(),
             ..Native::default()
         }
     }
 
     fn report() -> Report {
-        let entry = |device: &str, bandwidth| Entry {
+        let entry = |device: &str, fabric: &str, bandwidth| Entry {
             program: "ib_write_bw".into(),
             device: device.into(),
+            fabric: fabric.into(),
             path: "vm-vm".into(),
             bytes: Some(65536),
             qps: Some(1),
@@ -440,16 +468,18 @@ mod tests {
         };
         Report {
             results: vec![
-                entry("vrnic", 2.5e9),
-                entry("rxe", 17e6),
+                entry("vrnic", "local", 2.5e9),
+                entry("vrnic", "roce", 1.5e9),
+                entry("vrnic", "infiniband", 1.2e9),
+                entry("rxe", "roce", 17e6),
                 Entry {
                     loss: Some(0.001),
-                    ..entry("vrnic", 300e6)
+                    ..entry("vrnic", "roce", 300e6)
                 },
                 Entry {
                     loss: Some(0.001),
                     exit: 1,
-                    ..entry("rxe", 1e6)
+                    ..entry("rxe", "roce", 1e6)
                 },
             ],
             host: Host {

@@ -232,7 +232,7 @@ enum Command {
     /// out.
     #[command(verbatim_doc_comment)]
     Pair(pair::Arguments),
-    /// Measure vrnic and rxe in the same two VMs, print tables, write charts and build/bench/report.json
+    /// Measure vrnic, on each fabric, and rxe between two VMs, print tables, write charts and build/bench/report.json
     Bench {
         /// Directory for the report, the charts and the logs
         #[arg(long, default_value = "build/bench")]
@@ -243,6 +243,9 @@ enum Command {
         /// Measure only the device, without VMs (the program plays the guests); write native.json and its chart
         #[arg(long, conflicts_with = "goodput")]
         native: bool,
+        /// Measure only perftest's programs in VMs, on each fabric and over rxe; write their report and chart
+        #[arg(long, conflicts_with_all = ["goodput", "native"])]
+        programs: bool,
     },
     /// Run workloads between the VMs once under each fault, and report how they cope
     ///
@@ -459,6 +462,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
             out,
             goodput,
             native,
+            programs,
         } => {
             let settings = sources()?;
             let out = settings.tree.join(out);
@@ -467,7 +471,12 @@ fn command(cli: Cli) -> Result<ExitCode> {
             } else if native {
                 native::run(&settings, &out)?;
             } else {
-                bench::run(&settings, &out)?;
+                let extent = if programs {
+                    bench::Extent::Programs
+                } else {
+                    bench::Extent::All
+                };
+                bench::run(&settings, &out, extent)?;
             }
         }
         Command::Chaos(arguments) => run_chaos(arguments, load)?,

@@ -44,10 +44,12 @@ pub struct Pair {
     pub client: End,
     /// End of the server.
     pub server: End,
+    /// Whether the ends address each other by LIDs, without global routes. This is only for InfiniBand.
+    pub by_lid: bool,
 }
 
 impl Pair {
-    /// Creates a pair between two VMs, or in one if `server == client`.
+    /// Creates a pair between two VMs, or in one if `server == client`, whose ends use their GIDs.
     #[must_use]
     pub fn new(program: &str, args: &str, client: End, server: End) -> Self {
         Self {
@@ -55,6 +57,7 @@ impl Pair {
             args: args.to_owned(),
             client,
             server,
+            by_lid: false,
         }
     }
 
@@ -187,7 +190,7 @@ fn command(pair: &Pair, end: &End, port: u16, peer: Option<&str>) -> Vec<String>
     let mut argv = vec![pair.program.clone(), "-d".into(), device];
     let choice = if pingpong { "-g" } else { "-x" };
     // perftest accepts no option twice.
-    if !pair.args.split_whitespace().any(|word| word == choice) {
+    if !pair.by_lid && !pair.args.split_whitespace().any(|word| word == choice) {
         argv.extend([choice.into(), end.gid.to_string()]);
     }
     argv.extend(["-p".into(), port.to_string()]);
@@ -416,6 +419,14 @@ mod tests {
         assert_eq!(
             command(&pair, &pair.server, 7, None).join(" "),
             "ibv_rc_pingpong -d rxe0 -g 2 -p 7 -n 5"
+        );
+        let pair = Pair {
+            by_lid: true,
+            ..pair
+        };
+        assert_eq!(
+            command(&pair, &pair.client, 7, Some("10.77.0.2")).join(" "),
+            "ibv_rc_pingpong -d vrnic0 -p 7 -n 5 10.77.0.2"
         );
     }
 }

@@ -22,7 +22,7 @@ pub struct Entry {
     pub device: String,
     /// `vm-vm` or `loopback`.
     pub path: String,
-    /// `local` or `roce`.
+    /// `local`, `roce` or `infiniband`.
     pub fabric: String,
     /// Fraction of frames that the wire lost on purpose, if it had such faults.
     #[serde(skip_serializing_if = "Option::is_none")]
