@@ -7,11 +7,13 @@ EOPNOTSUPP. So the list has a line for each test, with its outcome and, for a sk
 difference is an error. Two files beside this program are for all lists: skips.tsv has our reason for each message of
 the suite, and soft-roce-passes.txt names the tests that must be pinned as passed.
 
-inventory.py --device NAME [--suite DIRECTORY] [--part K/N | --test NAME] [--pinned FILE [--raw-packets]]
+inventory.py --device NAME [--suite DIRECTORY] [--part K/N | --test NAME] [--modules NAME,…]
+             [--pinned FILE [--differing OTHER]]
 
-Compares with FILE, or prints the list if no FILE is given. --raw-packets says that the device has raw packets: then
-the outcomes in raw-packets.tsv replace those in FILE. DIRECTORY contains the tests; default: those of the system.
---part runs one of N parts of the suite, and keeps classes together. --test runs only this test.
+Compares with FILE, or prints the list if no FILE is given. The outcomes in OTHER, a list of what differs on a fabric,
+replace those in FILE. These tests need not pass as on Soft-RoCE. DIRECTORY contains the tests; default: those of the
+system. --part runs one of N parts of the suite, and keeps classes together. --test runs only this test, --modules only
+the tests in these modules, such as test_qp.
 """
 
 import argparse
@@ -153,8 +155,8 @@ def wait_after_sends():
     tests.test_cq.u = types.SimpleNamespace(**{**vars(utilities), "send": send})
 
 
-def run(device, suite, part, test=None):
-    """Returns the outcome and reason of each test of the part of the suite, or of one test."""
+def run(device, suite, part, chosen, test=None):
+    """Returns the outcome and reason of each test of the part of the suite in chosen modules, or of one test."""
     base = unpacked(suite)
     tests = base / "tests"
     sys.path[:0] = [str(base), str(tests)]
@@ -163,7 +165,7 @@ def run(device, suite, part, test=None):
     from args_parser import parser  # the suite's own, which its modules ask for the device
 
     parser.parse_args()
-    names = [test] if test else sorted("tests." + path.stem for path in tests.glob("test_*.py"))
+    names = [test] if test else sorted("tests." + path.stem for path in tests.glob("test_*.py") if chosen(path.stem))
     recorder = Recorder()
     loaded = cases(unittest.defaultTestLoader.loadTestsFromNames(names))
     wait_after_sends()
@@ -179,25 +181,27 @@ def main():
     options.add_argument("--suite", type=pathlib.Path, default=SUITE)
     options.add_argument("--part", type=Part, default=Part("0/1"), metavar="K/N")
     options.add_argument("--test")
+    options.add_argument("--modules", type=lambda text: text.split(","))
     options.add_argument("--pinned", type=pathlib.Path)
-    options.add_argument("--raw-packets", action="store_true")
+    options.add_argument("--differing", type=pathlib.Path)
     options = options.parse_args()
     # The suite counts on processes that have what their parent has; Python 3.14 starts others.
     multiprocessing.set_start_method("fork")
     # Read before the suite changes the directory.
     pinned = {name: tuple(rest) for name, *rest in table(options.pinned)} if options.pinned else {}
-    if options.raw_packets:
-        pinned.update((name, tuple(rest)) for name, *rest in table(HERE / "raw-packets.tsv") if name in pinned)
+    differing = {name: tuple(rest) for name, *rest in table(options.differing)} if options.differing else {}
+    pinned.update((name, outcome) for name, outcome in differing.items() if name in pinned)
     reasons = {said for said, _reason in table(HERE / "skips.tsv")}
-    must_pass = {name for name, in table(HERE / "soft-roce-passes.txt")}
-    recorder = run(options.device, options.suite, options.part, options.test)
+    must_pass = {name for name, in table(HERE / "soft-roce-passes.txt")} - differing.keys()
+    chosen = lambda module: not options.modules or module in options.modules
+    recorder = run(options.device, options.suite, options.part, chosen, options.test)
     if not options.pinned:
         for name in sorted(recorder.outcomes):
             print("\t".join([name, *recorder.result(name)]))
         return 0
     wrong = 0
     for name in sorted(pinned.keys() | recorder.outcomes.keys()):
-        if not options.part.has(name):
+        if not options.part.has(name) or not chosen(name.split(".")[1]):
             continue
         got, want = recorder.result(name), pinned.get(name, ("in the list",))
         if got != want:
