@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # rdma-core 65's own tests run in loopback on an InfiniBand subnet, those of librdmacm with the addresses of IPoIB. Each
 # has the outcome that the pinned list says, or the list of what differs on InfiniBand. By default, only the tests run
-# whose subject is an address, a path or a queue pair; newer-rdma-core-own-tests has all of them.
+# whose subject is an address, a path or a queue pair. newer-rdma-core-own-tests runs all of them on the fabric local.
 # lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: fabric=infiniband
 # lab: timeout=420
