@@ -97,6 +97,8 @@ wire_enum! {
         ModifyQpPaths = 0x0054,
         /// [`QueryQpPaths`].
         QueryQpPaths = 0x0055,
+        /// [`CreateScalingQp`].
+        CreateScalingQp = 0x0056,
         /// [`CreateSrq`].
         CreateSrq = 0x0060,
         /// [`ModifySrq`].

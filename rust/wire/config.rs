@@ -104,6 +104,10 @@ pub const F_CHECKSUMS: u32 = 22;
 /// Feature bit: the device divides long TCP packets into short ones. Needs [`F_CHECKSUMS`].
 pub const F_SEGMENTATION: u32 = 23;
 
+/// Feature bit: the device has receive queues without queue pairs, and distributes the frames of a
+/// flow among them. Needs [`F_RAW_PACKETS`].
+pub const F_RECEIVE_SCALING: u32 = 24;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -41,6 +41,10 @@ wire_enum! {
         /// Extended reliable connection, target side, for the shared receive queues of an XRC
         /// domain.
         XrcTarget = 10,
+        /// Only the receive queue of a queue pair, for whole Ethernet frames.
+        ReceiveQueue = 16,
+        /// No queue at all: frames go to several queues of the type `ReceiveQueue`.
+        ReceiveScaling = 17,
     }
 }
 

@@ -74,13 +74,15 @@ pub struct DeviceLimits {
     pub max_rate_limit: U32,
     /// Maximum payload of a send in segments in bytes; 0 without the feature.
     pub max_segmented_length: U32,
-    /// Reserved; 0.
-    pub reserved: U32,
+    /// Maximum number of entries of a [`CreateScalingQp`](super::CreateScalingQp); 0 without the
+    /// feature.
+    pub max_scaling_entries: U32,
 }
 assert_layout!(DeviceLimits, 128, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
     max_fast_registration_pages @ 84, max_mw @ 88, max_srq @ 92, max_multicast_groups @ 96,
-    max_rate_limit @ 116, max_segmented_length @ 120);
+    max_rate_limit @ 116, max_segmented_length @ 120,
+    max_scaling_entries @ 124);
 
 /// Queries the time of the device's clock.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -39,7 +39,8 @@ pub struct CreateQp {
     pub max_recv_sge: U16,
     /// Maximum inline bytes of a send entry.
     pub max_inline: U16,
-    /// Completion queue of the sends.
+    /// Completion queue of the sends; 0 for a
+    /// [`ReceiveQueue`](crate::qp::QpType::ReceiveQueue).
     pub send_cqn: U32,
     /// Completion queue of the receives; 0 for an
     /// [`XrcInitiator`](crate::qp::QpType::XrcInitiator).
@@ -67,6 +68,63 @@ pub struct QpCreated {
     pub slot: U32,
 }
 assert_layout!(QpCreated, 8, qpn @ 0, slot @ 4);
+
+/// Length of a [`CreateScalingQp::key`] in bytes.
+pub const HASH_KEY_LENGTH: usize = 40;
+
+/// Maximum number of entries of a [`CreateScalingQp::queues`].
+pub const MAX_SCALING_ENTRIES: usize = 64;
+
+/// Bits of [`CreateScalingQp::fields`]; numerically those of the verbs.
+pub mod hash_fields {
+    /// Source address of IPv4.
+    pub const SOURCE_IPV4: u32 = 1 << 0;
+    /// Destination address of IPv4.
+    pub const DESTINATION_IPV4: u32 = 1 << 1;
+    /// Source address of IPv6.
+    pub const SOURCE_IPV6: u32 = 1 << 2;
+    /// Destination address of IPv6.
+    pub const DESTINATION_IPV6: u32 = 1 << 3;
+    /// Source port of TCP.
+    pub const SOURCE_TCP: u32 = 1 << 4;
+    /// Destination port of TCP.
+    pub const DESTINATION_TCP: u32 = 1 << 5;
+    /// Source port of UDP.
+    pub const SOURCE_UDP: u32 = 1 << 6;
+    /// Destination port of UDP.
+    pub const DESTINATION_UDP: u32 = 1 << 7;
+    /// The addresses of IPv4.
+    pub const IPV4: u32 = SOURCE_IPV4 | DESTINATION_IPV4;
+    /// The addresses of IPv6.
+    pub const IPV6: u32 = SOURCE_IPV6 | DESTINATION_IPV6;
+    /// The ports of TCP.
+    pub const TCP: u32 = SOURCE_TCP | DESTINATION_TCP;
+    /// The ports of UDP.
+    pub const UDP: u32 = SOURCE_UDP | DESTINATION_UDP;
+    /// All bits with a meaning.
+    pub const ALL: u32 = IPV4 | IPV6 | TCP | UDP;
+}
+
+/// Creates a queue pair of the type [`ReceiveScaling`](crate::qp::QpType::ReceiveScaling). A hash
+/// of the selected fields chooses the queue for each frame.
+#[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateScalingQp {
+    /// Context that owns the queue pair and the queues.
+    pub context: U32,
+    /// Protection domain of the queue pair. Those of the queues may be others.
+    pub pd: U32,
+    /// [`hash_fields`].
+    pub fields: U32,
+    /// Number of entries, a power of two.
+    pub entries: U32,
+    /// Key of the Toeplitz hash.
+    pub key: [u8; HASH_KEY_LENGTH],
+    /// Queues of the type [`ReceiveQueue`](crate::qp::QpType::ReceiveQueue), not necessarily
+    /// different ones. Those from `entries` on are reserved; 0.
+    pub queues: [U32; MAX_SCALING_ENTRIES],
+}
+command!(CreateScalingQp => QpCreated, CreateScalingQp, 312);
 
 /// Changes attributes of a queue pair, in particular its state.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -132,7 +190,7 @@ pub struct QpPaths {
 }
 assert_layout!(QpPaths, 136, attributes @ 0, alternate @ 96);
 
-/// Destroys a queue pair. No event and no completion of the queue pair follows the reply.
+/// Destroys a queue pair; `Busy` if frames of another one go to it. No event and no completion of the queue pair follows the reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroyQp {

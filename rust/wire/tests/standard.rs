@@ -13,11 +13,11 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::cq_flags, command::fault_flags, command::flow_flags, command::mad_flags,
-    command::modify_port_flags, command::mr_flags, command::qp_flags, command::reregister_flags,
-    completion, completion::flags as cqe_flags, completion::packet_flags, config, counter, event,
-    memory, memory::access, memory::page_flags, notify,
-    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port,
+    command, command::cq_flags, command::fault_flags, command::flow_flags, command::hash_fields,
+    command::mad_flags, command::modify_port_flags, command::mr_flags, command::qp_flags,
+    command::reregister_flags, completion, completion::flags as cqe_flags,
+    completion::packet_flags, config, counter, event, memory, memory::access, memory::page_flags,
+    notify, notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port,
     port::capability, qp, qp::attribute, ring, ring::flags as ring_flags, work, work::lid_flags,
     work::placement, work::send_flags,
 };
@@ -205,7 +205,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
             max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd,
-            max_rate_limit, max_segmented_length, reserved,
+            max_rate_limit, max_segmented_length, max_scaling_entries,
         }
         command::Clock { time }
         command::QueryPort { port, reserved }
@@ -240,6 +240,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             context, pd, qp_type, flags, max_send_sge, max_recv_sge, max_inline, send_cqn,
             recv_cqn, send_ring, recv_ring, pages, srqn, xrcdn,
         }
+        command::CreateScalingQp { context, pd, fields, entries, key, queues }
         command::TakePageFault { pd, key }
         command::PageFault { first_page, page_count, flags, reserved }
         command::MapPages { pd, key, first_page, page_count, table }
@@ -478,12 +479,17 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
-            F_SEGMENTATION,
+            F_SEGMENTATION, F_RECEIVE_SCALING,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND, NESTED }
         "VIRTIO_RDMA_FLOW_FLAG_": flow_flags { DONT_TRAP }
+        "VIRTIO_RDMA_": command { HASH_KEY_LENGTH, MAX_SCALING_ENTRIES }
+        "VIRTIO_RDMA_HASH_": hash_fields {
+            SOURCE_IPV4, DESTINATION_IPV4, SOURCE_IPV6, DESTINATION_IPV6, SOURCE_TCP,
+            DESTINATION_TCP, SOURCE_UDP, DESTINATION_UDP,
+        }
         "VIRTIO_RDMA_FAULT_FLAG_": fault_flags { WRITE }
         "VIRTIO_RDMA_CQ_FLAG_": cq_flags { IGNORE_OVERRUN }
         "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
@@ -556,7 +562,7 @@ fn constants_agree() {
 #[test]
 fn every_constant_of_the_crate_is_compared() {
     // Sums, and names of things that are members in the specification.
-    const DERIVED: [&str; 13] = [
+    const DERIVED: [&str; 17] = [
         "ALL",
         "NAMES",
         "REGION",
@@ -570,6 +576,10 @@ fn every_constant_of_the_crate_is_compared() {
         "DEVICE_INDEX",
         "DEVICE_FLAGS",
         "IPV4_MAPPED",
+        "IPV4",
+        "IPV6",
+        "TCP",
+        "UDP",
     ];
     let (_, names) = constants();
     for source in SOURCES {
@@ -698,6 +708,7 @@ fn commands_agree() {
             row::<command::QueryQp>(),
             row::<command::ModifyQpPaths>(),
             row::<command::QueryQpPaths>(),
+            row::<command::CreateScalingQp>(),
             row::<command::DestroyQp>(),
             row::<command::CreateSrq>(),
             row::<command::ModifySrq>(),

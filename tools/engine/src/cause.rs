@@ -119,6 +119,10 @@ causes! {
     SegmentHeader = 173 => "header of the segments is not exactly that of a TCP packet",
     /// Segments without payload.
     SegmentSize = 174 => "segment size is 0",
+    /// The table of a queue pair for receive scaling has a size that is not a power of two, or too large.
+    ScalingEntries = 175 => "number of receive queues is not a power of two within the limit",
+    /// The fields of a hash are unknown, exclude each other, or there are none.
+    HashFields = 176 => "fields of the hash are not valid",
     /// No such counter set.
     UnknownCounterSet = 164 => "no such counter set",
     /// Unknown port state.

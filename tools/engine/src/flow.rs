@@ -2,7 +2,7 @@
 
 //! Flows: which frames that arrive at the port go to which raw packet queue pairs.
 
-use crate::{cause::Cause, inspect::FlowSnapshot, state::wire};
+use crate::{cause::Cause, inspect::FlowSnapshot, scaling::Scaling, state::wire};
 use etherparse::{
     EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice,
     SingleVlanHeaderSlice, ether_type,
@@ -143,6 +143,8 @@ fn read_network(
 struct Flow {
     number: u32,
     qpn: u32,
+    /// How the queue pair distributes frames, if it does not receive them itself.
+    scaling: Option<Box<Scaling>>,
     #[serde(with = "wire")]
     flow_type: FlowType,
     priority: u16,
@@ -156,6 +158,16 @@ impl Flow {
     /// Returns the position among flows that are not of the same age.
     fn rank(&self) -> (u8, u16) {
         (self.flow_type.raw(), self.priority)
+    }
+
+    /// Returns the queue pair that receives a frame with these fields.
+    fn receiver(&self, headers: &Headers) -> Option<u32> {
+        match &self.scaling {
+            Some(scaling) => {
+                scaling.queue_of(&fields_of(headers.value), &fields_of(headers.present))
+            }
+            None => Some(self.qpn),
+        }
     }
 
     /// Returns whether this flow gets the same frames, at the same time.
@@ -193,12 +205,17 @@ pub struct FlowTable {
 }
 
 impl FlowTable {
-    /// Adds the flow of a request, whose queue pair and port are valid, and returns its number.
+    /// Adds the flow of a request, whose queue pair and port are valid, and returns its number. `scaling` is that of the
+    /// queue pair.
     ///
     /// # Errors
     ///
     /// The request is not valid, or there is no room for another flow.
-    pub(crate) fn add(&mut self, request: &CreateFlow) -> Result<u32, Cause> {
+    pub(crate) fn add(
+        &mut self,
+        request: &CreateFlow,
+        scaling: Option<Box<Scaling>>,
+    ) -> Result<u32, Cause> {
         for fields in [&request.value, &request.mask] {
             if fields.reserved != 0 || fields.reserved_tail != [0; 4] {
                 return Err(Cause::ReservedField);
@@ -212,6 +229,7 @@ impl FlowTable {
         let mut flow = Flow {
             number: 0,
             qpn: request.qpn.get(),
+            scaling,
             flow_type,
             priority: request.priority.get(),
             shares: flow_type != FlowType::Normal || flags & flow_flags::DONT_TRAP != 0,
@@ -297,8 +315,10 @@ impl FlowTable {
             if !gets {
                 continue;
             }
-            if !qpns.contains(&flow.qpn) {
-                qpns.push(flow.qpn);
+            if let Some(qpn) = flow.receiver(&headers)
+                && !qpns.contains(&qpn)
+            {
+                qpns.push(qpn);
             }
             if !flow.shares && taken.is_none() {
                 taken = Some(flow);

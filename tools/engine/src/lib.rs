@@ -54,6 +54,7 @@ mod region;
 mod resources;
 mod ring;
 mod rnic;
+pub mod scaling;
 pub mod segment;
 mod srq;
 mod state;

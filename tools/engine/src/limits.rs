@@ -4,7 +4,10 @@
 
 use crate::{rate::MAX_QP_RATE, tcp_segments::MAX_PAYLOAD};
 use serde::{Deserialize, Serialize};
-use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
+use vrnic_wire::{
+    command::{DeviceLimits, MAX_SCALING_ENTRIES},
+    config, memory, notify, ring,
+};
 
 /// Limits of a device. The device enforces exactly these values. A configuration that omits one gets the default.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -132,6 +135,8 @@ pub struct Features {
     pub checksums: bool,
     /// [`config::F_SEGMENTATION`].
     pub segmentation: bool,
+    /// [`config::F_RECEIVE_SCALING`].
+    pub receive_scaling: bool,
 }
 
 impl Features {
@@ -159,6 +164,7 @@ impl Features {
         raw_packets: true,
         checksums: true,
         segmentation: true,
+        receive_scaling: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -186,6 +192,7 @@ impl Features {
             raw_packets: bits & 1 << config::F_RAW_PACKETS != 0,
             checksums: bits & 1 << config::F_CHECKSUMS != 0,
             segmentation: bits & 1 << config::F_SEGMENTATION != 0,
+            receive_scaling: bits & 1 << config::F_RECEIVE_SCALING != 0,
         }
     }
 
@@ -213,6 +220,7 @@ impl Features {
             | (self.raw_packets as u64) << config::F_RAW_PACKETS
             | (self.checksums as u64) << config::F_CHECKSUMS
             | (self.segmentation as u64) << config::F_SEGMENTATION
+            | (self.receive_scaling as u64) << config::F_RECEIVE_SCALING
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.
@@ -223,6 +231,11 @@ impl Features {
     /// Returns whether the device divides TCP packets, which needs checksums.
     pub(crate) const fn has_segmentation(self) -> bool {
         self.segmentation && self.checksums
+    }
+
+    /// Returns whether the frames of a flow can be distributed, which needs raw packets.
+    pub(crate) const fn has_receive_scaling(self) -> bool {
+        self.receive_scaling && self.raw_packets
     }
 }
 
@@ -327,7 +340,12 @@ impl Limits {
             } else {
                 0.into()
             },
-            ..DeviceLimits::default()
+            max_scaling_entries: if features.has_receive_scaling() {
+                MAX_SCALING_ENTRIES as u32
+            } else {
+                0
+            }
+            .into(),
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     rate::QpPacer,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
+    scaling::Scaling,
     segment::{Body, Path, Payload, Segment, Service, Touched},
     state::{self, wire},
     time::Instant,
@@ -76,6 +77,8 @@ pub(crate) struct Creation {
     pub(crate) translations: usize,
     pub(crate) sq: WorkQueue,
     pub(crate) rq: WorkQueue,
+    /// How frames are distributed, only for receive scaling.
+    pub(crate) scaling: Option<Box<Scaling>>,
 }
 
 /// On whose behalf requests of the peer are executed. An XRC target learns it from each request.
@@ -132,6 +135,8 @@ pub(crate) struct Qp {
     pub(crate) reminder: Option<Instant>,
     /// Counter set of the queue pair. If there is none, only the port's counters count.
     pub(crate) counter_set: Option<u32>,
+    /// How often the queue pair is in tables of others.
+    pub(crate) uses: usize,
 }
 
 impl Qp {
@@ -157,6 +162,7 @@ impl Qp {
             held_back: false,
             reminder: None,
             counter_set: None,
+            uses: 0,
         }
     }
 
@@ -202,7 +208,10 @@ impl Qp {
 
     /// Returns whether the queue pair is for whole Ethernet frames.
     fn is_raw(&self) -> bool {
-        self.created.qp_type == QpType::RawPacket
+        matches!(
+            self.created.qp_type,
+            QpType::RawPacket | QpType::ReceiveQueue
+        )
     }
 
     /// Returns the service of packets of this queue pair. Packets of an XRC connection are for the shared receive queue
@@ -262,7 +271,7 @@ impl Qp {
                 QpType::ReliableConnection
                 | QpType::UnreliableConnection
                 | QpType::XrcInitiator => self.request(turn, resources, io),
-                QpType::XrcTarget => {}
+                QpType::XrcTarget | QpType::ReceiveQueue | QpType::ReceiveScaling => {}
                 QpType::Smi | QpType::Gsi | QpType::UnreliableDatagram | QpType::RawPacket => {
                     self.send_datagrams(turn, resources, io);
                 }
@@ -344,7 +353,7 @@ impl Qp {
     /// Returns whether the queue pair accepts the P_Key of a segment that arrived by `way`.
     fn admits(&self, segment: &Segment<'_>, way: Way, resources: &Resources) -> bool {
         match self.created.qp_type {
-            QpType::Smi | QpType::RawPacket => true,
+            QpType::Smi | QpType::RawPacket | QpType::ReceiveQueue => true,
             QpType::Gsi => resources.admitting_pkey(None, segment.pkey).is_some(),
             _ => {
                 let own = Some(self.pkey_index_of(way));

@@ -603,11 +603,16 @@ impl Engine {
         self.config.features.raw_packets && self.resources.subnet.is_none()
     }
 
+    /// Returns whether the frames of a flow can be distributed among queues.
+    pub(crate) fn has_receive_scaling(&self) -> bool {
+        self.config.features.receive_scaling && self.has_raw_packets()
+    }
+
     /// Returns whether queue pairs of this type fill in and check the checksums of IP packets.
     pub(crate) fn has_checksums(&self, qp_type: QpType) -> bool {
         self.config.features.checksums
             && match qp_type {
-                QpType::RawPacket => self.has_raw_packets(),
+                QpType::RawPacket | QpType::ReceiveQueue => self.has_raw_packets(),
                 QpType::UnreliableDatagram => self.resources.subnet.is_some(),
                 _ => false,
             }

@@ -247,7 +247,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
             SendOpcode::SendSegmented => capacities.has_segmentation(),
             _ => opcode == SendOpcode::Send,
         },
-        QpType::XrcTarget => false,
+        QpType::XrcTarget | QpType::ReceiveQueue | QpType::ReceiveScaling => false,
         QpType::UnreliableConnection => matches!(
             opcode,
             SendOpcode::Send

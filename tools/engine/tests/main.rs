@@ -29,6 +29,7 @@ mod rate;
 mod raw;
 mod recording;
 mod reliable;
+mod scaling;
 mod segments;
 mod shared;
 mod standard;

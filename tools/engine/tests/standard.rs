@@ -121,6 +121,8 @@ fn type_names(qp_type: QpType) -> &'static [&'static str] {
         QpType::XrcInitiator => &["INI", "XRC"],
         QpType::XrcTarget => &["TGT", "XRC"],
         QpType::RawPacket => &["RAW"],
+        // The text below the table is about them.
+        QpType::ReceiveQueue | QpType::ReceiveScaling => &[],
     }
 }
 

@@ -18,14 +18,14 @@ use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid, Command,
         CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreateFlow,
-        CreatePd, CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
-        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
-        DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH, MapPages, ModifyCq,
-        ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryGids, QueryPkeys, QueryPort, QueryQp,
-        QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
-        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
-        mr_flags, qp_flags,
+        CreatePd, CreateQp, CreateScalingQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw,
+        DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd,
+        DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH,
+        MAX_SCALING_ENTRIES, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
+        NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
+        QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort,
+        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
+        SetPortState, Status, TakePageFault, UnmapPages, hash_fields, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -291,6 +291,8 @@ impl Scene {
                     send_ring: ring_at(&request, header + 24),
                 });
             }
+            // It cannot be modified, and has no ring.
+            CommandCode::CreateScalingQp => objects.qps.push(first_word(&reply)),
             CommandCode::DestroyQp => {
                 objects.qps.retain(|&number| number != named(0));
                 self.qps.retain(|qp| qp.qpn != named(0));
@@ -681,7 +683,7 @@ impl Scene {
                 } else {
                     0
                 };
-                let qp_type = input.pick(&[2, 2, 4, 1, 3, 0, 8, 9, 10]);
+                let qp_type = input.pick(&[2, 2, 4, 1, 3, 0, 8, 9, 10, 16, 16]);
                 let xrcdn = any(&self.objects.xrcds, input).into();
                 let send_cqn = any(&self.objects.cqs, input).into();
                 let recv_cqn = any(&self.objects.cqs, input).into();
@@ -695,6 +697,19 @@ impl Scene {
                         return (bytes_of(target), start);
                     }
                     Ok(QpType::XrcInitiator) => (RingLayout::absent(), reserved),
+                    Ok(QpType::ReceiveQueue) => {
+                        let queue = CreateQp {
+                            context,
+                            pd,
+                            qp_type,
+                            max_recv_sge: (sges as u16).into(),
+                            recv_cqn,
+                            recv_ring,
+                            pages,
+                            ..CreateQp::default()
+                        };
+                        return (bytes_of(queue), start);
+                    }
                     _ => (recv_ring, recv_cqn),
                 };
                 bytes_of(CreateQp {
@@ -712,6 +727,39 @@ impl Scene {
                     pages,
                     srqn: srqn.into(),
                     xrcdn: reserved,
+                })
+            }
+            CommandCode::CreateScalingQp => {
+                let entries = match input.below(8) {
+                    0 => input.take::<u8>() as usize,
+                    _ => 1 << input.below(4),
+                };
+                let mut queues = [reserved; MAX_SCALING_ENTRIES];
+                let made = self
+                    .qps
+                    .iter()
+                    .filter(|qp| qp.qp_type == QpType::ReceiveQueue.raw());
+                let made: Vec<u32> = made.map(|qp| qp.qpn).collect();
+                for queue in queues.iter_mut().take(entries) {
+                    *queue = match input.below(16) {
+                        0 => any(&self.objects.qps, input),
+                        _ => any(&made, input),
+                    }
+                    .into();
+                }
+                let fields = match input.below(4) {
+                    0 => input.take::<u32>(),
+                    1 => hash_fields::IPV6 | hash_fields::UDP,
+                    2 => hash_fields::SOURCE_IPV4,
+                    _ => hash_fields::IPV4 | hash_fields::TCP,
+                };
+                bytes_of(CreateScalingQp {
+                    context,
+                    pd,
+                    fields: fields.into(),
+                    entries: (entries as u32).into(),
+                    key: std::array::from_fn(|_| input.take()),
+                    queues,
                 })
             }
             CommandCode::ModifyQp | CommandCode::ModifyQpPaths => {
@@ -883,6 +931,8 @@ impl Scene {
         let qp_type = QpType::try_from(qp_type).expect("the device accepted the type");
         let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
         let steps = states.into_iter().zip(World::masks(qp_type));
+        let receives_only = qp_type == QpType::ReceiveQueue;
+        let steps = steps.filter(|(state, _)| !receives_only || *state == QpState::ReadyToReceive);
         // After a step that fails, the next ones are tried as well.
         steps.fold(true, |done, (state, mask)| {
             let attributes = QpAttributes {
@@ -1115,8 +1165,8 @@ mod tests {
     fn queue_pairs_of_each_type_are_brought_up() {
         let mut scene = Scene::new();
         for &qp_type in QpType::ALL {
-            // Only InfiniBand ports have such queue pairs.
-            if qp_type == QpType::Smi {
+            // Only InfiniBand ports have the former, and the latter are not brought up.
+            if matches!(qp_type, QpType::Smi | QpType::ReceiveScaling) {
                 continue;
             }
             let Node { rnic, guest } = &mut scene.world.nodes[0];

@@ -238,7 +238,10 @@ impl Checker {
             }
         );
         match (code, qpn) {
-            (Some(CommandCode::CreateQp | CommandCode::DestroyQp), Some(qpn)) if done => {
+            (
+                Some(CommandCode::CreateQp | CommandCode::CreateScalingQp | CommandCode::DestroyQp),
+                Some(qpn),
+            ) if done => {
                 self.qps.remove(&qpn);
             }
             (Some(CommandCode::ModifyQp | CommandCode::ModifyQpPaths), Some(qpn)) if done => {

@@ -277,7 +277,9 @@ fn command(request: &[u8], reply: &[u8]) -> Event {
             let bytes = body.first_chunk::<4>();
             bytes.map(|bytes| u32::from_le_bytes(*bytes))
         }
-        Some(CommandCode::CreateQp) if status == Some(Status::Ok) => {
+        Some(CommandCode::CreateQp | CommandCode::CreateScalingQp)
+            if status == Some(Status::Ok) =>
+        {
             let bytes = reply[size_of::<ReplyHeader>()..].first_chunk::<4>();
             bytes.map(|bytes| u32::from_le_bytes(*bytes))
         }
@@ -298,6 +300,7 @@ fn moves_rings(event: &Event) -> bool {
         Event::Command {
             code: Some(
                 CommandCode::CreateQp
+                    | CommandCode::CreateScalingQp
                     | CommandCode::DestroyQp
                     | CommandCode::CreateCq
                     | CommandCode::DestroyCq

@@ -27,10 +27,12 @@ impl Execute for CreateFlow {
             return Err(Cause::UnknownPort);
         }
         let qp = rnic.qps.get(self.qpn.get()).ok_or(Cause::UnknownQp)?;
-        if qp.created().qp_type != QpType::RawPacket {
+        let created = qp.created();
+        if !matches!(created.qp_type, QpType::RawPacket | QpType::ReceiveScaling) {
             return Err(Cause::QpType);
         }
-        let flow = rnic.flows.add(&self)?;
+        let scaling = created.scaling.clone();
+        let flow = rnic.flows.add(&self, scaling)?;
         Ok(FlowCreated {
             flow: flow.into(),
             reserved: 0.into(),

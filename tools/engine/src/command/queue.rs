@@ -13,13 +13,14 @@ use crate::{
     resources::Io,
     ring::{Ring, WorkQueue},
     rnic::Engine,
+    scaling::Scaling,
     work::Capacities,
 };
 use std::sync::Arc;
 use vrnic_wire::{
     command::{
-        ContextKind, CreateQp, DestroyQp, Empty, ModifyQp, ModifyQpPaths, QpCreated, QpPaths,
-        QueryQp, QueryQpPaths, qp_flags,
+        ContextKind, CreateQp, CreateScalingQp, DestroyQp, Empty, ModifyQp, ModifyQpPaths,
+        QpCreated, QpPaths, QueryQp, QueryQpPaths, qp_flags,
     },
     qp::{GSI_QPN, QpAttributes, QpType, SMI_QPN, attribute},
     ring::RingLayout,
@@ -83,6 +84,12 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if qp_type == QpType::RawPacket && !rnic.has_raw_packets() {
         return Err(Cause::QpTypeAbsent);
     }
+    if qp_type == QpType::ReceiveQueue && !rnic.has_receive_scaling() {
+        return Err(Cause::QpTypeAbsent);
+    }
+    if qp_type == QpType::ReceiveScaling {
+        return Err(Cause::QpType);
+    }
     if is_xrc(qp_type) && !rnic.config.features.has_xrc() {
         return Err(Cause::QpTypeAbsent);
     }
@@ -94,6 +101,14 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     let receives = qp_type != QpType::XrcInitiator;
     if !receives {
         reserved(request.recv_cqn)?;
+    }
+    if qp_type == QpType::ReceiveQueue {
+        reserved(request.send_cqn)?;
+        reserved([request.max_send_sge, request.max_inline])?;
+        reserved(request.flags)?;
+        if request.send_ring.is_present() || !request.recv_ring.is_present() {
+            return Err(Cause::RingLayout);
+        }
     }
     let shares = request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0;
     let known = if rnic.config.features.shared_receive_queues {
@@ -155,6 +170,10 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(
         QpType::XrcInitiator => None,
         _ => Some(cq(request.recv_cqn.get())?),
     };
+    let send_cq = match qp_type {
+        QpType::ReceiveQueue => None,
+        _ => Some(cq(request.send_cqn.get())?),
+    };
     let srq = |srqn| {
         let srq = rnic.resources.srqs.get(srqn);
         let srq = srq.filter(|srq| srq.xrc.is_none());
@@ -163,7 +182,7 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(
     let srq = shared_receive_queue(request).map(srq).transpose()?;
     let owners = [
         Some(pd.context),
-        Some(cq(request.send_cqn.get())?.context),
+        send_cq.map(|cq| cq.context),
         recv_cq.map(|cq| cq.context),
         srq.map(|srq| srq.context),
     ];
@@ -228,6 +247,7 @@ impl Execute for CreateQp {
             translations,
             sq,
             rq,
+            scaling: None,
         };
         let qpn = match qp_type {
             QpType::Smi => {
@@ -260,6 +280,75 @@ impl Execute for CreateQp {
         for cqn in [self.send_cqn.get(), self.recv_cqn.get()] {
             if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {
                 cq.users.insert(qpn);
+            }
+        }
+        Ok(QpCreated {
+            qpn: qpn.into(),
+            slot: slot.into(),
+        })
+    }
+}
+
+impl Execute for CreateScalingQp {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<QpCreated, Cause> {
+        if !rnic.has_receive_scaling() {
+            return Err(Cause::CommandCode);
+        }
+        let scaling = Box::new(Scaling::of(&self)?);
+        let (number, pdn) = (self.context.get(), self.pd.get());
+        rnic.contexts.get(number).ok_or(Cause::UnknownContext)?;
+        let pd = rnic.pds.get(pdn).ok_or(Cause::UnknownPd)?;
+        if pd.context != number {
+            return Err(Cause::ContextMismatch);
+        }
+        for &queue in scaling.queues() {
+            let created = rnic.qps.get(queue).ok_or(Cause::UnknownQp)?.created();
+            if created.qp_type != QpType::ReceiveQueue {
+                return Err(Cause::QpType);
+            }
+            if created.context != number {
+                return Err(Cause::ContextMismatch);
+            }
+        }
+        if rnic.qps.len() >= rnic.config.limits.qp {
+            return Err(Cause::LimitReached);
+        }
+        let context = rnic.contexts.get_mut(number).ok_or(Cause::UnknownContext)?;
+        // Nothing fails after a slot has been taken.
+        let slot = context.take_slot().ok_or(Cause::SlotsExhausted)?;
+        let queues = scaling.queues().to_vec();
+        let created = Creation {
+            qp_type: QpType::ReceiveScaling,
+            context: number,
+            owner: context.owner,
+            slot,
+            pd: pdn,
+            send_cqn: 0,
+            recv_cqn: 0,
+            srqn: None,
+            xrcdn: None,
+            signal_all: false,
+            capacities: Capacities {
+                features: rnic.config.features,
+                ..Capacities::default()
+            },
+            translations: 0,
+            sq: WorkQueue::new(None),
+            rq: WorkQueue::new(None),
+            scaling: Some(scaling),
+        };
+        let qps = &mut rnic.qps.table;
+        let (qpn, _) = qps
+            .insert_with(|qpn| Box::new(Qp::new(qpn, created)))
+            .ok_or(Cause::LimitReached)?;
+        context.set_owner(slot, qpn);
+        change_users(Some(context), 1);
+        if let Some(pd) = rnic.pds.get_mut(pdn) {
+            pd.users += 1;
+        }
+        for queue in queues {
+            if let Some(queue) = rnic.qps.get_mut(queue) {
+                queue.uses += 1;
             }
         }
         Ok(QpCreated {
@@ -331,6 +420,9 @@ impl Execute for DestroyQp {
     fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
+        if rnic.qps.get(qpn).is_some_and(|qp| qp.uses > 0) {
+            return Err(Cause::InUse);
+        }
         let qp = match qpn {
             SMI_QPN => rnic.qps.smi.take(),
             GSI_QPN => rnic.qps.gsi.take(),
@@ -359,6 +451,11 @@ impl Execute for DestroyQp {
             && let Some(srq) = rnic.resources.srqs.get_mut(srqn)
         {
             srq.users -= 1;
+        }
+        for &queue in created.scaling.iter().flat_map(|scaling| scaling.queues()) {
+            if let Some(queue) = rnic.qps.get_mut(queue) {
+                queue.uses -= 1;
+            }
         }
         if let Some(xrcdn) = created.xrcdn
             && let Some(xrcd) = rnic.xrcds.get_mut(xrcdn)

@@ -147,6 +147,7 @@ pub(super) fn create_target(request: &CreateQp, rnic: &mut Engine) -> Result<QpC
         translations: 0,
         sq: WorkQueue::new(None),
         rq: WorkQueue::new(None),
+        scaling: None,
     };
     let qps = &mut rnic.qps.table;
     let (qpn, _) = qps

@@ -212,7 +212,7 @@ impl Engine {
             CommandCode::CreateContext => self.contexts.len(),
             CommandCode::CreatePd => self.pds.len(),
             CommandCode::CreateCq => self.resources.cqs.len(),
-            CommandCode::CreateQp => self.qps.len(),
+            CommandCode::CreateQp | CommandCode::CreateScalingQp => self.qps.len(),
             CommandCode::CreateSrq | CommandCode::CreateXrcSrq => self.resources.srqs.len(),
             CommandCode::CreateXrcd => self.xrcds.len(),
             CommandCode::RegisterMr | CommandCode::AllocateMr => {

@@ -124,7 +124,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "type",
-        "rc, uc, ud, gsi, raw, xrc-ini, xrc-tgt, joined by |",
+        "rc, uc, ud, gsi, raw, xrc-ini, xrc-tgt, rq, joined by |",
         "only queue pairs of this type; faults do not affect QP1 unless gsi or its number is given",
         OF_QPS,
     ),
@@ -707,6 +707,7 @@ impl Spec {
                         ("raw", QpType::RawPacket),
                         ("xrc-ini", QpType::XrcInitiator),
                         ("xrc-tgt", QpType::XrcTarget),
+                        ("rq", QpType::ReceiveQueue),
                     ];
                     let found = types.iter().find(|(known, _)| *known == name);
                     found.map(|(_, qp_type)| type_bit(*qp_type))

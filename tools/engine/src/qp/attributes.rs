@@ -309,6 +309,11 @@ impl Qp {
                 self.created.rq.restart(io.memory);
                 self.state = to;
             }
+            // Only a receive queue without queue pair leaves out INIT.
+            (QpState::Reset, QpState::ReadyToReceive) => {
+                self.created.rq.restart(io.memory);
+                self.state = to;
+            }
             (_, QpState::Error) => self.enter_error(io),
             (QpState::Init, QpState::ReadyToReceive) => {
                 self.responder = Responder::new(Psn::new(self.attributes.rq_psn));

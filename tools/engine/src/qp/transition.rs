@@ -34,6 +34,10 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     let rnr_timer = given(responder, MIN_RNR_TIMER);
     match (from, to) {
         (_, Reset | Error) => rule(0, 0),
+        _ if qp_type == ReceiveQueue => match (from, to) {
+            (Reset | ReadyToReceive, ReadyToReceive) => rule(0, 0),
+            _ => None,
+        },
         (Reset, Init) => match qp_type {
             Gsi | Smi => rule(PKEY_INDEX | QKEY, PORT),
             UnreliableDatagram => rule(PKEY_INDEX | PORT | QKEY, 0),
@@ -103,8 +107,11 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
 
 /// Checks that a queue pair may change its state with the attributes in `mask`.
 pub(super) fn check(qp_type: QpType, from: QpState, to: QpState, mask: u32) -> Result<(), Cause> {
+    if qp_type == ReceiveScaling {
+        return Err(Cause::QpType);
+    }
     if mask & RATE_LIMIT != 0 {
-        let has_sends = !matches!(qp_type, XrcTarget | Smi | Gsi);
+        let has_sends = !matches!(qp_type, XrcTarget | Smi | Gsi | ReceiveQueue);
         if !has_sends || matches!(to, Reset | Error) {
             return Err(Cause::AttributeForbidden);
         }
@@ -128,9 +135,33 @@ pub(super) fn check(qp_type: QpType, from: QpState, to: QpState, mask: u32) -> R
 mod tests {
     use super::*;
 
+    fn modifiable() -> impl Iterator<Item = QpType> {
+        let all = QpType::ALL.iter().copied();
+        all.filter(|qp_type| *qp_type != ReceiveScaling)
+    }
+
+    #[test]
+    fn a_receive_queue_has_three_states_and_receive_scaling_has_one() {
+        for &from in QpState::ALL {
+            for &to in QpState::ALL {
+                let own = matches!(to, Reset | Error)
+                    || matches!((from, to), (Reset | ReadyToReceive, ReadyToReceive));
+                assert_eq!(
+                    check(ReceiveQueue, from, to, STATE).is_ok(),
+                    own,
+                    "{from:?} {to:?}"
+                );
+                let refused = check(ReceiveScaling, from, to, STATE);
+                assert_eq!(refused, Err(Cause::QpType), "{from:?} {to:?}");
+            }
+        }
+        let with_port = check(ReceiveQueue, Reset, ReadyToReceive, STATE | PORT);
+        assert_eq!(with_port, Err(Cause::AttributeForbidden));
+    }
+
     #[test]
     fn any_state_can_be_left_for_reset_and_error() {
-        for &qp_type in QpType::ALL {
+        for qp_type in modifiable() {
             for &from in QpState::ALL {
                 assert_eq!(check(qp_type, from, Reset, STATE), Ok(()));
                 assert_eq!(check(qp_type, from, Error, STATE), Ok(()));
@@ -152,8 +183,8 @@ mod tests {
 
     #[test]
     fn a_rate_limit_goes_with_all_transitions_but_those_that_end_everything() {
-        for &qp_type in QpType::ALL {
-            let allowed = !matches!(qp_type, XrcTarget | Smi | Gsi);
+        for qp_type in modifiable() {
+            let allowed = !matches!(qp_type, XrcTarget | Smi | Gsi | ReceiveQueue);
             for &from in QpState::ALL {
                 let alone = check(qp_type, from, from, RATE_LIMIT);
                 let alive = !matches!(from, Reset | Error);

@@ -1007,8 +1007,9 @@ impl Guest {
         let arena = self.arena(length);
         let (pages, chunks) = self.page_list(&arena, 0, length);
         // Each end of an extended connection lacks what belongs to the other half.
-        let sends = options.qp_type != QpType::XrcTarget;
-        let receives = sends && options.qp_type != QpType::XrcInitiator;
+        let exists = options.qp_type != QpType::XrcTarget;
+        let sends = exists && options.qp_type != QpType::ReceiveQueue;
+        let receives = exists && options.qp_type != QpType::XrcInitiator;
         let only_if = |has: bool, number: u32| if has { number } else { 0 }.into();
         let send_ring = if sends {
             send_ring
@@ -1019,21 +1020,22 @@ impl Guest {
             None if receives => recv_ring,
             _ => RingLayout::default(),
         };
+        let queue_alone = options.qp_type == QpType::ReceiveQueue;
         let mut flags = 0;
-        if options.signal_all {
+        if options.signal_all && !queue_alone {
             flags |= qp_flags::SIGNAL_ALL;
         }
         if options.srqn.is_some() {
             flags |= qp_flags::SHARED_RECEIVE_QUEUE;
         }
         let request = CreateQp {
-            context: only_if(sends, self.context),
-            pd: only_if(sends, self.pd),
+            context: only_if(exists, self.context),
+            pd: only_if(exists, self.pd),
             qp_type: options.qp_type.raw(),
             flags,
-            max_send_sge: options.sge.into(),
+            max_send_sge: if queue_alone { 0 } else { options.sge }.into(),
             max_recv_sge: options.sge.into(),
-            max_inline: options.inline.into(),
+            max_inline: if queue_alone { 0 } else { options.inline }.into(),
             send_cqn: only_if(sends, send_cqn),
             recv_cqn: only_if(receives, recv_cqn),
             send_ring,

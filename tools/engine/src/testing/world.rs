@@ -454,6 +454,7 @@ impl World {
             QpType::Smi | QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
             QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
             QpType::RawPacket => [PORT, 0, 0],
+            QpType::ReceiveQueue | QpType::ReceiveScaling => [0, 0, 0],
         }
     }
 

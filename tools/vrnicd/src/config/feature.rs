@@ -53,6 +53,8 @@ pub enum Feature {
     Checksums,
     /// Division of TCP packets, which needs checksums.
     Segmentation,
+    /// Receive queues among which frames are distributed, which need raw packets.
+    ReceiveScaling,
 }
 
 impl Feature {
@@ -81,6 +83,7 @@ impl Feature {
             Self::RawPackets => config::F_RAW_PACKETS,
             Self::Checksums => config::F_CHECKSUMS,
             Self::Segmentation => config::F_SEGMENTATION,
+            Self::ReceiveScaling => config::F_RECEIVE_SCALING,
         }
     }
 }
@@ -110,7 +113,7 @@ mod tests {
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
                      'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
-                     'segmentation']";
+                     'segmentation', 'receive-scaling']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

@@ -344,6 +344,8 @@ fn qp(qp: QpSnapshot) -> Qp {
         QpType::RawPacket => "RAW",
         QpType::XrcInitiator => "XRC_INI",
         QpType::XrcTarget => "XRC_TGT",
+        QpType::ReceiveQueue => "RQ",
+        QpType::ReceiveScaling => "RSS",
     };
     let peer = qp.path.destination;
     Qp {

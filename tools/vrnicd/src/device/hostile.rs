@@ -128,6 +128,7 @@ fn effect_of(code: CommandCode) -> Effect {
         | Code::BindCounterSet
         | Code::QueryCounterSet
         | Code::CreateXrcd
+        | Code::CreateScalingQp
         | Code::CreateFlow => Effect::Nothing,
     }
 }

@@ -284,6 +284,7 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::QueryQp => of::<command::QueryQp>(),
             CommandCode::ModifyQpPaths => of::<command::ModifyQpPaths>(),
             CommandCode::QueryQpPaths => of::<command::QueryQpPaths>(),
+            CommandCode::CreateScalingQp => of::<command::CreateScalingQp>(),
             CommandCode::DestroyQp => of::<command::DestroyQp>(),
             CommandCode::CreateSrq => of::<command::CreateSrq>(),
             CommandCode::ModifySrq => of::<command::ModifySrq>(),
