@@ -76,6 +76,10 @@ use crate::{
         Response, //
     },
     vtable::VTable,
+    wq::{
+        IndirectionTable,
+        ReceiveWorkQueue, //
+    },
     xrc::XrcDomain, //
 };
 
@@ -90,7 +94,8 @@ pub use attr::{
     DeviceAttr,
     OnDemandOperation,
     OnDemandOperations,
-    OnDemandPaging, //
+    OnDemandPaging,
+    ReceiveScaling, //
 };
 
 /// The context of a verb: the registered device, and what its registration owns.
@@ -206,6 +211,11 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type SharedReceiveQueue: SharedReceiveQueue<Driver = Self>;
     /// The driver's XRC domains, or [`Unsupported`](crate::Unsupported).
     type XrcDomain: XrcDomain<Driver = Self>;
+    /// The driver's receive work queues without queue pairs, or
+    /// [`Unsupported`](crate::Unsupported).
+    type ReceiveWorkQueue: ReceiveWorkQueue<Driver = Self>;
+    /// The driver's indirection tables, or [`Unsupported`](crate::Unsupported).
+    type IndirectionTable: IndirectionTable<Driver = Self>;
     /// The driver's memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
     /// The driver's memory windows, or [`Unsupported`](crate::Unsupported).

@@ -125,12 +125,13 @@ impl Objects {
         for _ in 0..vectors {
             tables.push(Table::new()?, GFP_KERNEL)?;
         }
-        let (qps, srqs) = (Table::new()?, Table::new()?);
+        let (qps, srqs, wqs) = (Table::new()?, Table::new()?, Table::new()?);
         let dispatcher = Arc::pin_init(
             pin_init!(Dispatcher {
                 vectors: tables,
                 qps,
                 srqs,
+                wqs,
                 target <- new_spinlock_irq!(Target {
                     device: None,
                     has_failed: false,
@@ -197,6 +198,7 @@ pub struct Dispatcher {
     vectors: KVec<Arc<Table<bindings::ib_cq>>>,
     qps: Arc<Table<bindings::ib_qp>>,
     srqs: Arc<Table<bindings::ib_srq>>,
+    wqs: Arc<Table<bindings::ib_wq>>,
     #[pin]
     target: SpinLockIrq<Target>,
 }
@@ -227,6 +229,11 @@ impl Dispatcher {
     /// Allocates memory for the place of a shared receive queue.
     pub(crate) fn srq_room(&self) -> Result<Room<bindings::ib_srq>> {
         Room::new(&self.srqs)
+    }
+
+    /// Allocates memory for the place of a receive work queue.
+    pub(crate) fn wq_room(&self) -> Result<Room<bindings::ib_wq>> {
+        Room::new(&self.wqs)
     }
 
     /// Finds the queue pair of a completion. The owner of a queue pair keeps it for as long as it
@@ -361,6 +368,34 @@ impl Dispatcher {
                 *element = srq;
                 if let Some(handler) = (*srq).event_handler {
                     handler(&mut raw, (*srq).srq_context);
+                }
+            }
+        })
+    }
+
+    /// Runs the event handler of receive work queue `wqn`, because the queue failed. Returns whether
+    /// there is such a queue and it is in use. May sleep.
+    pub fn wq_fatal(&self, wqn: u32) -> bool {
+        let Some(entry) = self.wqs.find(wqn) else {
+            return false;
+        };
+        if !entry.is_in_use() {
+            return false;
+        }
+        entry.with(|wq| {
+            // SAFETY: The queue is alive, and is not destroyed before the handler returns. Handler
+            // and context were set before, and what the handler needs before the queue was used.
+            unsafe {
+                let wq = wq.as_ptr();
+                let mut raw = bindings::ib_event {
+                    device: (*wq).device,
+                    event: bindings::ib_event_type_IB_EVENT_WQ_FATAL,
+                    ..bindings::ib_event::default()
+                };
+                let element = crate::compat::member_mut(&mut raw.element.wq);
+                *element = wq;
+                if let Some(handler) = (*wq).event_handler {
+                    handler(&mut raw, (*wq).wq_context);
                 }
             }
         })

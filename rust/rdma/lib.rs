@@ -6,11 +6,11 @@
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
-//! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`], [`DmBuffer`], [`DmaHandle`] and
-//! [`FlowRule`]. It uses [`Unsupported`] for kinds that its devices lack. The implementing type
-//! *is* the object: the core allocates the C structure with room for the driver's type (this crate
-//! does so for memory regions, device memory and flows), and a create verb constructs the type in
-//! place. A destroy verb has two steps: first the driver makes the hardware release the object,
+//! [`SharedReceiveQueue`], [`ReceiveWorkQueue`], [`IndirectionTable`], [`MemoryRegion`],
+//! [`MemoryWindow`], [`DmBuffer`], [`DmaHandle`] and [`FlowRule`]. It uses [`Unsupported`] for
+//! kinds that its devices lack. The implementing type *is* the object: the core allocates the C
+//! structure with room for the driver's type (this crate does so for memory regions, device memory,
+//! receive work queues and flows), and a create verb constructs the type in place. A destroy verb has two steps: first the driver makes the hardware release the object,
 //! then [`Drop`] runs. The first step cannot fail, except for memory regions: for all other objects
 //! the core frees or forgets the memory whatever the driver returns. Address handles and device
 //! memory have only the second step, because the hardware need not know about them.
@@ -145,6 +145,7 @@ pub mod umem;
 mod unsupported;
 mod vtable;
 pub mod wc;
+pub mod wq;
 pub mod wr;
 pub mod xrc;
 
@@ -202,6 +203,11 @@ pub use ucontext::{
 pub use udata::User;
 pub use umem::Umem;
 pub use unsupported::Unsupported;
+pub use wq::{
+    IndirectionTable,
+    ReceiveWorkQueue,
+    RwqTable, //
+};
 pub use xrc::{
     XrcDomain,
     Xrcd, //

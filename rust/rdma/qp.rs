@@ -46,6 +46,7 @@ use crate::{
         Buffer,
         BufferOf, //
     },
+    wq,
     wr::{
         ReceiveRequests,
         SendRequests, //
@@ -451,8 +452,11 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 && udata.is_none()
                 && attr.qp_type == bindings::ib_qp_type_IB_QPT_UD
                 && attr.create_flags == SEGMENTS;
-            if (attr.create_flags != 0 && !segments) || !attr.rwq_ind_tbl.is_null() {
+            if attr.create_flags != 0 && !segments {
                 return Err(EOPNOTSUPP);
+            }
+            if !attr.rwq_ind_tbl.is_null() {
+                return wq::create_queue_pair(qp, attr, call, udata.as_ref());
             }
             if attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT {
                 return xrc::create_target(qp, attr, call);

@@ -57,6 +57,15 @@ use crate::{
         User, //
     },
     umem::Buffer,
+    wq::{
+        self,
+        IndirectionTable,
+        NewWq,
+        Queues,
+        ReceiveWorkQueue,
+        RwqTable,
+        WqInitAttr, //
+    },
     xrc::{
         XrcDomain,
         Xrcd, //
@@ -192,6 +201,55 @@ impl<T: Operations<FlowRule = Self>> FlowRule for Unsupported<T> {
 
     fn destroy(flow: &Self, _call: &Call<'_, T>) {
         match flow.never {}
+    }
+}
+
+impl<T: Operations<ReceiveWorkQueue = Self>> ReceiveWorkQueue for Unsupported<T> {
+    type Driver = T;
+    type Request = ();
+    type Response = ();
+
+    const IS_SUPPORTED: bool = false;
+
+    fn create(
+        _call: &Call<'_, T>,
+        _pd: &Pd<T::ProtectionDomain>,
+        _attributes: &WqInitAttr<'_, T>,
+        _user: User<'_, T, ()>,
+    ) -> Result<NewWq<impl PinInit<Self>, ()>> {
+        Err::<NewWq<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    fn modify(&self, _call: &Call<'_, T>, _from: wq::State, _to: wq::State) -> Result {
+        match self.never {}
+    }
+
+    fn destroy(&self, _call: &Call<'_, T>) {
+        match self.never {}
+    }
+}
+
+impl<T: Operations<IndirectionTable = Self>> IndirectionTable for Unsupported<T> {
+    type Driver = T;
+    type Request = ();
+
+    const IS_SUPPORTED: bool = false;
+
+    fn create(_call: &Call<'_, T>, _queues: Queues<'_, T>) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
+    }
+
+    fn destroy(table: &RwqTable<Self>, _call: &Call<'_, T>) {
+        match table.never {}
+    }
+
+    fn create_queue_pair(
+        _call: &Call<'_, T>,
+        _pd: &Pd<T::ProtectionDomain>,
+        _table: &RwqTable<Self>,
+        _user: User<'_, T, ()>,
+    ) -> Result<NewQp<impl PinInit<T::QueuePair>, ()>> {
+        Err::<NewQp<T::QueuePair, ()>, _>(EOPNOTSUPP)
     }
 }
 

@@ -96,6 +96,12 @@ use crate::{
         RawUsers,
         Udata, //
     },
+    wq::{
+        self,
+        IndirectionTable,
+        ReceiveWorkQueue,
+        RwqTable, //
+    },
     xrc::{
         self,
         XrcDomain,
@@ -413,6 +419,33 @@ impl<T: Operations> VTable<T> {
             None
         },
 
+        create_wq: if T::ReceiveWorkQueue::IS_SUPPORTED {
+            Some(wq::create_callback::<T>)
+        } else {
+            None
+        },
+        modify_wq: if T::ReceiveWorkQueue::IS_SUPPORTED {
+            Some(wq::modify_callback::<T>)
+        } else {
+            None
+        },
+        destroy_wq: if T::ReceiveWorkQueue::IS_SUPPORTED {
+            Some(wq::destroy_callback::<T>)
+        } else {
+            None
+        },
+
+        create_rwq_ind_table: if T::IndirectionTable::IS_SUPPORTED {
+            Some(wq::create_table_callback::<T>)
+        } else {
+            None
+        },
+        destroy_rwq_ind_table: if T::IndirectionTable::IS_SUPPORTED {
+            Some(wq::destroy_table_callback::<T>)
+        } else {
+            None
+        },
+
         alloc_dm: if T::DmBuffer::IS_SUPPORTED {
             Some(dm::alloc_callback::<T>)
         } else {
@@ -453,6 +486,11 @@ impl<T: Operations> VTable<T> {
         },
         size_ib_pd: Pd::<T::ProtectionDomain>::SIZE,
         size_ib_qp: Qp::<T::QueuePair>::SIZE,
+        size_ib_rwq_ind_table: if T::IndirectionTable::IS_SUPPORTED {
+            RwqTable::<T::IndirectionTable>::SIZE
+        } else {
+            0
+        },
         size_ib_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
             Srq::<T::SharedReceiveQueue>::SIZE
         } else {

@@ -9,7 +9,7 @@
 //! structure has no such members. Reserved members are 0. Requests that violate either rule are
 //! rejected. Addresses are those of the calling process.
 
-use crate::{ring::RingLayout, work::AddressVector};
+use crate::{command::HASH_KEY_LENGTH, ring::RingLayout, work::AddressVector};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the user ABI.
@@ -96,9 +96,15 @@ pub struct QueryDeviceResponse {
     pub max_segmented_length: u32,
     /// Queue pair types that can send in segments: bit `n` stands for type `n` of the verbs.
     pub segmentation_types: u32,
+    /// Fields that can be in the hash of receive scaling:
+    /// [`hash_fields`](crate::command::hash_fields); 0 if there is none.
+    pub hash_fields: u32,
+    /// 0.
+    pub reserved_1c: [u8; 4],
 }
-assert_abi!(QueryDeviceResponse, 24, min_rate_limit @ 4, max_rate_limit @ 8,
-    rate_limit_types @ 12, max_segmented_length @ 16, segmentation_types @ 20);
+assert_abi!(QueryDeviceResponse, 32, min_rate_limit @ 4, max_rate_limit @ 8,
+    rate_limit_types @ 12, max_segmented_length @ 16, segmentation_types @ 20, hash_fields @ 24,
+    reserved_1c @ 28);
 
 /// Response of the device's method that reads the clock of completion timestamps.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -216,7 +222,20 @@ pub struct CreateQpRequest {
 }
 assert_abi!(CreateQpRequest, 56, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, sq @ 24, rq @ 40);
 
-/// Response of CREATE_QP.
+/// Request of CREATE_QP with an indirection table.
+#[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateScalingQpRequest {
+    /// 0.
+    pub comp_mask: u32,
+    /// Fields in the input of the hash: [`hash_fields`](crate::command::hash_fields).
+    pub fields: u32,
+    /// Key of the Toeplitz hash.
+    pub key: [u8; HASH_KEY_LENGTH],
+}
+assert_abi!(CreateScalingQpRequest, 48, fields @ 4, key @ 8);
+
+/// Response of CREATE_QP and CREATE_WQ.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateQpResponse {
@@ -244,7 +263,7 @@ pub struct ModifyQpRequest {
 }
 assert_abi!(ModifyQpRequest, 16, max_burst @ 4, typical_packet @ 8, reserved_50 @ 10);
 
-/// Request of CREATE_SRQ, and of MODIFY_SRQ when it resizes the queue.
+/// Request of CREATE_SRQ, of MODIFY_SRQ when it resizes the queue, and of CREATE_WQ.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateSrqRequest {
@@ -356,18 +375,20 @@ mod tests {
         check!("vrnic_create_cq_resp", CreateCqResponse: comp_mask, cqn);
         check!("vrnic_create_qp_req", CreateQpRequest: comp_mask, reserved_20, buf_addr,
             buf_length, sq, rq);
+        check!("vrnic_create_scaling_qp_req", CreateScalingQpRequest: comp_mask, fields, key);
         check!("vrnic_create_qp_resp", CreateQpResponse: comp_mask, slot);
         check!("vrnic_modify_qp_req", ModifyQpRequest: comp_mask, max_burst, typical_packet,
             reserved_50);
         check!("vrnic_query_device_resp", QueryDeviceResponse: comp_mask, min_rate_limit,
-            max_rate_limit, rate_limit_types, max_segmented_length, segmentation_types);
+            max_rate_limit, rate_limit_types, max_segmented_length, segmentation_types,
+            hash_fields, reserved_1c);
         check!("vrnic_create_srq_req", CreateSrqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
         check!("vrnic_create_srq_resp", CreateSrqResponse: comp_mask, srqn);
         check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
         assert_eq!(
             HEADER.matches("\nstruct ").count(),
-            14,
+            15,
             "every structure is checked"
         );
     }

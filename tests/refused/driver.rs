@@ -137,6 +137,8 @@ impl<U: AnyUsers> Operations for Driver<U> {
     type QueuePair = Object<U>;
     type SharedReceiveQueue = Unsupported<Self>;
     type XrcDomain = Unsupported<Self>;
+    type ReceiveWorkQueue = Unsupported<Self>;
+    type IndirectionTable = Unsupported<Self>;
     type MemoryRegion = Object<U>;
     type MemoryWindow = Unsupported<Self>;
     type DmBuffer = Unsupported<Self>;

@@ -126,6 +126,8 @@ pub fn all_threads<T: Operations>(data: T::RegistrationData<'_>) {
     object::<T::QueuePair>();
     object::<T::SharedReceiveQueue>();
     object::<T::XrcDomain>();
+    object::<T::ReceiveWorkQueue>();
+    object::<T::IndirectionTable>();
     object::<T::MemoryRegion>();
     object::<T::MemoryWindow>();
     object::<T::DmBuffer>();

@@ -96,6 +96,10 @@ struct vrnic_alloc_context_resp {
  *	if there are none
  * @segmentation_types: set of queue pair types that can send in segments, in the
  *	same way
+ * @hash_fields: set of fields that can be in the hash of receive scaling, with
+ *	the values of enum ibv_rx_hash_fields in libibverbs; 0 if there is none, as
+ *	from drivers that do not know this member
+ * @reserved_1c: 0
  */
 struct vrnic_query_device_resp {
 	__u32 comp_mask;
@@ -104,6 +108,8 @@ struct vrnic_query_device_resp {
 	__u32 rate_limit_types;
 	__u32 max_segmented_length;
 	__u32 segmentation_types;
+	__u32 hash_fields;
+	__u8 reserved_1c[4];
 };
 
 /**
@@ -197,7 +203,22 @@ struct vrnic_create_qp_req {
 };
 
 /**
- * struct vrnic_create_qp_resp - response of CREATE_QP
+ * struct vrnic_create_scaling_qp_req - request of CREATE_QP with an indirection
+ *	table
+ * @comp_mask: 0
+ * @fields: set of fields in the input of the hash, of those in @hash_fields of
+ *	struct vrnic_query_device_resp
+ * @key: key of the Toeplitz hash
+ */
+struct vrnic_create_scaling_qp_req {
+	__u32 comp_mask;
+	__u32 fields;
+	__u8 key[40];
+};
+
+/**
+ * struct vrnic_create_qp_resp - response of CREATE_QP and CREATE_WQ, but not of
+ *	CREATE_QP with an indirection table
  * @comp_mask: 0
  * @slot: doorbell slot of the queue pair in the context
  */
@@ -223,8 +244,8 @@ struct vrnic_modify_qp_req {
 };
 
 /**
- * struct vrnic_create_srq_req - request of CREATE_SRQ, and of MODIFY_SRQ when
- *	it resizes the queue
+ * struct vrnic_create_srq_req - request of CREATE_SRQ, of MODIFY_SRQ when it
+ *	resizes the queue, and of CREATE_WQ
  * @comp_mask: 0
  * @reserved_20: 0
  * @buf_addr: address of the buffer with the ring, a multiple of the page size

@@ -120,6 +120,18 @@ pub struct OnDemandPaging {
     pub implicit: bool,
 }
 
+/// Receive scaling (`struct ib_rss_caps`) of queue pairs of type
+/// [`RawPacket`](crate::qp::Type::RawPacket). A limit of 0 means that there is none.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveScaling {
+    /// Maximum number of receive work queues.
+    pub max_queues: u32,
+    /// Maximum number of indirection tables.
+    pub max_tables: u32,
+    /// Maximum number of entries of a table.
+    pub max_entries: u32,
+}
+
 /// Attributes of a device (`struct ib_device_attr`). A limit of 0 means that the device lacks the
 /// feature.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -200,6 +212,8 @@ pub struct DeviceAttr {
     /// ([`QueuePair::SENDS_SEGMENTS`](crate::qp::QueuePair::SENDS_SEGMENTS)). Users in the kernel
     /// also look for [`UdIpChecksum`](Capability::UdIpChecksum).
     pub ud_segmentation: bool,
+    /// Receive scaling of queue pairs for raw packets.
+    pub receive_scaling: ReceiveScaling,
     /// Mask of the valid bits of a completion timestamp.
     pub timestamp_mask: u64,
     /// Frequency of the timestamp clock in kHz.
@@ -276,6 +290,13 @@ impl DeviceAttr {
         }
         if self.ud_segmentation {
             raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_UD_TSO);
+        }
+        let scaling = &self.receive_scaling;
+        raw.max_wq_type_rq = scaling.max_queues;
+        raw.rss_caps.max_rwq_indirection_tables = scaling.max_tables;
+        raw.rss_caps.max_rwq_indirection_table_size = scaling.max_entries;
+        if scaling.max_tables != 0 {
+            raw.rss_caps.supported_qpts = 1 << bindings::ib_qp_type_IB_QPT_RAW_PACKET;
         }
         raw.timestamp_mask = self.timestamp_mask;
         raw.hca_core_clock = self.clock_khz;

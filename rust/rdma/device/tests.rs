@@ -248,6 +248,7 @@ mod cases {
                 atomicity,
                 on_demand_paging: OnDemandPaging::default(),
                 ud_segmentation: false,
+                receive_scaling: Default::default(),
                 ..crate::testing::driver::attributes()
             }
             .write(&mut raw);

@@ -181,6 +181,10 @@ impl Numbered for bindings::ib_srq {
     type Notice = InUse;
 }
 
+impl Numbered for bindings::ib_wq {
+    type Notice = InUse;
+}
+
 impl<T: Numbered<Notice = InUse>> Place<T> {
     /// Records that the object's user has used it. May be called in any context.
     pub(crate) fn begin_use(&self) {

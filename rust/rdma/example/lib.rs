@@ -169,6 +169,8 @@ impl Operations for Efa {
     type QueuePair = qp::Pair;
     type SharedReceiveQueue = Unsupported<Self>;
     type XrcDomain = Unsupported<Self>;
+    type ReceiveWorkQueue = Unsupported<Self>;
+    type IndirectionTable = Unsupported<Self>;
     type MemoryRegion = mr::Region;
     type MemoryWindow = Unsupported<Self>;
     type DmBuffer = Unsupported<Self>;
@@ -228,6 +230,7 @@ impl Operations for Efa {
             on_demand_paging: OnDemandPaging::default(),
             timestamp_mask: 0,
             ud_segmentation: false,
+            receive_scaling: Default::default(),
             clock_khz: 0,
         })
     }

@@ -51,6 +51,7 @@ mod pd;
 mod qp;
 mod srq;
 mod ucontext;
+mod wq;
 mod xrc;
 
 pub(crate) use log::{

@@ -12,7 +12,8 @@ use rdma::{
         DeviceAttr,
         OnDemandOperation,
         OnDemandOperations,
-        OnDemandPaging, //
+        OnDemandPaging,
+        ReceiveScaling, //
     },
     gid::{
         Gid,
@@ -35,7 +36,11 @@ use rdma::{
 use virtio::Features;
 use vrnic_wire::{
     abi,
-    command::DeviceLimits,
+    command::{
+        hash_fields,
+        DeviceLimits,
+        MAX_SCALING_ENTRIES, //
+    },
     config::{
         PCI_DEVICE_ID,
         PCI_VENDOR_ID, //
@@ -68,6 +73,10 @@ use crate::{
     },
     ucontext::UserContext,
     udata::QueryDeviceResponse,
+    wq::{
+        Table,
+        Wq, //
+    },
     wqe::MAX_HEADER,
     xrc::Xrcd, //
 };
@@ -175,10 +184,29 @@ pub(crate) fn has_ud_segmentation(limits: &DeviceLimits, features: Features) -> 
         && limits.max_inline.get() >= MAX_HEADER
 }
 
+/// Returns the limits of receive scaling. Each queue is a queue pair to the device; tables are
+/// nothing to it, and each queue pair can have its own.
+fn receive_scaling(limits: &DeviceLimits) -> ReceiveScaling {
+    match limits.max_scaling_entries.get() {
+        0 => ReceiveScaling::default(),
+        max_entries => {
+            let all = queue_pairs_for_users(limits.max_qp.get(), Link::Ethernet);
+            ReceiveScaling {
+                max_queues: all,
+                max_tables: all,
+                max_entries: max_entries.min(MAX_SCALING_ENTRIES as u32),
+            }
+        }
+    }
+}
+
 /// Returns what queue pairs can have on a device with these limits and features, of what the core
-/// does not know: rate limits and segments.
+/// does not know: rate limits, segments and fields of hashes.
 fn device_response(limits: &DeviceLimits, features: Features) -> abi::QueryDeviceResponse {
     let mut response = rate_limits(limits, features);
+    if limits.max_scaling_entries.get() != 0 {
+        response.hash_fields = hash_fields::ALL;
+    }
     for ty in [Type::RawPacket, Type::UnreliableDatagram] {
         if feature::has_segmentation(features, ty) {
             response.segmentation_types |= 1 << ty.raw();
@@ -222,6 +250,8 @@ impl Operations for Vrnic {
     type QueuePair = Qp;
     type SharedReceiveQueue = Srq;
     type XrcDomain = Xrcd;
+    type ReceiveWorkQueue = Wq;
+    type IndirectionTable = Table;
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
     type DmBuffer = Dm;
@@ -306,6 +336,7 @@ impl Operations for Vrnic {
                 None => OnDemandPaging::default(),
             },
             ud_segmentation: has_ud_segmentation(limits, features),
+            receive_scaling: receive_scaling(limits),
             timestamp_mask: u64::MAX,
             clock_khz: limits.clock_khz.get().into(),
         })

@@ -184,6 +184,10 @@ impl EventHandler for AsyncEvents {
         };
         let known = match meaning(event_type) {
             Meaning::Cq(event) => self.dispatcher.cq_event(number, event),
+            // A receive work queue is a queue pair to the device.
+            Meaning::Qp(QpEvent::Fatal) => {
+                self.dispatcher.qp_event(number, QpEvent::Fatal) || self.dispatcher.wq_fatal(number)
+            }
             Meaning::Qp(event) => self.dispatcher.qp_event(number, event),
             Meaning::Srq(event) => self.dispatcher.srq_event(number, event),
             Meaning::Port(event) => match Port::try_from(number) {

@@ -31,6 +31,7 @@ use vrnic_wire::config::{
     F_PORT_STATE,
     F_RATE_LIMITS,
     F_RAW_PACKETS,
+    F_RECEIVE_SCALING,
     F_REREGISTRATION,
     F_SEGMENTATION,
     F_SHARED_RECEIVE_QUEUES,
@@ -111,6 +112,10 @@ pub(crate) const CHECKSUMS: Feature = Feature::device(F_CHECKSUMS);
 /// Queue pairs with checksums can send in segments.
 pub(crate) const SEGMENTATION: Feature = Feature::device(F_SEGMENTATION);
 
+/// There are receive queues without queue pairs, among which frames are distributed. Without them
+/// the device's limit for the size of a table is 0.
+pub(crate) const RECEIVE_SCALING: Feature = Feature::device(F_RECEIVE_SCALING);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -140,6 +145,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         RAW_PACKETS,
         CHECKSUMS,
         SEGMENTATION,
+        RECEIVE_SCALING,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);

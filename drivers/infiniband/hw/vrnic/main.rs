@@ -45,6 +45,7 @@ mod srq;
 mod uapi;
 mod ucontext;
 mod udata;
+mod wq;
 mod wqe;
 mod xrc;
 

@@ -21,6 +21,7 @@ use vrnic_wire::command::{
     CreateFlow,
     CreatePd,
     CreateQp,
+    CreateScalingQp,
     CreateSrq,
     CreateXrcSrq,
     CreateXrcd,
@@ -104,6 +105,7 @@ create! {
     CreatePd => |_, reply| DestroyPd { pd: reply.pd, ..Default::default() };
     CreateCq => |_, reply| DestroyCq { cqn: reply.cqn, ..Default::default() };
     CreateQp => |_, reply| DestroyQp { qpn: reply.qpn, ..Default::default() };
+    CreateScalingQp => |_, reply| DestroyQp { qpn: reply.qpn, ..Default::default() };
     CreateSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
     CreateXrcSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
     CreateXrcd => |_, reply| DestroyXrcd { xrcdn: reply.xrcdn, ..Default::default() };

@@ -44,6 +44,7 @@ use vrnic_wire::{
     command::{
         qp_flags,
         CreateQp,
+        CreateScalingQp,
         DestroyQp,
         DeviceLimits,
         ModifyQp,
@@ -118,6 +119,9 @@ enum Rings {
     Kernel(Arc<KernelRings>),
     /// There are no rings.
     None,
+    /// There are no rings, and the queue pair cannot be modified: it distributes what it receives
+    /// among receive work queues.
+    Scaling,
 }
 
 /// The changing part of a queue pair.
@@ -170,6 +174,35 @@ impl Qp {
                 rings: Rings::None,
                 doorbell: 0,
                 ty: Type::XrcTarget,
+                signal_all: false,
+                capabilities,
+                max_header: 0,
+                condition <- new_mutex!(Condition { state: State::Reset, stop: None }),
+            }),
+            response: (),
+            number,
+            capabilities,
+        })
+    }
+}
+
+impl Qp {
+    /// Creates a queue pair that has no rings, but distributes frames among receive work queues.
+    pub(crate) fn scaling(
+        call: &Call<'_>,
+        request: &CreateScalingQp,
+    ) -> Result<NewQp<impl PinInit<Self>, ()>> {
+        let (object, reply) = create(&call.data().control, request)?;
+        let number = object.number();
+        let doorbell = reply.slot.get();
+        let capabilities = QpCap::default();
+
+        Ok(NewQp {
+            init: pin_init!(Self {
+                object,
+                rings: Rings::Scaling,
+                doorbell,
+                ty: Type::RawPacket,
                 signal_all: false,
                 capabilities,
                 max_header: 0,
@@ -428,6 +461,9 @@ impl QueuePair for Qp {
         attributes: &QpAttr<Any>,
         request: &ModifyQpRequest,
     ) -> Result {
+        if let Rings::Scaling = qp.rings {
+            return Err(EOPNOTSUPP);
+        }
         let mut condition = qp.condition.lock();
         let from = if mask.contains(Attribute::CurrentState) {
             attributes.current_state
@@ -501,6 +537,9 @@ impl QueuePair for Qp {
     }
 
     fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description<Any>> {
+        if let Rings::Scaling = qp.rings {
+            return Err(EOPNOTSUPP);
+        }
         let describe = |attributes| Description {
             attributes,
             capabilities: qp.capabilities,
@@ -560,7 +599,7 @@ impl QueuePair for Qp {
                 return ring_for_user(call, *context, qp.doorbell, requests.take().is_some());
             }
             Rings::Kernel(rings) => rings,
-            Rings::None => return Err(EOPNOTSUPP),
+            Rings::None | Rings::Scaling => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
         let limits = SendLimits {
@@ -599,7 +638,7 @@ impl QueuePair for Qp {
                 return ring_for_user(call, *context, qp.doorbell, requests.take().is_some());
             }
             Rings::Kernel(rings) => rings,
-            Rings::None => return Err(EOPNOTSUPP),
+            Rings::None | Rings::Scaling => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
         let mut ring = rings.ring(Side::Receive).lock();

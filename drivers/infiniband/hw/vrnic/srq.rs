@@ -94,7 +94,7 @@ impl Srq {
 }
 
 /// Checks the ring that a process provides, and returns its capacity.
-fn user_layout(
+pub(crate) fn user_layout(
     request: &abi::CreateSrqRequest,
     max_wr: u32,
     max_sge: u32,

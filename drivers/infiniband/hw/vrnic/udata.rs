@@ -50,9 +50,11 @@ requests! {
     CreateCqRequest { reserved_20 };
     /// Request of CREATE_QP.
     CreateQpRequest { reserved_20 };
+    /// Request of CREATE_QP with an indirection table.
+    CreateScalingQpRequest {};
     /// Request of MODIFY_QP, which may be left out.
     ModifyQpRequest { reserved_50 } 0;
-    /// Request of CREATE_SRQ, and of MODIFY_SRQ when it resizes the queue.
+    /// Request of CREATE_SRQ, of MODIFY_SRQ when it resizes the queue, and of CREATE_WQ.
     CreateSrqRequest { reserved_20 };
 }
 
@@ -81,7 +83,7 @@ responses! {
     QueryDmResponse;
     /// Response of CREATE_CQ.
     CreateCqResponse;
-    /// Response of CREATE_QP.
+    /// Response of CREATE_QP and CREATE_WQ.
     CreateQpResponse;
     /// Response of CREATE_SRQ.
     CreateSrqResponse;
@@ -116,6 +118,7 @@ mod tests {
         assert_eq!(AllocContextRequest::MINIMUM, 8);
         assert_eq!(CreateCqRequest::MINIMUM, 40);
         assert_eq!(CreateQpRequest::MINIMUM, 56);
+        assert_eq!(CreateScalingQpRequest::MINIMUM, 48);
         assert_eq!(ModifyQpRequest::MINIMUM, 0);
         assert_eq!(CreateSrqRequest::MINIMUM, 40);
     }

@@ -45,6 +45,7 @@ use crate::{
         SrqAttr, //
     },
     wc,
+    wq,
     wr::Continuation, //
 };
 
@@ -107,6 +108,13 @@ pub(crate) enum Asked {
     XrcDomain,
     /// Identified by the number of the domain.
     XrcTarget(u32),
+    /// Receives, elements, number of the completion queue, and the request.
+    WorkQueue(u32, u32, u32, Option<u64>),
+    ModifyQueue(u32, wq::State, wq::State),
+    /// Number of queues, and the numbers of the first ones.
+    Table(usize, [u32; 4]),
+    /// Identified by the number of the table; with the request.
+    Scaling(u32, u64),
     PortCounters(Port),
     CreateCounter(Port),
     BindCounter(u32, u32),

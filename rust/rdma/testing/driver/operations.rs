@@ -31,7 +31,8 @@ use crate::{
         OnDemandOperation,
         OnDemandPaging,
         Operations,
-        Properties, //
+        Properties,
+        ReceiveScaling, //
     },
     gid::{
         GidAttr, //
@@ -97,6 +98,11 @@ pub(crate) fn attributes() -> DeviceAttr {
             implicit: true,
         },
         ud_segmentation: true,
+        receive_scaling: ReceiveScaling {
+            max_queues: 31,
+            max_tables: 32,
+            max_entries: 33,
+        },
         timestamp_mask: 131,
         clock_khz: 132,
     }
@@ -157,6 +163,8 @@ impl Operations for TestDriver {
     type QueuePair = Object;
     type SharedReceiveQueue = Object;
     type XrcDomain = Object;
+    type ReceiveWorkQueue = Object;
+    type IndirectionTable = Object;
     type MemoryRegion = Object;
     type MemoryWindow = Object;
     type DmBuffer = Object;
