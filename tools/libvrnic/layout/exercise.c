@@ -186,6 +186,7 @@ int ibv_cmd_query_device_any(struct ibv_context *context, const struct ibv_query
 	out->rate_limit_types = 1 << IBV_QPT_RC;
 	out->max_segmented_length = 262144;
 	out->segmentation_types = 1 << IBV_QPT_RAW_PACKET;
+	out->hash_fields = 0xff;
 	return 0;
 }
 
@@ -484,6 +485,71 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 	attr->cap.max_recv_sge = qp_req.rq.entries ? (qp_req.rq.stride - 16) / 16 : 0;
 	qp->qp.qp_type = attr->qp_type;
 	qp->comp_mask = 0;
+	return fail_next;
+}
+
+static struct vrnic_create_scaling_qp_req scaling_req;
+
+int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
+			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
+			  size_t resp_size
+#if IBVERBS_PABI_VERSION != 34
+			  , struct ibv_command_buffer *driver
+#endif
+			  )
+{
+	CHECK(resp_size == sizeof(*resp) && attr->rwq_ind_tbl->ind_tbl_handle == 15);
+	memcpy(&scaling_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(scaling_req)), sizeof(scaling_req));
+	qp->qp.context = context;
+	qp->qp.qp_num = 19;
+	qp->qp.qp_type = attr->qp_type;
+	qp->comp_mask = 0;
+	return fail_next;
+}
+
+static struct ibv_wq_attr wq_change;
+
+int ibv_cmd_create_wq(struct ibv_context *context, struct ibv_wq_init_attr *attr, struct ibv_wq *wq,
+		      struct ibv_create_wq *cmd, size_t cmd_size, struct ib_uverbs_ex_create_wq_resp *resp,
+		      size_t resp_size)
+{
+	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+
+	memcpy(&srq_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(srq_req)), sizeof(srq_req));
+	out->slot = 130;
+	wq->context = context;
+	wq->cq = attr->cq;
+	wq->wq_num = 20;
+	attr->max_wr = srq_req.ring.entries;
+	attr->max_sge = (srq_req.ring.stride - 16) / 16;
+	return fail_next;
+}
+
+int ibv_cmd_modify_wq(struct ibv_wq *wq, struct ibv_wq_attr *attr, struct ibv_modify_wq *cmd, size_t cmd_size)
+{
+	CHECK(cmd_size == sizeof(*cmd));
+	wq_change = *attr;
+	return fail_next;
+}
+
+int ibv_cmd_destroy_wq(struct ibv_wq *wq)
+{
+	return fail_next;
+}
+
+int ibv_cmd_create_rwq_ind_table(struct ibv_context *context, struct ibv_rwq_ind_table_init_attr *attr,
+				 struct ibv_rwq_ind_table *table, struct ib_uverbs_ex_create_rwq_ind_table_resp *resp,
+				 size_t resp_size)
+{
+	CHECK(resp_size == sizeof(*resp));
+	table->context = context;
+	table->ind_tbl_handle = 15;
+	return fail_next;
+}
+
+int ibv_cmd_destroy_rwq_ind_table(struct ibv_rwq_ind_table *table)
+{
+	CHECK(table->ind_tbl_handle == 15);
 	return fail_next;
 }
 
@@ -2052,6 +2118,119 @@ static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct i
 	segments(context, pd);
 }
 
+/* A work queue has the receives of a queue pair; a queue pair with a table of them has nothing. */
+static void work_queues(struct ibv_context *context, struct ibv_pd *pd)
+{
+	uint8_t key[40] = { 7, 8, 9 };
+	struct ibv_cq *cq = ops.create_cq(context, 8, NULL, 0);
+	struct ibv_wq_init_attr attr = { .wq_type = IBV_WQT_RQ, .max_wr = 3, .max_sge = 2, .pd = pd, .cq = cq };
+	struct ibv_wq_attr to = { .attr_mask = IBV_WQ_ATTR_STATE, .wq_state = IBV_WQS_RDY };
+	struct ibv_sge sge[3] = { { .addr = 0x1000, .length = 64, .lkey = 5 } };
+	struct ibv_recv_wr wr = { .wr_id = 77, .sg_list = sge, .num_sge = 1 }, *bad;
+	struct ibv_rwq_ind_table_init_attr table_attr = { .log_ind_tbl_size = 14 };
+	struct ibv_qp_init_attr_ex qp_attr = { .qp_type = IBV_QPT_RAW_PACKET, .pd = pd };
+	struct ibv_device_attr_ex device;
+	struct ibv_rwq_ind_table *table;
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad_send;
+	struct ibv_wc wc;
+	struct ibv_wq *wq;
+	struct ibv_qp *qp;
+	uint64_t name;
+	int i;
+
+	CHECK(cq);
+	completions = 0;
+	CHECK(!ops.query_device_ex(context, NULL, &device, sizeof(device)));
+	CHECK(device.rss_caps.rx_hash_fields_mask == 0xff);
+	CHECK(device.rss_caps.rx_hash_function == IBV_RX_HASH_FUNC_TOEPLITZ);
+
+	attr.wq_type = 1;
+	CHECK(!ops.create_wq(context, &attr) && errno == EINVAL);
+	attr.wq_type = IBV_WQT_RQ;
+	attr.comp_mask = IBV_WQ_INIT_ATTR_FLAGS;
+	attr.create_flags = IBV_WQ_FLAGS_CVLAN_STRIPPING;
+	CHECK(!ops.create_wq(context, &attr) && errno == EOPNOTSUPP);
+	attr.create_flags = 0;
+	attr.max_wr = 0;
+	CHECK(!ops.create_wq(context, &attr) && errno == EINVAL);
+	attr.max_wr = 3;
+	fail_next = ENOMEM;
+	CHECK(!ops.create_wq(context, &attr) && errno == ENOMEM);
+	fail_next = 0;
+	wq = ops.create_wq(context, &attr);
+	CHECK(wq && wq->post_recv && srq_req.ring.entries == 4 && attr.max_wr == 4 && attr.max_sge >= 2);
+
+	CHECK(wq->post_recv(wq, &wr, &bad) == EINVAL && bad == &wr);
+	fail_next = EIO;
+	CHECK(ops.modify_wq(wq, &to) == EIO);
+	fail_next = 0;
+	CHECK(wq->post_recv(wq, &wr, &bad) == EINVAL);
+	CHECK(!ops.modify_wq(wq, &to) && wq_change.wq_state == IBV_WQS_RDY);
+	for (i = 0; i < 4; i++)
+		CHECK(!wq->post_recv(wq, &wr, &bad));
+	CHECK(wq->post_recv(wq, &wr, &bad) == ENOMEM && bad == &wr);
+	CHECK(*header(srq_req.buf_addr, &srq_req.ring) == 4 && !take_bits());
+	name = get64(entry(srq_req.buf_addr, &srq_req.ring, 0));
+	CHECK(get64(entry(srq_req.buf_addr, &srq_req.ring, 0) + 16) == 0x1000);
+	complete(20, name, IBV_WC_RECV, 0);
+	CHECK(ops.poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 77 && wc.qp_num == 20);
+	/* What was not polled is gone after a reset. */
+	complete(20, get64(entry(srq_req.buf_addr, &srq_req.ring, 1)), IBV_WC_RECV, 0);
+	to.wq_state = IBV_WQS_RESET;
+	CHECK(!ops.modify_wq(wq, &to) && !ops.poll_cq(cq, 1, &wc));
+	CHECK(wq->post_recv(wq, &wr, &bad) == EINVAL);
+	/* In error, the device is told. */
+	to.wq_state = IBV_WQS_ERR;
+	CHECK(!ops.modify_wq(wq, &to));
+	header(srq_req.buf_addr, &srq_req.ring)[17] = 1;
+	memset(&wq_change, 0, sizeof(wq_change));
+	CHECK(!wq->post_recv(wq, &wr, &bad));
+	CHECK(take_bits());
+	CHECK(has_doorbells || (wq_change.wq_state == IBV_WQS_ERR && wq_change.attr_mask == IBV_WQ_ATTR_STATE));
+
+	CHECK(!ops.create_rwq_ind_table(context, &table_attr) && errno == EINVAL);
+	table_attr.log_ind_tbl_size = 0;
+	table_attr.ind_tbl = &wq;
+	fail_next = ENOMEM;
+	CHECK(!ops.create_rwq_ind_table(context, &table_attr) && errno == ENOMEM);
+	fail_next = 0;
+	table = ops.create_rwq_ind_table(context, &table_attr);
+	CHECK(table);
+
+	qp_attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH;
+	qp_attr.rx_hash_conf = (struct ibv_rx_hash_conf){ IBV_RX_HASH_FUNC_TOEPLITZ, 40, key, IBV_RX_HASH_SRC_IPV4 };
+	qp_attr.rwq_ind_tbl = table;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EINVAL);
+	qp_attr.comp_mask |= IBV_QP_INIT_ATTR_IND_TABLE;
+	qp_attr.rx_hash_conf.rx_hash_key_len = 39;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EINVAL);
+	qp_attr.rx_hash_conf.rx_hash_key_len = 40;
+	qp_attr.rx_hash_conf.rx_hash_function = 2;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EOPNOTSUPP);
+	qp_attr.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
+	qp_attr.rx_hash_conf.rx_hash_fields_mask = IBV_RX_HASH_INNER | IBV_RX_HASH_SRC_IPV4;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EOPNOTSUPP);
+	qp_attr.rx_hash_conf.rx_hash_fields_mask = IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_PORT_UDP;
+	qp_attr.qp_type = IBV_QPT_UD;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EINVAL);
+	qp_attr.qp_type = IBV_QPT_RAW_PACKET;
+	qp_attr.cap.max_send_wr = 1;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EINVAL);
+	qp_attr.cap.max_send_wr = 0;
+	fail_next = EPERM;
+	CHECK(!ops.create_qp_ex(context, &qp_attr) && errno == EPERM);
+	fail_next = 0;
+	qp = ops.create_qp_ex(context, &qp_attr);
+	CHECK(qp && qp->qp_num == 19 && scaling_req.fields == 0x81 && !memcmp(scaling_req.key, key, sizeof(key)));
+	CHECK(ops.post_send(qp, &send, &bad_send) == EINVAL && ops.post_recv(qp, &wr, &bad) == EINVAL);
+
+	CHECK(!ops.destroy_qp(qp));
+	fail_next = EBUSY;
+	CHECK(ops.destroy_rwq_ind_table(table) == EBUSY && ops.destroy_wq(wq) == EBUSY);
+	fail_next = 0;
+	CHECK(!ops.destroy_rwq_ind_table(table) && !ops.destroy_wq(wq) && !ops.destroy_cq(cq));
+}
+
 /* An imported context rings the same slots in the same area. */
 static void importing(struct ibv_context *context)
 {
@@ -2150,6 +2329,7 @@ void exercise(void)
 		allocators(context, pd);
 		device_memory(context, pd);
 		raw_packets(context, pd, cq);
+		work_queues(context, pd);
 		importing(context);
 		rate_limits(pd, cq);
 		failure(context, pd);

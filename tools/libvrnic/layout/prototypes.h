@@ -19,7 +19,13 @@ int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *c
 int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *cq_attr, struct verbs_cq *cq,
 			 struct ibv_create_cq_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_cq_resp *resp,
 			 size_t resp_size, uint32_t cmd_flags);
+int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *qp_attr,
+			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
+			  size_t resp_size);
 #else
+int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *qp_attr,
+			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
+			  size_t resp_size, struct ibv_command_buffer *driver);
 int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
 			struct ibv_fd_arr *fd_arr, struct ib_uverbs_get_context_resp *resp, size_t resp_size);
 int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *cq_attr,
@@ -75,6 +81,15 @@ int ibv_cmd_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd, siz
 		      struct ib_uverbs_resize_cq_resp *resp, size_t resp_size);
 int ibv_cmd_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr, struct ibv_modify_cq *cmd, size_t cmd_size);
 int ibv_cmd_destroy_cq(struct ibv_cq *cq);
+int ibv_cmd_create_wq(struct ibv_context *context, struct ibv_wq_init_attr *wq_init_attr, struct ibv_wq *wq,
+		      struct ibv_create_wq *cmd, size_t cmd_size, struct ib_uverbs_ex_create_wq_resp *resp,
+		      size_t resp_size);
+int ibv_cmd_modify_wq(struct ibv_wq *wq, struct ibv_wq_attr *attr, struct ibv_modify_wq *cmd, size_t cmd_size);
+int ibv_cmd_destroy_wq(struct ibv_wq *wq);
+int ibv_cmd_create_rwq_ind_table(struct ibv_context *context, struct ibv_rwq_ind_table_init_attr *init_attr,
+				 struct ibv_rwq_ind_table *rwq_ind_table,
+				 struct ib_uverbs_ex_create_rwq_ind_table_resp *resp, size_t resp_size);
+int ibv_cmd_destroy_rwq_ind_table(struct ibv_rwq_ind_table *rwq_ind_table);
 int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
 		       struct ibv_create_srq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
 		       size_t resp_size);
@@ -126,6 +141,11 @@ struct ibv_cq_ex *op_create_cq_ex(struct ibv_context *, struct ibv_cq_init_attr_
 struct ibv_flow *op_create_flow(struct ibv_qp *, struct ibv_flow_attr *);
 struct ibv_qp *op_create_qp(struct ibv_pd *, struct ibv_qp_init_attr *);
 struct ibv_qp *op_create_qp_ex(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+struct ibv_rwq_ind_table *op_create_rwq_ind_table(struct ibv_context *, struct ibv_rwq_ind_table_init_attr *);
+struct ibv_wq *op_create_wq(struct ibv_context *, struct ibv_wq_init_attr *);
+int op_destroy_rwq_ind_table(struct ibv_rwq_ind_table *);
+int op_destroy_wq(struct ibv_wq *);
+int op_modify_wq(struct ibv_wq *, struct ibv_wq_attr *);
 struct ibv_srq *op_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
 struct ibv_srq *op_create_srq_ex(struct ibv_context *, struct ibv_srq_init_attr_ex *);
 int op_destroy_flow(struct ibv_flow *);
@@ -184,6 +204,11 @@ SAME_TYPE(create_cq_ex, op_create_cq_ex);
 SAME_TYPE(create_flow, op_create_flow);
 SAME_TYPE(create_qp, op_create_qp);
 SAME_TYPE(create_qp_ex, op_create_qp_ex);
+SAME_TYPE(create_rwq_ind_table, op_create_rwq_ind_table);
+SAME_TYPE(create_wq, op_create_wq);
+SAME_TYPE(destroy_rwq_ind_table, op_destroy_rwq_ind_table);
+SAME_TYPE(destroy_wq, op_destroy_wq);
+SAME_TYPE(modify_wq, op_modify_wq);
 SAME_TYPE(create_srq, op_create_srq);
 SAME_TYPE(create_srq_ex, op_create_srq_ex);
 SAME_TYPE(close_xrcd, op_close_xrcd);

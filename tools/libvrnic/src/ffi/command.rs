@@ -99,6 +99,18 @@ opaque! {
     ibv_modify_qp_ex = [u64; 18],
     /// Response of `MODIFY_QP`, extended.
     ib_uverbs_ex_modify_qp_resp = [u32; 2],
+    /// Request of `CREATE_QP`, extended.
+    ibv_create_qp_ex = [u64; 11],
+    /// Response of `CREATE_QP`, extended.
+    ib_uverbs_ex_create_qp_resp = [u32; 10],
+    /// Request of `CREATE_WQ`.
+    ibv_create_wq = [u64; 8],
+    /// Response of `CREATE_WQ`.
+    ib_uverbs_ex_create_wq_resp = [u32; 6],
+    /// Request of `MODIFY_WQ`.
+    ibv_modify_wq = [u64; 6],
+    /// Response of `CREATE_RWQ_IND_TBL`.
+    ib_uverbs_ex_create_rwq_ind_table_resp = [u32; 4],
     /// Request of `QUERY_QP`.
     ibv_query_qp = [u64; 3],
     /// Response of `CREATE_AH`.

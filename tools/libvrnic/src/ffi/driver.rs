@@ -208,6 +208,12 @@ pub mod op {
     pub type create_srq = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     pub type create_srq_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
+    pub type create_rwq_ind_table = unsafe extern "C" fn(
+        *mut ibv_context,
+        *mut ibv_rwq_ind_table_init_attr,
+    ) -> *mut ibv_rwq_ind_table;
+    pub type create_wq =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq;
     pub type dealloc_dmah = unsafe extern "C" fn(*mut super::super::abi65::verbs_dmah) -> c_int;
     pub type dealloc_mw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
     pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
@@ -217,7 +223,9 @@ pub mod op {
     pub type destroy_cq = unsafe extern "C" fn(*mut ibv_cq) -> c_int;
     pub type destroy_flow = unsafe extern "C" fn(*mut ibv_flow) -> c_int;
     pub type destroy_qp = unsafe extern "C" fn(*mut ibv_qp) -> c_int;
+    pub type destroy_rwq_ind_table = unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int;
     pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
+    pub type destroy_wq = unsafe extern "C" fn(*mut ibv_wq) -> c_int;
     pub type detach_mcast = attach_mcast;
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
     pub type free_dm = unsafe extern "C" fn(*mut ibv_dm) -> c_int;
@@ -230,6 +238,7 @@ pub mod op {
     pub type modify_qp_rate_limit =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr) -> c_int;
     pub type modify_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
+    pub type modify_wq = unsafe extern "C" fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int;
     pub type open_qp = unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut ibv_qp;
     pub type open_xrcd = unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut ibv_xrcd;
     pub type poll_cq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
@@ -273,7 +282,8 @@ pub struct ibv_device_attr_ex {
     pub fw_ver: [c_char; 64],
     _others: [u32; 56],
     pub tso_caps: ibv_tso_caps,
-    _more: [u32; 9],
+    pub rss_caps: ibv_rss_caps,
+    _max_wq_type_rq: u32,
     pub packet_pacing_caps: ibv_packet_pacing_caps,
 }
 

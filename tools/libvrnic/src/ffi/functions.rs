@@ -288,6 +288,51 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_create_qp_resp,
         resp_size: usize,
     ) -> c_int;
+    #[cfg(feature = "pabi34")]
+    pub fn ibv_cmd_create_qp_ex2(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        qp_attr: *mut ibv_qp_init_attr_ex,
+        cmd: *mut ibv_create_qp_ex,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_ex_create_qp_resp,
+        resp_size: usize,
+    ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_create_qp_ex2(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        qp_attr: *mut ibv_qp_init_attr_ex,
+        cmd: *mut ibv_create_qp_ex,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_ex_create_qp_resp,
+        resp_size: usize,
+        driver: *mut ibv_command_buffer,
+    ) -> c_int;
+    pub fn ibv_cmd_create_wq(
+        context: *mut ibv_context,
+        wq_init_attr: *mut ibv_wq_init_attr,
+        wq: *mut ibv_wq,
+        cmd: *mut ibv_create_wq,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_ex_create_wq_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_modify_wq(
+        wq: *mut ibv_wq,
+        attr: *mut ibv_wq_attr,
+        cmd: *mut ibv_modify_wq,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_wq(wq: *mut ibv_wq) -> c_int;
+    pub fn ibv_cmd_create_rwq_ind_table(
+        context: *mut ibv_context,
+        init_attr: *mut ibv_rwq_ind_table_init_attr,
+        rwq_ind_table: *mut ibv_rwq_ind_table,
+        resp: *mut ib_uverbs_ex_create_rwq_ind_table_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_rwq_ind_table(rwq_ind_table: *mut ibv_rwq_ind_table) -> c_int;
     pub fn ibv_cmd_open_qp(
         context: *mut ibv_context,
         qp: *mut verbs_qp,

@@ -395,6 +395,84 @@ c_struct!(
     }
 );
 
+/// Posts receives to a work queue.
+pub type PostWqRecv =
+    unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+
+c_struct!(
+    /// Receive work queue.
+    ibv_wq {
+        context: *mut ibv_context,
+        wq_context: *mut c_void,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
+        wq_num: u32,
+        handle: u32,
+        state: c_int,
+        wq_type: c_int,
+        post_recv: Option<PostWqRecv>,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        events_completed: u32,
+        comp_mask: u32,
+    }
+);
+
+c_struct!(
+    /// Attributes of a new receive work queue.
+    ibv_wq_init_attr {
+        wq_context: *mut c_void,
+        wq_type: c_int,
+        max_wr: u32,
+        max_sge: u32,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
+        comp_mask: u32,
+        create_flags: u32,
+    }
+);
+
+c_struct!(
+    /// Changes of a receive work queue.
+    ibv_wq_attr {
+        attr_mask: u32,
+        wq_state: c_int,
+        curr_wq_state: c_int,
+        flags: u32,
+        flags_mask: u32,
+    }
+);
+
+c_struct!(
+    /// Indirection table.
+    ibv_rwq_ind_table {
+        context: *mut ibv_context,
+        ind_tbl_handle: c_int,
+        ind_tbl_num: c_int,
+        comp_mask: u32,
+    }
+);
+
+c_struct!(
+    /// Attributes of a new indirection table.
+    ibv_rwq_ind_table_init_attr {
+        log_ind_tbl_size: u32,
+        ind_tbl: *mut *mut ibv_wq,
+        comp_mask: u32,
+    }
+);
+
+c_struct!(
+    /// Receive side scaling of a device.
+    ibv_rss_caps {
+        supported_qpts: u32,
+        max_rwq_indirection_tables: u32,
+        max_rwq_indirection_table_size: u32,
+        rx_hash_fields_mask: u64,
+        rx_hash_function: u8,
+    }
+);
+
 c_struct!(
     /// Sizes of a queue pair.
     ibv_qp_cap {
@@ -420,7 +498,7 @@ c_struct!(
 );
 
 c_struct!(
-    /// Receive side scaling of a new queue pair; not supported.
+    /// Receive side scaling of a new queue pair.
     ibv_rx_hash_conf {
         rx_hash_function: u8,
         rx_hash_key_len: u8,
@@ -444,7 +522,7 @@ c_struct!(
         xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
-        rwq_ind_tbl: *mut Opaque,
+        rwq_ind_tbl: *mut ibv_rwq_ind_table,
         rx_hash_conf: ibv_rx_hash_conf,
         source_qpn: u32,
         send_ops_flags: u64,
@@ -759,7 +837,16 @@ c_constants! {
     IBV_QP_INIT_ATTR_XRCD: u32 = 1 << 1;
     IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
     IBV_QP_INIT_ATTR_MAX_TSO_HEADER: u32 = 1 << 3;
+    IBV_QP_INIT_ATTR_IND_TABLE: u32 = 1 << 4;
+    IBV_QP_INIT_ATTR_RX_HASH: u32 = 1 << 5;
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
+
+    IBV_WQT_RQ: c_int = 0;
+    IBV_WQS_RESET: c_int = 0;
+    IBV_WQS_ERR: c_int = 2;
+    IBV_WQ_INIT_ATTR_FLAGS: u32 = 1 << 0;
+    IBV_WQ_ATTR_STATE: u32 = 1 << 0;
+    IBV_RX_HASH_FUNC_TOEPLITZ: u8 = 1 << 0;
 
     IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1 << 0;
     IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: u64 = 1 << 1;
@@ -812,6 +899,12 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_qp_cap::LAYOUT,
     ibv_qp_init_attr::LAYOUT,
     ibv_rx_hash_conf::LAYOUT,
+    ibv_wq::LAYOUT,
+    ibv_wq_init_attr::LAYOUT,
+    ibv_wq_attr::LAYOUT,
+    ibv_rwq_ind_table::LAYOUT,
+    ibv_rwq_ind_table_init_attr::LAYOUT,
+    ibv_rss_caps::LAYOUT,
     ibv_qp_init_attr_ex::LAYOUT,
     ibv_qp_attr::LAYOUT,
     ibv_qp_rate_limit_attr::LAYOUT,
@@ -847,6 +940,11 @@ pub const NESTED: &[(&str, &str, usize)] = &[
         "struct ibv_device_attr_ex",
         "tso_caps",
         core::mem::offset_of!(super::driver::ibv_device_attr_ex, tso_caps),
+    ),
+    (
+        "struct ibv_device_attr_ex",
+        "rss_caps",
+        core::mem::offset_of!(super::driver::ibv_device_attr_ex, rss_caps),
     ),
     (
         "struct ibv_device_attr_ex",

@@ -322,6 +322,7 @@ pub unsafe extern "C" fn query_device_ex(
             rate_limit_types,
             max_segmented_length,
             segmentation_types,
+            hash_fields,
             ..
         } = resp.driver;
         // SAFETY: There is room for these members.
@@ -330,6 +331,11 @@ pub unsafe extern "C" fn query_device_ex(
                 max_tso: max_segmented_length,
                 supported_qpts: segmentation_types,
             };
+            // The kernel knows the rest.
+            (*attr).rss_caps.rx_hash_fields_mask = hash_fields.into();
+            if hash_fields != 0 {
+                (*attr).rss_caps.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
+            }
             (*attr).packet_pacing_caps = ibv_packet_pacing_caps {
                 qp_rate_limit_min: min_rate_limit,
                 qp_rate_limit_max: max_rate_limit,

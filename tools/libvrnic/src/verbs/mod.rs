@@ -24,6 +24,7 @@ pub mod post;
 pub mod provider;
 pub mod qp;
 pub mod srq;
+pub mod wq;
 pub mod wr;
 pub mod xrcd;
 
@@ -53,8 +54,10 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     create_flow: Some(flow::create_flow),
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
+    create_rwq_ind_table: Some(wq::create_rwq_ind_table),
     create_srq: Some(srq::create_srq),
     create_srq_ex: Some(srq::create_srq_ex),
+    create_wq: Some(wq::create_wq),
     #[cfg(feature = "pabi65")]
     dealloc_dmah: Some(dmah::dealloc_dmah),
     dealloc_mw: Some(mw::dealloc_mw),
@@ -65,7 +68,9 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     destroy_cq: Some(cq::destroy_cq),
     destroy_flow: Some(flow::destroy_flow),
     destroy_qp: Some(qp::destroy_qp),
+    destroy_rwq_ind_table: Some(wq::destroy_rwq_ind_table),
     destroy_srq: Some(srq::destroy_srq),
+    destroy_wq: Some(wq::destroy_wq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
     free_context: Some(context::free_context),
     free_dm: Some(dm::free_dm),
@@ -77,6 +82,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     modify_qp: Some(qp::modify_qp),
     modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
     modify_srq: Some(srq::modify_srq),
+    modify_wq: Some(wq::modify_wq),
     open_qp: Some(qp::open_qp),
     open_xrcd: Some(xrcd::open_xrcd),
     poll_cq: Some(poll::poll_cq),

@@ -68,6 +68,24 @@ impl Qp {
         unsafe { &*qp.cast::<Self>() }
     }
 
+    /// Creates a queue pair without queues. The kernel does not know it yet.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: an open context, and a domain of it.
+    pub(super) unsafe fn without_queues(
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+    ) -> Result<*mut Self, c_int> {
+        // SAFETY: Integers and pointers; zero means absent.
+        let mut own: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
+        // The type that has neither a send nor a receive queue.
+        own.qp_type = IBV_QPT_XRC_RECV;
+        own.pd = pd;
+        // SAFETY: By contract.
+        unsafe { prepare(context, &own, 0) }.map(|(qp, _)| qp)
+    }
+
     /// Tells the device that a queue has new requests.
     #[inline]
     pub(super) fn ring(&self) {
@@ -141,13 +159,13 @@ impl Drop for Qp {
 }
 
 /// Adds a queue to a completion queue, if there is one, and returns its number there.
-fn attach(cq: Option<&Cq>, queue: &Arc<Outstanding>) -> Result<u32, c_int> {
+pub(super) fn attach(cq: Option<&Cq>, queue: &Arc<Outstanding>) -> Result<u32, c_int> {
     let number = cq.map(|cq| cq.queue.with(|polled| polled.attach(queue.clone())));
     number.map_or(Ok(0), |number| number.ok_or(libc::ENOMEM))
 }
 
 /// Undoes what [`attach`] did.
-fn detach(cq: Option<&Cq>, number: u32) {
+pub(super) fn detach(cq: Option<&Cq>, number: u32) {
     if let Some(cq) = cq {
         cq.queue.with(|queue| queue.detach(number));
     }
@@ -390,6 +408,10 @@ pub unsafe extern "C" fn create_qp_ex(
     if attr.create_flags == 0 {
         attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
     }
+    if attr.comp_mask & (IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) != 0 {
+        // SAFETY: The verbs contract.
+        return unsafe { super::wq::create_qp(context, attr) };
+    }
     let (owner, has_owner) = match attr.qp_type {
         IBV_QPT_XRC_RECV => (IBV_QP_INIT_ATTR_XRCD, !attr.xrcd.is_null()),
         _ => (IBV_QP_INIT_ATTR_PD, !attr.pd.is_null()),
@@ -473,11 +495,8 @@ pub unsafe extern "C" fn create_qp_ex(
 
 /// Opens an XRC target queue pair, which may belong to another process.
 pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut Opaque) -> *mut ibv_qp {
-    // SAFETY: Integers and pointers; zero means absent.
-    let mut own: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
-    own.qp_type = IBV_QPT_XRC_RECV;
     // SAFETY: The verbs contract.
-    let (qp, _) = match unsafe { prepare(context, &own, 0) } {
+    let qp = match unsafe { Qp::without_queues(context, ptr::null_mut()) } {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };

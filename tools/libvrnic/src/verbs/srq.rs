@@ -60,7 +60,7 @@ impl Srq {
 
 /// Creates a ring for `max_wr` receives in its own buffer, and the request that describes it to the
 /// kernel.
-fn prepare(
+pub(super) fn prepare(
     max_wr: u32,
     stride: u32,
     allocator: &Allocator,
