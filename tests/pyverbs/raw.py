@@ -12,11 +12,16 @@ belongs to the queue pair, to the network device, to both and, with a forged sou
 packets with wrong checksums to a group. The device fills them in on request, and the receiver's device checks those of
 IPv4. It also divides TCP packets to the group, and the receiver puts them together.
 
-The other two programs are about kinds of flows: two with different priorities, one that leaves its frames to others as
+Two other programs are about kinds of flows: two with different priorities, one that leaves its frames to others as
 well, and those for what no other flow takes.
+
+The last two are about receive scaling: packets of many flows are spread over several work queues, as the hash of each
+says, and in order. Before and after that, the receiver does with queues and tables what it must not.
 """
 
+import contextlib
 import ctypes
+import errno
 import socket
 import sys
 import time
@@ -28,7 +33,9 @@ from pyverbs.flow import Flow, FlowAttr
 from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QPAttr, QPCap, QPEx, QPInitAttrEx
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.spec import EthSpec
+from pyverbs.wq import RwqIndTable, RwqIndTableInitAttr, RxHashConf, WQ, WQAttr, WQInitAttr
 from pyverbs.wr import RecvWR, SGE, SendWR
 
 STEERED, OTHER = 0x88B5, 0x88B6
@@ -44,6 +51,11 @@ CWR, ACK, PSH, FIN = 0x80, 0x10, 0x08, 0x01
 FIRST_ID, FIRST_SEQUENCE = 0xFFFE, 0xFFFFFF00
 # Segment size and length of the TCP packets that the device divides.
 SEGMENTS = {IPV4: (1400, 5000), IPV6: (1000, 2500)}
+# Receive scaling: packets of each flow, flows, queues, and the key of Microsoft's examples.
+TURNS, FLOWS, QUEUES = 3, 16, 4
+KEY = list(
+    bytes.fromhex("6d5a56da255b0ec24167253d43a38fb0d0ca2bcbae7b30b477cb2da38030f20c6a42b73bbeac01fa")
+)
 CONTENT = bytes((at * 7 >> 3) & 0xFF for at in range(5000))
 
 
@@ -351,5 +363,159 @@ def receive_kinds(device, netdev):
     print("right", flush=True)
 
 
-COMMANDS = {"send": send, "receive": receive, "send-kinds": send_kinds, "receive-kinds": receive_kinds}
+def flow_packet(flow, turn):
+    """Returns a packet of UDP over IPv4, which is unlike those of other flows and turns."""
+    udp = (1000 + flow).to_bytes(2, "big") + bytes.fromhex("12b8000a0000") + bytes([flow, turn])
+    header = b"\x45\0" + (20 + len(udp)).to_bytes(2, "big") + bytes.fromhex("0001000040110000c0000201c0000202")
+    return header + udp
+
+
+def toeplitz(data):
+    """Returns the hash that chooses the queue."""
+    key = int.from_bytes(bytes(KEY), "big")
+    bits = int.from_bytes(data, "big")
+    value = 0
+    for at in range(8 * len(data)):
+        if bits >> (8 * len(data) - 1 - at) & 1:
+            value ^= key >> (8 * len(KEY) - 32 - at) & 0xFFFFFFFF
+    return value
+
+
+@contextlib.contextmanager
+def refused(error):
+    """Expects this error."""
+    try:
+        yield
+    except PyverbsRDMAError as raised:
+        assert raised.error_code == error, raised
+    else:
+        raise AssertionError(f"expected {errno.errorcode[error]}")
+
+
+def send_scaled(device, netdev, peer):
+    own = mac_of(netdev)
+    _context, _pd, cq, qp, mr = queue_pair(device)
+    for turn in range(TURNS):
+        for flow in range(FLOWS):
+            header = frame(peer, own, IPV4, "")[:14]
+            transmit(cq, qp, mr, (header + flow_packet(flow, turn)).ljust(60, b"\0"), 0)
+
+
+def receive_scaled(device, netdev):
+    own = mac_of(netdev)
+    context = Context(name=device)
+    caps = context.query_device_ex().rss_caps
+    assert caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET and caps.max_rwq_indirection_table_size >= QUEUES, caps
+    assert caps.rx_hash_function == IBV_RX_HASH_FUNC_TOEPLITZ and caps.rx_hash_fields_mask == 0xFF, caps
+    pd = PD(context)
+    mr = MR(pd, QUEUES * RECEIVES * ROOM, IBV_ACCESS_LOCAL_WRITE)
+    cqs = [CQ(context, 2 * RECEIVES) for _ in range(QUEUES)]
+    queues = [WQ(context, WQInitAttr(wq_pd=pd, wq_cq=cq, max_wr=RECEIVES, max_sge=1)) for cq in cqs]
+
+    def change(queue, state):
+        queue.modify(WQAttr(attr_mask=IBV_WQ_ATTR_STATE, wq_state=state))
+
+    def post(index, number):
+        sge = SGE(mr.buf + (index * RECEIVES + number) * ROOM, ROOM, mr.lkey)
+        queues[index].post_recv(RecvWR(number, 1, [sge]))
+
+    with refused(errno.EINVAL):
+        post(0, 0)
+    for index, queue in enumerate(queues):
+        change(queue, IBV_WQS_RDY)
+        for number in range(RECEIVES):
+            post(index, number)
+    with refused(errno.ENOMEM):
+        post(0, 0)
+    too_many = caps.max_rwq_indirection_table_size.bit_length()
+    with refused(errno.EINVAL):
+        RwqIndTable(context, RwqIndTableInitAttr(too_many, queues * ((1 << too_many) // QUEUES)))
+    table = RwqIndTable(context, RwqIndTableInitAttr(QUEUES.bit_length() - 1, queues))
+    fields = IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4 | IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP
+
+    def scaled(function=IBV_RX_HASH_FUNC_TOEPLITZ, key=KEY, fields=fields, qp_type=IBV_QPT_RAW_PACKET):
+        conf = RxHashConf(function, len(key), key, fields)
+        mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE
+        return QPEx(context, QPInitAttrEx(qp_type=qp_type, comp_mask=mask, pd=pd, hash_conf=conf, ind_table=table))
+
+    for error, wrong in [
+        (errno.EOPNOTSUPP, {"function": 2}),
+        (errno.EINVAL, {"key": KEY[:39]}),
+        (errno.EINVAL, {"fields": 0}),
+        (errno.EINVAL, {"fields": fields | IBV_RX_HASH_SRC_IPV6}),
+        (errno.EINVAL, {"fields": fields | IBV_RX_HASH_SRC_PORT_TCP}),
+        (errno.EOPNOTSUPP, {"fields": 1 << 8}),
+        (errno.EINVAL, {"qp_type": IBV_QPT_UD}),
+    ]:
+        with refused(error):
+            scaled(**wrong)
+    qp = scaled()
+    attr = QPAttr(port_num=1)
+    attr.qp_state = IBV_QPS_INIT
+    with refused(errno.EOPNOTSUPP):
+        qp.modify(attr, IBV_QP_STATE | IBV_QP_PORT)
+    with refused(errno.EINVAL):
+        qp.post_recv(RecvWR(1, 1, [SGE(mr.buf, ROOM, mr.lkey)]))
+    attr = FlowAttr(num_of_specs=1, port=1)
+    attr.specs.append(EthSpec(dst_mac=own, ether_type=IPV4, is_inner=0))
+    flow = Flow(qp, attr)
+    print("ready", flush=True)
+
+    got = {}
+    end = time.monotonic() + 60
+    while sum(map(len, got.values())) < TURNS * FLOWS:
+        assert time.monotonic() < end, f"only {got} came"
+        for index, cq in enumerate(cqs):
+            count, completions = cq.poll(1)
+            if not count:
+                continue
+            [done] = completions
+            assert done.status == IBV_WC_SUCCESS and done.qp_num == queues[index].wqn, done
+            data = mr.read(done.byte_len, (index * RECEIVES + done.wr_id) * ROOM)
+            post(index, done.wr_id)
+            udp = data[34:]
+            # Packets of the network device may come as well.
+            if data[23] == 17 and udp[2:4] == b"\x12\xb8":
+                got.setdefault((udp[8], data[26:34] + udp[:4]), []).append((index, udp[9]))
+    for (number, hashed), places in got.items():
+        queue = toeplitz(hashed) % QUEUES
+        assert places == [(queue, turn) for turn in range(TURNS)], (number, places)
+    used = {places[0][0] for places in got.values()}
+    assert len(got) == FLOWS and len(used) >= 2, got
+
+    # In error, everything is flushed, also what is posted then.
+    flow.close()
+    while cqs[0].poll(1)[0]:
+        pass
+    change(queues[0], IBV_WQS_ERR)
+
+    def flushed(count):
+        for _ in range(count):
+            assert poll(cqs[0], 20, IBV_WC_WR_FLUSH_ERR), "a receive is not flushed"
+
+    flushed(RECEIVES)
+    post(0, 0)
+    flushed(1)
+    with refused(errno.EINVAL):
+        change(queues[0], IBV_WQS_RDY)
+    change(queues[0], IBV_WQS_RESET)
+    with refused(errno.EINVAL):
+        post(0, 0)
+    change(queues[0], IBV_WQS_RDY)
+    post(0, 0)
+    qp.close()
+    table.close()
+    for queue in queues:
+        queue.close()
+    print("right", flush=True)
+
+
+COMMANDS = {
+    "send": send,
+    "receive": receive,
+    "send-kinds": send_kinds,
+    "receive-kinds": receive_kinds,
+    "send-scaled": send_scaled,
+    "receive-scaled": receive_scaled,
+}
 COMMANDS[sys.argv[1]](*sys.argv[2:])

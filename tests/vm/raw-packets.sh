@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Queue pairs for raw packets beside the network device of the same port: flows decide who gets a frame, the switch
-# drops forged ones, the device fills in and checks checksums and divides TCP packets, and perftest's programs for
-# Ethernet run between two VMs. Without the right to send raw packets there are none.
+# drops forged ones, the device fills in and checks checksums and divides TCP packets, receive scaling spreads packets
+# over work queues, and perftest's programs for Ethernet run between two VMs. Without the right to send raw packets there
+# are none.
 # lab: timeout=300
 # lab: fabric=roce
 . "$LAB_LIB"
@@ -66,6 +67,18 @@ receiver=$!
 within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver of each kind of flow does not begin"
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-kinds "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver with each kind of flow got something else"
+
+on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive-scaled "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
+receiver=$!
+within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver with several queues does not begin"
+vrnicctl --json qps -d b >"$LAB_DIR/qps"
+python3 - "$LAB_DIR" <<'PY' || fail "vrnicctl does not show the queues"
+import json, pathlib, sys
+kinds = sorted(qp["kind"] for qp in json.loads((pathlib.Path(sys.argv[1]) / "qps").read_text()))
+assert [kind for kind in kinds if kind in ("RQ", "RSS")] == ["RQ"] * 4 + ["RSS"], kinds
+PY
+on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-scaled "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
+wait $receiver || fail "the receiver with several queues got something else"
 
 ! on -t 60 a setpriv --bounding-set=-net_raw --inh-caps=-net_raw --ambient-caps=-net_raw \
 	python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" >/dev/null 2>&1 ||
