@@ -57,7 +57,8 @@ impl Objects {
     /// Destroys everything and checks that the device has nothing left.
     pub fn destroy(self, guest: &Guest, rnic: &mut Rnic) {
         let reserved = 0.into();
-        for qpn in self.qps {
+        // One with a table is younger than the queues in it, which cannot be destroyed before.
+        for qpn in self.qps.into_iter().rev() {
             let qpn = qpn.into();
             let done = guest.command(rnic, DestroyQp { qpn, reserved });
             done.expect("queue pair");
