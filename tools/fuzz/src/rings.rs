@@ -21,8 +21,8 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AttachMulticast, ContextKind, CreateContext, CreateFlow, CreatePd, FlowType, ModifyQp,
-        ModifySrq, MwType,
+        AttachMulticast, ContextKind, CreateContext, CreateFlow, CreatePd, CreateScalingQp,
+        FlowType, HASH_KEY_LENGTH, MAX_SCALING_ENTRIES, ModifyQp, ModifySrq, MwType, hash_fields,
     },
     memory::{LOCAL_DMA_KEY, NULL_KEY, access},
     notify::{self, SlotBits},
@@ -107,6 +107,16 @@ pub fn run(data: &[u8]) {
         scene.world.run(Duration::from_micros(20));
     });
     scene.end();
+}
+
+/// Moves a queue pair from RESET to the last state that its type has without an error.
+fn ready(world: &mut World, qpn: u32, attributes: QpAttributes, qp_type: QpType) {
+    match qp_type {
+        QpType::ReceiveQueue => {
+            world.climb(0, qpn, attributes, qp_type, &[QpState::ReadyToReceive]);
+        }
+        _ => world.bring_up(0, qpn, attributes, qp_type),
+    }
 }
 
 impl Scene {
@@ -225,6 +235,22 @@ impl Scene {
             ..options
         };
         let raw = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
+        let options = QpOptions {
+            qp_type: QpType::ReceiveQueue,
+            ..options
+        };
+        let queue = guest.try_qp(rnic, &options, 0, cq.cqn).expect("queue");
+        let mut queues = [0.into(); MAX_SCALING_ENTRIES];
+        queues[..2].fill(queue.qpn.into());
+        let scaling = CreateScalingQp {
+            context,
+            pd: pd.into(),
+            fields: (hash_fields::IPV4 | hash_fields::TCP).into(),
+            entries: 2.into(),
+            key: [0x5a; HASH_KEY_LENGTH],
+            queues,
+        };
+        let scaling = guest.command(rnic, scaling).expect("qp").qpn;
         let xrcdn = guest.xrcd(rnic);
         let xrc_srq = guest
             .try_xrc_srq(rnic, (16, 4), xrcdn, cq.cqn)
@@ -244,7 +270,9 @@ impl Scene {
             (qp, qp_type)
         });
         objects.cqs.push(cq.cqn);
-        objects.qps.extend([qp.qpn, raw.qpn]);
+        objects
+            .qps
+            .extend([qp.qpn, raw.qpn, queue.qpn, scaling.get()]);
         objects.qps.extend(extended.iter().map(|(qp, _)| qp.qpn));
         objects.srqs.push(xrc_srq.srqn);
         objects.xrcds.push(xrcdn);
@@ -256,6 +284,7 @@ impl Scene {
         };
         world.bring_up(0, qp.qpn, attributes, datagrams);
         world.bring_up(0, raw.qpn, attributes, QpType::RawPacket);
+        ready(&mut world, queue.qpn, attributes, QpType::ReceiveQueue);
         let numbers = extended.each_ref().map(|(qp, _)| qp.qpn);
         let extended = [0, 1].map(|side| {
             let (qp, qp_type) = extended[side].clone();
@@ -276,14 +305,20 @@ impl Scene {
             ..AttachMulticast::default()
         };
         guest.command(rnic, attach).expect("attached");
-        let flow = CreateFlow {
-            qpn: raw.qpn.into(),
-            flow_type: FlowType::AllDefault.raw(),
-            port: 1,
-            ..CreateFlow::default()
-        };
-        guest.command(rnic, flow).expect("flow");
-        for (qp, qp_type) in [(qp, datagrams), (raw, QpType::RawPacket)] {
+        for qpn in [raw.qpn.into(), scaling] {
+            let flow = CreateFlow {
+                qpn,
+                flow_type: FlowType::AllDefault.raw(),
+                port: 1,
+                ..CreateFlow::default()
+            };
+            guest.command(rnic, flow).expect("flow");
+        }
+        for (qp, qp_type) in [
+            (qp, datagrams),
+            (raw, QpType::RawPacket),
+            (queue, QpType::ReceiveQueue),
+        ] {
             qps.push(OwnQp {
                 qp,
                 qp_type,
@@ -623,7 +658,7 @@ impl Scene {
             2 => modify(QpState::ReadyToSend),
             3..=6 => {
                 modify(QpState::Reset);
-                self.world.bring_up(0, qpn, attributes, qp_type);
+                ready(&mut self.world, qpn, attributes, qp_type);
             }
             7 => {
                 let limit = (input.below(20) as u32).into();
