@@ -318,6 +318,91 @@ fn answers_have_the_partition_key_of_who_answers() {
     }
 }
 
+/// Returns whether a node answers a request for its counters, sent with the first partition key of an HCA.
+fn tells_counters(subnet: &mut Subnet, from: NodeId, to: Lid) -> bool {
+    while subnet.receive().is_some() {}
+    let key = subnet.agent(from).end_port().pkeys()[0];
+    let request = PerformanceMad::request(Method::GET, id::CLASS_PORT_INFO);
+    subnet.send(from, general((0, to), key, &request)).unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let mut arrived = std::iter::from_fn(|| subnet.receive());
+    arrived.any(|(node, packet)| {
+        let datagram = packet.as_datagram();
+        node == from && datagram.is_some_and(|(bth, ..)| bth.destination_qp == 1)
+    })
+}
+
+/// Limited members of a partition, HCAs and switches alike, do not tell each other their counters, but count the
+/// attempt. Subnet management has no partition.
+#[test]
+fn limited_members_do_not_tell_each_other_their_counters() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 3");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let switch = subnet.find("switch1").unwrap();
+    let set = |subnet: &mut Subnet, manager: &mut Manager, path: &[u8], key| {
+        let mut table = PKeyTable::default();
+        table.keys[0] = key;
+        assert!(manager.set(subnet, path, id::PKEY_TABLE, 0, table.to_data()));
+    };
+    for path in [&[1][..], &[1, 2], &[1, 3]] {
+        set(&mut subnet, &mut manager, path, 0x7fff);
+    }
+    let own = lid(&subnet, hcas[0]);
+    for node in [switch, hcas[2]] {
+        let to = lid(&subnet, node);
+        assert!(tells_counters(&mut subnet, hcas[0], to), "a full member");
+        assert!(
+            tells_counters(&mut subnet, hcas[1], own),
+            "to a full member"
+        );
+        assert!(
+            !tells_counters(&mut subnet, hcas[1], to),
+            "both are limited"
+        );
+        assert_eq!(subnet.agent(node).end_port().info().p_key_violations, 1);
+        let request = Smp::request(Method::GET, id::NODE_INFO, 0);
+        let mut other = Manager::new(hcas[1]);
+        assert!(other.ask(&mut subnet, request, to).is_some());
+    }
+    set(&mut subnet, &mut manager, &[1, 2], 0xffff);
+    for node in [switch, hcas[2]] {
+        let to = lid(&subnet, node);
+        assert!(tells_counters(&mut subnet, hcas[1], to));
+    }
+}
+
+/// While the link of a port has come back and no manager has activated it, requests for counters are discarded there.
+/// Subnet management passes.
+#[test]
+fn counters_are_told_when_links_are_active() {
+    let (mut subnet, mut manager) = managed("[fat-tree]\nspines = 1\nleaves = 2\nhosts = 1");
+    let [leaf, other] = ["leaf1", "leaf2"].map(|name| subnet.find(name).unwrap());
+    let to = lid(&subnet, other);
+    let from = manager.at;
+    assert!(tells_counters(&mut subnet, from, to));
+    let (link, port) = (1..=2)
+        .find_map(|port| {
+            let (link, peer, _) = subnet.peer(leaf, port)?;
+            subnet.hca(peer).is_none().then_some((link, port))
+        })
+        .unwrap();
+    subnet.set_link(link, false);
+    subnet.set_link(link, true);
+    subnet.run_until(subnet.now() + SECOND);
+    assert!(subnet.is_up(link));
+    let inactive = |subnet: &Subnet| {
+        let port = subnet.agent(leaf).port(port).unwrap();
+        port.statistics().discards.inactive
+    };
+    let before = inactive(&subnet);
+    assert!(!tells_counters(&mut subnet, from, to));
+    assert_eq!(inactive(&subnet), before + 1);
+    let request = Smp::request(Method::GET, id::NODE_INFO, 0);
+    assert!(manager.ask(&mut subnet, request, to).is_some());
+    manager.sweep(&mut subnet);
+    assert!(tells_counters(&mut subnet, from, to));
+}
+
 /// Agents are not in any multicast group: a request to a group changes nothing and gets no response. The multicast QP
 /// is not one of a port either.
 #[test]
