@@ -3,19 +3,22 @@
 //! 0, as software of a VM does. Then the guests exchange messages by LID, and every byte is checked.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use vrnic::ring::send::Target;
+use vrnic_infiniband::attributes::{PortCounters, id};
+use vrnic_infiniband::directed::{Place, Step};
+use vrnic_infiniband::mad::{MAD_LENGTH, MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp};
 use vrnic_native::daemon::{Daemon, Fabric};
 use vrnic_native::manager::{self, Manager};
 use vrnic_native::pair::{self, End};
-use vrnic_native::queues::{Qp, request};
+use vrnic_native::queues::{Cq, Mr, Qp, request};
 use vrnic_wire::command::{QueryGids, QuerySubnetPort};
-use vrnic_wire::completion::{Cqe, LidSource, flags, packet_flags};
+use vrnic_wire::completion::{Cqe, LidSource, Status, flags, packet_flags};
 use vrnic_wire::event::EventType;
-use vrnic_wire::port::GidEntry;
-use vrnic_wire::qp::QpType;
+use vrnic_wire::port::{GidEntry, PERMISSIVE_LID};
+use vrnic_wire::qp::{QpType, SMI_QPN};
 use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode, lid_flags, send_flags};
 
 /// Bytes of each region, which has the data to send followed by the received data.
@@ -254,6 +257,169 @@ fn guests_hear_what_a_subnet_manager_does() {
         Ok(())
     };
     hear(&mut ends).with_context(|| daemon.log()).unwrap();
+}
+
+/// A guest names its own LIDs as sources, and those of nobody else: requests with other path bits fail, and no packet
+/// leaves.
+#[test]
+fn guests_cannot_forge_a_lid() {
+    let (daemon, mut ends, _manager) = subnet().unwrap();
+    let forge = |ends: &mut [End; 2]| {
+        let [a, b] = ends;
+        let cqs = (&mut b.sends, &mut b.receives);
+        let mut receiver = Qp::datagrams(QpType::UnreliableDatagram, &mut b.vm, 16, cqs, QKEY)?;
+        for _ in 0..8 {
+            receiver.push_receive(3, b.mr.sge(MESSAGE, MESSAGE))?;
+        }
+        receiver.offer(&mut b.vm)?;
+        // The LIDs 4 and 5 are those of the sender, 8 and 9 those of the other guest.
+        for path_bits in [2, 4, 5, 12, 0xff, 1, 0] {
+            let cqs = (&mut a.sends, &mut a.receives);
+            let mut qp = Qp::datagrams(QpType::UnreliableDatagram, &mut a.vm, 16, cqs, QKEY)?;
+            let lids = LidAddress {
+                dlid: 8.into(),
+                path_bits,
+                ..LidAddress::default()
+            };
+            let address = AddressVector {
+                dmac: lids.to_bytes(),
+                ..AddressVector::default()
+            };
+            let target = Target::Datagram {
+                address: &address,
+                remote_qpn: receiver.qpn(),
+                qkey: QKEY,
+            };
+            let send = request(SendOpcode::Send, 4, target);
+            qp.post(&mut a.vm, &send, a.mr.sge(0, 64))?;
+            let cqe = a.sends.wait_any()?;
+            ensure!(
+                (cqe.status == Status::Success.raw()) == (path_bits < 2),
+                "{path_bits}: {cqe:?}"
+            );
+            if path_bits < 2 {
+                let source = LidSource::from_bytes(b.receives.wait()?.source_mac);
+                ensure!(source.slid.get() == 4 + u16::from(path_bits), "{source:?}");
+            }
+        }
+        ensure!(b.receives.poll().is_none(), "a forged packet arrived");
+        Ok(())
+    };
+    forge(&mut ends).with_context(|| daemon.log()).unwrap();
+}
+
+/// Reads the counters of a port of the switch through a queue pair with the `Q_Key` of management.
+fn counters(end: &mut End, qp: &mut Qp, port: u8) -> Result<PortCounters> {
+    let mut mad = PerformanceMad::request(Method::GET, id::PORT_COUNTERS);
+    mad.data[1] = port;
+    end.mr.area.memory.write_bytes(0, &mad.to_bytes());
+    qp.push_receive(5, end.mr.sge(MESSAGE, GRH_LENGTH + MAD_LENGTH))?;
+    qp.offer(&mut end.vm)?;
+    let switch = LidAddress {
+        dlid: 1.into(),
+        ..LidAddress::default()
+    };
+    let address = AddressVector {
+        dmac: switch.to_bytes(),
+        ..AddressVector::default()
+    };
+    let target = Target::Datagram {
+        address: &address,
+        remote_qpn: 1,
+        qkey: MANAGEMENT_QKEY,
+    };
+    let send = request(SendOpcode::Send, 6, target);
+    qp.post(&mut end.vm, &send, end.mr.sge(0, MAD_LENGTH))?;
+    sent(end, 6)?;
+    let cqe = end.receives.wait()?;
+    ensure!(cqe.wr_id.get() == 5, "{cqe:?}");
+    let first = MESSAGE + GRH_LENGTH;
+    let mad: Vec<u8> = (first..first + MAD_LENGTH)
+        .map(|at| end.mr.area.byte(at))
+        .collect();
+    Ok(PortCounters::read(&PerformanceMad::parse(&mad)?.data))
+}
+
+/// A guest that floods the switch with management packets loses some of them, which its port counts. Messages pass
+/// meanwhile, and the manager goes on afterwards.
+#[test]
+fn a_flood_of_management_harms_only_its_sender() {
+    const PACKETS: u64 = 512;
+    let (daemon, mut ends, mut manager) = subnet().unwrap();
+    let mut flood = |ends: &mut [End; 2]| {
+        ends[0].address = address(4, [0; 16], false);
+        ends[1].address = address(8, [0; 16], false);
+        pair::connect(ends, 1, 16)?;
+        let [a, b] = ends;
+        let cqs = (&mut a.sends, &mut a.receives);
+        let mut reader = Qp::datagrams(
+            QpType::UnreliableDatagram,
+            &mut a.vm,
+            16,
+            cqs,
+            MANAGEMENT_QKEY,
+        )?;
+
+        let mut route = Route::along(&[1]).context("a path")?;
+        let hca = Place {
+            switch: false,
+            ports: 1,
+        };
+        ensure!(route.depart(hca) == Step::Port(1), "{route:?}");
+        let smp = Smp {
+            route: Some(route),
+            ..Smp::request(Method::GET, id::NODE_INFO, 0)
+        };
+        let mr = Mr::new(&mut b.vm, MAD_LENGTH)?;
+        mr.area.memory.write_bytes(0, &smp.to_bytes());
+        let mut sends = Cq::new(&mut b.vm, PACKETS as u32, 0)?;
+        let mut receives = Cq::new(&mut b.vm, 16, 1)?;
+        let cqs = (&mut sends, &mut receives);
+        let mut hostile = Qp::datagrams(QpType::Smi, &mut b.vm, PACKETS as u32, cqs, 0)?;
+        let anywhere = LidAddress {
+            dlid: PERMISSIVE_LID.into(),
+            ..LidAddress::default()
+        };
+        let address = AddressVector {
+            dmac: anywhere.to_bytes(),
+            ..AddressVector::default()
+        };
+        let target = Target::Datagram {
+            address: &address,
+            remote_qpn: SMI_QPN,
+            qkey: 0,
+        };
+        let send = request(SendOpcode::Send, 1, target);
+
+        let deadline = Instant::now() + PATIENCE;
+        let mut flooded = 0;
+        loop {
+            for _ in 0..PACKETS {
+                ensure!(hostile.push(&send, mr.sge(0, MAD_LENGTH))?, "no room");
+            }
+            hostile.ring(&mut b.vm)?;
+            flooded += PACKETS;
+            a.mr.area.fill(1, 0..MESSAGE);
+            b.mr.area.clear(MESSAGE..REGION);
+            let write = request(SendOpcode::Write, 7, b.mr.target(MESSAGE));
+            a.qps[0].post(&mut a.vm, &write, a.mr.sge(0, MESSAGE))?;
+            sent(a, 7)?;
+            arrived(b, 1, 0, MESSAGE)?;
+            for _ in 0..PACKETS {
+                sends.wait()?;
+            }
+            let counted = counters(a, &mut reader, 2)?;
+            let dropped = u64::from(counted.vl15_dropped);
+            ensure!(dropped < flooded, "{dropped} of {flooded}");
+            if dropped > 0 {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "nothing of {flooded} is dropped");
+        }
+        ensure!(counters(a, &mut reader, 1)?.vl15_dropped == 0, "at port 1");
+        manager.change_port(a, &[1, 2], 1, |info| info.sm_lid = 5)
+    };
+    flood(&mut ends).with_context(|| daemon.log()).unwrap();
 }
 
 #[test]
