@@ -52,7 +52,10 @@ use crate::{
         Pairing, //
     },
     object::kmalloc_aligned_size,
-    odp::Pager,
+    odp::{
+        Pager,
+        Watched, //
+    },
     pd::ProtectionDomain,
     port::{
         self,
@@ -685,7 +688,7 @@ impl<'a, T: Operations> Registration<'a, T> {
         }
         let raw = device.as_raw();
         // SAFETY: The device is valid.
-        let mapper = unsafe { Mapper::new(raw, parent) }?;
+        let mapper = unsafe { Mapper::new(raw, parent, Watched::new()) }?;
         let dispatcher = device.objects.dispatcher().clone();
         let registered = KBox::pin_init(
             try_pin_init!(Registered {

@@ -27,7 +27,8 @@ use kernel::{
 use crate::{
     bindings,
     compat,
-    gate::Gate, //
+    gate::Gate,
+    odp::Watched, //
 };
 
 /// Something that must not outlive the registration of a device, even if it is not dropped.
@@ -46,6 +47,8 @@ pub(crate) struct Mapper {
     /// Open while the device is registered.
     #[pin]
     registered: Gate,
+    /// How much on-demand memory there is.
+    watched: Watched,
     /// What to revoke at the end of the registration, by address.
     #[pin]
     revocable: Mutex<RBTree<usize, Arc<dyn Revoke>>>,
@@ -58,7 +61,8 @@ fn key(revocable: &Arc<dyn Revoke>) -> usize {
 }
 
 impl Mapper {
-    /// Creates a mapper for an RDMA device for which `dma_device` does DMA.
+    /// Creates a mapper for an RDMA device for which `dma_device` does DMA, and of whose on-demand
+    /// memory nothing is `watched` yet.
     ///
     /// # Safety
     ///
@@ -66,6 +70,7 @@ impl Mapper {
     pub(crate) unsafe fn new(
         device: *mut bindings::ib_device,
         dma_device: &device::Device<device::Bound>,
+        watched: Watched,
     ) -> Result<Arc<Self>> {
         // SAFETY: Guaranteed by the caller.
         let device =
@@ -75,6 +80,7 @@ impl Mapper {
                 _device: device,
                 dma_device: (&**dma_device).into(),
                 registered <- Gate::new(),
+                watched,
                 revocable <- new_mutex!(RBTree::new()),
             }? Error),
             GFP_KERNEL,
@@ -89,6 +95,11 @@ impl Mapper {
     /// Returns the device that does the DMA.
     pub(crate) fn dma_device(&self) -> *mut bindings::device {
         compat::device_as_raw(&self.dma_device)
+    }
+
+    /// Returns how much on-demand memory there is.
+    pub(crate) fn watched(&self) -> &Watched {
+        &self.watched
     }
 
     /// Keeps the device registered until the result is dropped. Returns [`None`] if the device is

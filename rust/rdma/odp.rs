@@ -101,7 +101,8 @@ impl<P: Pager> OnDemand<P> {
     ///
     /// The device may write to the memory if `access` allows it. Returns `ESRCH` if no process
     /// called the verb, `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for
-    /// invalid ranges.
+    /// invalid ranges, and `ENOMEM` if the page lists of everything that is watched for the device
+    /// would take more than a sixteenth of the machine's memory.
     pub fn new<T: Operations<Pager = P>>(
         call: &Call<'_, T>,
         address: u64,
@@ -166,9 +167,6 @@ impl<P: Pager> Drop for OnDemand<P> {
 
 /// The address space of a process, ranges of which can be watched later, from any context.
 ///
-/// The total is limited: the kernel keeps lists of the pages of all watched ranges, whether the
-/// pages are present or not, and charges these lists to nobody.
-///
 /// # Invariants
 ///
 /// `implicit` is a structure without memory of its own (`is_implicit_odp`), of the device of
@@ -177,9 +175,6 @@ pub struct AddressSpace {
     implicit: Owned,
     _mm: ARef<Mm>,
     mapper: Arc<Mapper>,
-    /// Number of bytes that are watched, and its limit.
-    watched: Arc<Atomic<usize>>,
-    limit: usize,
 }
 
 impl AddressSpace {
@@ -213,19 +208,17 @@ impl AddressSpace {
             implicit: Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
             _mm: mm,
             mapper: mapper.clone(),
-            watched: Arc::new(Atomic::new(0), GFP_KERNEL)?,
-            limit: bytes_of_machine().saturating_mul(WATCHED_PER_BYTE),
         })
     }
 
     /// Watches `length` bytes at `address` of the process. Sleeps.
     ///
     /// Returns `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more,
-    /// and `ENOMEM` if the page lists of all watched ranges of this address space would take more
+    /// and `ENOMEM` if the page lists of everything that is watched for the device would take more
     /// than a sixteenth of the machine's memory.
     pub fn watch<P: Pager>(&self, address: u64, length: usize, pager: P) -> Result<OnDemand<P>> {
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
-        let counted = self.count(length)?;
+        let counted = Counted::take(&self.mapper, length)?;
         // SAFETY: The structure is implicit by the type invariant, and its device is registered.
         // The operations are static. C refers to the address space, which `_mm` keeps alive.
         // CAST: Addresses of processes are `c_ulong`.
@@ -238,32 +231,62 @@ impl AddressSpace {
             )
         };
         let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        OnDemand::keep(Memory::of(owned, &self.mapper, pager, Some(counted))?)
+        OnDemand::keep(Memory::of(owned, counted, pager)?)
+    }
+}
+
+/// How much memory is watched for a device, and how much may be.
+///
+/// The kernel keeps lists of the pages of all watched ranges, whether the pages are present or not,
+/// and charges these lists to nobody. So the lists for a device may take a sixteenth of the
+/// machine's memory, whatever number of regions and processes they are for.
+pub(crate) struct Watched {
+    /// Number of bytes that are watched.
+    bytes: Atomic<usize>,
+    limit: usize,
+}
+
+impl Watched {
+    /// Creates the state of a device for which nothing is watched yet.
+    pub(crate) fn new() -> Self {
+        Self::with_limit(bytes_of_machine().saturating_mul(WATCHED_PER_BYTE))
     }
 
-    /// Counts bytes as watched until the result is dropped; `ENOMEM` if this exceeds the limit.
-    fn count(&self, length: usize) -> Result<Counted> {
-        let counted = Counted {
-            watched: self.watched.clone(),
+    /// Like [`new`](Self::new), with a limit in bytes.
+    pub(crate) const fn with_limit(limit: usize) -> Self {
+        Self {
+            bytes: Atomic::new(0),
+            limit,
+        }
+    }
+}
+
+/// Bytes that count as watched for the device of a mapper until this is dropped.
+struct Counted {
+    mapper: Arc<Mapper>,
+    length: usize,
+}
+
+impl Counted {
+    /// Counts bytes as watched; `ENOMEM` if this exceeds the limit of the device.
+    fn take(mapper: &Arc<Mapper>, length: usize) -> Result<Self> {
+        let Watched { bytes, limit } = mapper.watched();
+        let before = bytes.fetch_add(length, Relaxed);
+        // An error drops this, which takes the bytes back.
+        let counted = Self {
+            mapper: mapper.clone(),
             length,
         };
-        let before = counted.watched.fetch_add(length, Relaxed);
         match before.checked_add(length) {
-            Some(all) if all <= self.limit => Ok(counted),
+            Some(all) if all <= *limit => Ok(counted),
             _ => Err(ENOMEM),
         }
     }
 }
 
-/// Bytes that count as watched until this is dropped.
-struct Counted {
-    watched: Arc<Atomic<usize>>,
-    length: usize,
-}
-
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.watched.fetch_add(self.length.wrapping_neg(), Relaxed);
+        self.mapper.watched().bytes.fetch_sub(self.length, Relaxed);
     }
 }
 
@@ -313,8 +336,7 @@ pub struct Memory<P: Pager> {
     work: Opaque<bindings::work_struct>,
     pager: P,
     mapper: Arc<Mapper>,
-    /// Of an address space.
-    _counted: Option<Counted>,
+    _counted: Counted,
 }
 
 /// Owns the C structure until it is part of a [`Memory`].
@@ -368,6 +390,10 @@ impl<P: Pager> Memory<P> {
         access: AccessFlags,
         pager: P,
     ) -> Result<Arc<Self>> {
+        // C checks this as well, but only after the range was counted.
+        // CAST: `u64` has as many bits.
+        address.checked_add(length as u64).ok_or(EOVERFLOW)?;
+        let counted = Counted::take(mapper, length)?;
         // CAST: Addresses of processes are `c_ulong`; access flags are bits that C keeps in an
         // `int`. Whether pages are huge is found out page by page.
         let access = (access.bits() | Access::OnDemand as u32) & !(Access::HugeTlb as u32);
@@ -381,22 +407,13 @@ impl<P: Pager> Memory<P> {
                 Self::OPS_REF,
             )
         };
-        Self::of(
-            Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
-            mapper,
-            pager,
-            None,
-        )
+        let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
+        Self::of(owned, counted, pager)
     }
 
-    /// Wraps memory of the device of `mapper` whose operations are [`Self::OPS`]. `counted` is what
-    /// it counts as, if it is part of an address space.
-    fn of(
-        owned: Owned,
-        mapper: &Arc<Mapper>,
-        pager: P,
-        counted: Option<Counted>,
-    ) -> Result<Arc<Self>> {
+    /// Wraps memory whose operations are [`Self::OPS`]. It is of the device for which `counted`
+    /// counts it.
+    fn of(owned: Owned, counted: Counted, pager: P) -> Result<Arc<Self>> {
         // SAFETY: The structure is valid, and these members never change.
         let (pages, address, length) = unsafe {
             let raw = owned.0.as_ref();
@@ -429,7 +446,7 @@ impl<P: Pager> Memory<P> {
                 address,
                 length,
                 pager,
-                mapper: mapper.clone(),
+                mapper: counted.mapper.clone(),
                 _counted: counted,
             }),
             GFP_KERNEL,

@@ -133,18 +133,15 @@ mod cases {
     }
 
     #[test]
-    fn not_all_of_an_address_space_is_watched() -> Result {
+    fn what_is_watched_for_a_device_is_limited() -> Result {
+        assert!(Watched::new().limit >= bytes_of_machine());
         let device = TestDevice::new()?;
-        let mapper = device.mapper()?;
+        let mapper = device.mapper_with(Watched::with_limit(3 * PAGE_SIZE))?;
         let process = ProcessMemory::new(PAGES)?;
         let access = Access::LocalWrite.into();
         // SAFETY: The device is valid, and the mapper its own.
-        let space = unsafe { AddressSpace::of_current(device.as_raw(), &mapper, access) }?;
-        assert!(space.limit >= bytes_of_machine());
-        let space = AddressSpace {
-            limit: 3 * PAGE_SIZE,
-            ..space
-        };
+        let new_space = || unsafe { AddressSpace::of_current(device.as_raw(), &mapper, access) };
+        let (space, other) = (new_space()?, new_space()?);
         let (log, start) = (new_log()?, process.address());
         let watch = |pages| space.watch(start, pages * PAGE_SIZE, log.clone());
         assert_eq!(watch(4).err(), Some(ENOMEM));
@@ -155,6 +152,26 @@ mod cases {
         // Ranges that are no longer watched, or never were, do not count.
         drop((one, two));
         assert!(space.watch(u64::MAX, PAGE_SIZE, log.clone()).is_err());
+        drop(watch(3)?);
+
+        // All address spaces share the limit, and regions outside of them count, too.
+        let one = other.watch(start, PAGE_SIZE, log.clone())?;
+        assert_eq!(watch(3).err(), Some(ENOMEM));
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+        let explicit = |pages: usize| unsafe {
+            let length = pages * PAGE_SIZE;
+            let log = log.clone();
+            Memory::watch(device.as_raw(), &mapper, start, length, access, log)
+                .and_then(OnDemand::keep)
+        };
+        assert_eq!(explicit(3).err(), Some(ENOMEM));
+        assert_eq!(explicit(usize::MAX / PAGE_SIZE).err(), Some(EOVERFLOW));
+        let two = explicit(2)?;
+        assert_eq!(explicit(1).err(), Some(ENOMEM));
+        assert_eq!(watch(1).err(), Some(ENOMEM));
+        drop(one);
+        let one = watch(1)?;
+        drop((one, two));
         watch(3)?;
         Ok(())
     }

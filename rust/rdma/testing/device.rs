@@ -27,7 +27,8 @@ use kernel::{
 
 use crate::{
     bindings,
-    dma::Mapper, //
+    dma::Mapper,
+    odp::Watched, //
 };
 
 /// A device that can do DMA to all addresses.
@@ -99,8 +100,13 @@ impl TestDevice {
 
     /// Returns a new mapper for the device.
     pub(crate) fn mapper(&self) -> Result<Arc<Mapper>> {
+        self.mapper_with(Watched::new())
+    }
+
+    /// Returns a new mapper for the device, with a limit of its on-demand memory.
+    pub(crate) fn mapper_with(&self, watched: Watched) -> Result<Arc<Mapper>> {
         // SAFETY: The device is valid.
-        unsafe { Mapper::new(self.as_raw(), self.dma_device()) }
+        unsafe { Mapper::new(self.as_raw(), self.dma_device(), watched) }
     }
 
     /// Returns the device that does the DMA.
