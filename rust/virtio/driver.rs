@@ -390,14 +390,16 @@ impl<T: Driver> Adapter<T> {
             let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
             bond.restart.0.watch.resume();
             let is_rebound = bond.data.lock().is_some();
-            if is_rebound {
+            let result = if is_rebound {
                 // The device was bound while the transport was resetting it, so it has forgotten
                 // the driver.
                 // SAFETY: As above.
-                unsafe { Self::reprobe(vdev.as_raw()) }?;
+                unsafe { Self::reprobe(vdev.as_raw()) }
             } else {
-                bond.begin(vdev)?;
-            }
+                bond.begin(vdev)
+            };
+            // Nobody else would try again.
+            result.inspect_err(|_| bond.restarter.request())?;
             Ok(0)
         })
     }

@@ -241,7 +241,8 @@ impl Restarter {
     }
 
     /// Restarts a device that has failed: takes it from its driver, whose data is dropped, and lets
-    /// the driver probe it again.
+    /// the driver probe it again. If the transport returns a device and the driver fails to probe
+    /// it, this is called, too.
     ///
     /// The restart is delayed, so that users can notice the failure. The delay grows with each
     /// failure soon after the last one, and the number of attempts is limited. There is no restart

@@ -223,6 +223,24 @@ mod cases {
     }
 
     #[test]
+    fn one_that_cannot_be_probed_after_a_reset_by_the_transport_is_tried_again() -> Result {
+        with_bond(
+            |bond| {
+                bond.reset_prepare()?;
+                bond.transport.fails.store(1, SeqCst);
+                assert_eq!(bond.reset_done(), Err(EIO));
+                assert!(bond.restarter().is_none());
+                restarter(bond)?;
+                assert_eq!(bond.transport.status(), WORKS);
+                // The first probe, the one that failed, and the restart.
+                assert_eq!(bond.transport.probed.load(SeqCst), 3);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
     fn one_that_is_bound_during_a_reset_by_the_transport_is_probed_once_more() -> Result {
         with_bond(
             |bond| {
