@@ -163,12 +163,17 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(device: &Device<TestDriver>) -> Result<Self> {
+        Self::of_type(device, bindings::ib_qp_type_IB_QPT_RC)
+    }
+
+    /// Like [`new`](Self::new), which creates a reliable connection.
+    pub(crate) fn of_type(device: &Device<TestDriver>, ty: bindings::ib_qp_type) -> Result<Self> {
         let mut queues = [Queue::new(device, 5, 0)?, Queue::new(device, 6, 1)?];
         let [send_cq, recv_cq] = &mut queues;
         let pd = Domain::new(device)?;
         let mut raw = room!(device, ib_qp, Qp);
         let mut init = KBox::new(bindings::ib_qp_init_attr::default(), GFP_KERNEL)?;
-        init.qp_type = bindings::ib_qp_type_IB_QPT_RC;
+        init.qp_type = ty;
         init.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
         init.send_cq = send_cq.0.as_raw();
         init.recv_cq = recv_cq.0.as_raw();

@@ -210,26 +210,19 @@ impl<'a, T: Operations> Operation<'a, T> {
         };
 
         Ok(if ty.is_datagram() {
-            if !matches!(
-                wr.opcode,
-                bindings::ib_wr_opcode_IB_WR_SEND
-                    | bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
-                    | bindings::ib_wr_opcode_IB_WR_LSO
-            ) {
-                return Err(EINVAL);
-            }
-            // SAFETY: Sends on queue pairs for datagrams are part of a `struct ib_ud_wr`.
-            let datagram = unsafe { &*raw.cast::<bindings::ib_ud_wr>() };
-            let (immediate, segments) = match wr.opcode {
-                bindings::ib_wr_opcode_IB_WR_SEND => (None, None),
-                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => (Some(immediate()), None),
-                bindings::ib_wr_opcode_IB_WR_LSO if ty == Type::UnreliableDatagram => {
-                    // SAFETY: The header is as long as the request says, and remains unchanged as
-                    // the request does.
-                    (None, Some(unsafe { Segments::from_raw(datagram) }?))
-                }
+            // Other operations have other members where a datagram has its address handle.
+            let (immediate, is_segmented) = match wr.opcode {
+                bindings::ib_wr_opcode_IB_WR_SEND => (None, false),
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => (Some(immediate()), false),
+                bindings::ib_wr_opcode_IB_WR_LSO if ty == Type::UnreliableDatagram => (None, true),
                 _ => return Err(EINVAL),
             };
+            // SAFETY: Sends on queue pairs for datagrams are part of a `struct ib_ud_wr`.
+            let datagram = unsafe { &*raw.cast::<bindings::ib_ud_wr>() };
+            // SAFETY: The header is as long as the request says, and remains unchanged as the
+            // request does.
+            let segments = is_segmented.then(|| unsafe { Segments::from_raw(datagram) });
+            let segments = segments.transpose()?;
             if datagram.ah.is_null() {
                 return Err(EINVAL);
             }

@@ -65,6 +65,36 @@ mod cases {
     }
 
     #[test]
+    fn a_queue_pair_for_datagrams_only_sends() -> Result {
+        with_device(|device, log| {
+            let mut qp = Pair::of_type(device, bindings::ib_qp_type_IB_QPT_UD)?;
+            let raw = qp.as_raw();
+            log.asked();
+            // Where a datagram has its address handle, these have an address.
+            let mut atomic = bindings::ib_atomic_wr {
+                remote_addr: 0x1122_3344_5566_7788,
+                ..Default::default()
+            };
+            for opcode in [
+                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
+                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
+                bindings::ib_wr_opcode_IB_WR_RDMA_READ,
+                bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
+                bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
+            ] {
+                atomic.wr.opcode = opcode;
+                let wr = (&raw const atomic).cast::<bindings::ib_send_wr>();
+                let mut bad = ptr::null();
+                let refused = verb!(device, post_send(raw, wr, &mut bad));
+                assert_eq!(to_result(refused), Err(EINVAL));
+                assert_eq!(bad, wr);
+                assert_eq!(log.asked(), None);
+            }
+            qp.end(device)
+        })
+    }
+
+    #[test]
     fn receives_are_taken_in_order() -> Result {
         let mut elements = core::array::from_fn::<_, 2, _>(|i| bindings::ib_sge {
             addr: 0x1000 * i as u64,

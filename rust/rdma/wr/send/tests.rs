@@ -81,7 +81,7 @@ mod cases {
     }
 
     /// Returns the operation of an atomic request.
-    fn atomic<'a>(opcode: bindings::ib_wr_opcode) -> Result<Operation<'a, TestDriver>> {
+    fn atomic<'a>(opcode: bindings::ib_wr_opcode, ty: Type) -> Result<Operation<'a, TestDriver>> {
         let wr = bindings::ib_atomic_wr {
             wr: request(opcode),
             remote_addr: REMOTE.address,
@@ -92,7 +92,7 @@ mod cases {
             swap_mask: 0x3132_3334_3536_3738,
         };
         // SAFETY: As above.
-        unsafe { Operation::from_raw(&*(&raw const wr).cast(), RC) }
+        unsafe { Operation::from_raw(&*(&raw const wr).cast(), ty) }
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod cases {
             remote,
             compare,
             swap,
-        } = atomic(bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP)?
+        } = atomic(bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP, RC)?
         else {
             return Err(EINVAL);
         };
@@ -137,7 +137,7 @@ mod cases {
         assert_eq!(swap, 0x1112_1314_1516_1718);
 
         let Operation::FetchAdd { remote, add } =
-            atomic(bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD)?
+            atomic(bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD, RC)?
         else {
             return Err(EINVAL);
         };
@@ -176,7 +176,8 @@ mod cases {
             200,
         ] {
             for ty in [UD, Type::Gsi] {
-                assert_eq!(plain(opcode, ty).err(), Some(EINVAL));
+                // The remote address is where a datagram has its address handle.
+                assert_eq!(atomic(opcode, ty).err(), Some(EINVAL));
             }
         }
     }
