@@ -17,11 +17,16 @@ __rust_helper void rust_helper_dev_put(struct net_device *dev)
 	dev_put(dev);
 }
 
-/* Returns whether @dev is an Ethernet device but no VLAN, and if so its address. */
+/*
+ * Returns whether @dev is an Ethernet device with a permanent address but no VLAN, and if so that
+ * address. The permanent address of software devices (veth, dummy, bridge) is all zeros.
+ */
 __rust_helper bool
 rust_helper_netdev_ethernet_perm_addr(const struct net_device *dev, u8 *addr)
 {
 	if (dev->type != ARPHRD_ETHER || is_vlan_dev(dev))
+		return false;
+	if (!is_valid_ether_addr(dev->perm_addr))
 		return false;
 	memcpy(addr, dev->perm_addr, ETH_ALEN);
 	return true;

@@ -92,8 +92,8 @@ impl Netdev {
         unsafe { bindings::netdev_mtu(self.as_raw()) }
     }
 
-    /// Returns the permanent MAC address, if this is an Ethernet device and not a VLAN on top of
-    /// one.
+    /// Returns the permanent MAC address, if this is an Ethernet device with such an address and
+    /// not a VLAN on top of one. Software devices usually have none.
     pub fn ethernet_address(&self) -> Option<[u8; 6]> {
         let mut address = [0; 6];
         // SAFETY: Valid by the type invariant; there is room for an address.

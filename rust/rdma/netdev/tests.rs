@@ -25,6 +25,12 @@ mod cases {
 
     impl Paired {
         fn new() -> Result<Self> {
+            Self::with(|_, netdev, _| netdev.ethernet_address() == Some(MAC))
+        }
+
+        fn with(
+            is_netdev_of: unsafe fn(*mut bindings::ib_device, &Netdev, Port) -> bool,
+        ) -> Result<Self> {
             let device = TestDevice::new()?;
             // SAFETY: The device is not shared, and outlives the pairing.
             let pairing = unsafe {
@@ -34,7 +40,7 @@ mod cases {
                     Port::FIRST,
                     Driver {
                         follow: |_, _| (),
-                        is_netdev_of: |_, netdev, _| netdev.ethernet_address() == Some(MAC),
+                        is_netdev_of,
                     },
                 )
             };
@@ -91,6 +97,19 @@ mod cases {
             drop((double, other));
             assert!(paired.has(&netdev));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_network_device_without_a_permanent_address_has_none() -> Result {
+        // This is what software devices have: veth, dummy, bridge.
+        let software = Ethernet::new(&[0; 6])?;
+        let group = Ethernet::new(&[0x33, 0x33, 0, 0, 0, 1])?;
+        let paired = Paired::with(|_, netdev, _| {
+            matches!(netdev.ethernet_address(), Some([0, ..] | [0x33, ..]))
+        })?;
+        assert!(paired.netdev().is_none());
+        drop((software, group));
         Ok(())
     }
 
