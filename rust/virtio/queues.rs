@@ -327,6 +327,7 @@ impl<'bound> Virtqueues<'bound> {
         }
         let queues = Claimed::new(queues)?;
         let count = queues.0.len();
+        let number: c_uint = count.try_into()?;
         let mut raws = KVec::from_elem(ptr::null_mut::<bindings::virtqueue>(), count, GFP_KERNEL)?;
         let mut infos = KVec::with_capacity(count, GFP_KERNEL)?;
         for queue in &queues.0 {
@@ -357,12 +358,12 @@ impl<'bound> Virtqueues<'bound> {
         // SAFETY: The device is valid, and its lock is held.
         unsafe { (*raw).priv_ = Arc::into_raw(queues.clone()).cast_mut().cast() };
 
-        // SAFETY: The device is valid and bound to the calling driver. Both arrays have `count`
+        // SAFETY: The device is valid and bound to the calling driver. Both arrays have `number`
         // elements. The names belong to the queues, which outlive the C queues.
         let ret = unsafe {
             bindings::virtio_find_vqs(
                 raw,
-                count.try_into()?,
+                number,
                 raws.as_mut_ptr(),
                 infos.as_mut_ptr(),
                 ptr::null_mut(),
