@@ -128,6 +128,8 @@ pub struct Immutable {
     /// Length of the GID table. Registration fails with more than 16384 GIDs, or with more than
     /// 32768 GIDs and P_Keys together.
     pub gid_table_length: u32,
+    /// Whether the port has [raw packet](crate::qp::Type::RawPacket) queue pairs.
+    pub raw_packets: bool,
 }
 
 impl Immutable {
@@ -141,6 +143,9 @@ impl Immutable {
             Protocol::InfiniBand => bindings::RDMA_CORE_PORT_IBA_IB,
             Protocol::Unspecified => 0,
         };
+        if self.raw_packets {
+            raw.core_cap_flags |= bindings::RDMA_CORE_PORT_RAW_PACKET;
+        }
         let attributes = self
             .gid_table_length
             .saturating_add(self.gid_table_length.max(self.pkey_table_length.into()));

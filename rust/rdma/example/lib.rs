@@ -252,6 +252,7 @@ impl Operations for Efa {
             protocol: Protocol::Unspecified,
             pkey_table_length: 1,
             gid_table_length: 1,
+            raw_packets: false,
         })
     }
 

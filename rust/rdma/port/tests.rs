@@ -258,6 +258,7 @@ mod cases {
             protocol: Protocol::RoceV1AndV2,
             pkey_table_length: 2,
             gid_table_length: 3,
+            raw_packets: false,
         };
         immutable.write(&mut raw)?;
         assert_eq!((raw.pkey_tbl_len, raw.gid_tbl_len), (2, 3));
@@ -267,6 +268,10 @@ mod cases {
         immutable.write(&mut raw)?;
         assert_eq!(raw.core_cap_flags, v2);
         assert_eq!(raw.max_mad_size, bindings::IB_MGMT_MAD_SIZE);
+        immutable.raw_packets = true;
+        immutable.write(&mut raw)?;
+        assert_eq!(raw.core_cap_flags, v2 | bindings::RDMA_CORE_PORT_RAW_PACKET);
+        immutable.raw_packets = false;
         immutable.protocol = Protocol::InfiniBand;
         immutable.write(&mut raw)?;
         assert_eq!(raw.core_cap_flags, bindings::RDMA_CORE_PORT_IBA_IB);
@@ -288,6 +293,7 @@ mod cases {
                 protocol: Protocol::RoceV2,
                 pkey_table_length,
                 gid_table_length,
+                raw_packets: false,
             };
             immutable.write(&mut Default::default())
         };

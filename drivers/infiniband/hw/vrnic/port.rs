@@ -88,6 +88,7 @@ pub(crate) fn immutable(call: &Call<'_>, port: Port) -> Result<Immutable> {
             protocol: Protocol::RoceV1AndV2,
             pkey_table_length: PKEY_TABLE_LENGTH,
             gid_table_length: call.data().limits.gid_table_length.get(),
+            raw_packets: call.data().features.contains(feature::RAW_PACKETS),
         }),
         Link::InfiniBand => {
             let reply = ask(call, port)?;
@@ -95,6 +96,7 @@ pub(crate) fn immutable(call: &Call<'_>, port: Port) -> Result<Immutable> {
                 protocol: Protocol::InfiniBand,
                 pkey_table_length: reply.pkey_table_length.get(),
                 gid_table_length: reply.gid_table_length.get(),
+                raw_packets: false,
             })
         }
     }

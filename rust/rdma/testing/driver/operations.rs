@@ -204,6 +204,7 @@ impl Operations for TestDriver {
             pkey_table_length: PKEYS,
             // CAST: There are two ports.
             gid_table_length: GIDS[port.number() as usize - 1],
+            raw_packets: false,
         })
     }
 
