@@ -267,6 +267,15 @@ impl Dispatcher {
         }
     }
 
+    /// Like [`complete_all`](Self::complete_all), for the queues of the kernel. An event of a
+    /// process's queue takes memory until the process gets it, so nothing that happens again and
+    /// again may raise one that the process did not ask for.
+    pub fn complete_kernel(&self) {
+        for table in &self.vectors {
+            table.complete_kernel();
+        }
+    }
+
     /// Runs the event handler of completion queue `cqn`. Returns whether there is such a queue and
     /// it is in use. May sleep.
     pub fn cq_event(&self, cqn: u32, event: CqEvent) -> bool {

@@ -21,9 +21,13 @@ use crate::bindings;
 /// sets the workqueue of the handler after it has armed the queue, and `ib_free_cq` stops the work
 /// before it destroys the queue. At both times the queue has no queue pairs, and a correct device
 /// raises no events. An event from an incorrect device, or one that was still in flight when the
-/// last queue pair went away, is held back until the queue has a queue pair again.
+/// last queue pair went away, is held back until the queue has a queue pair again. A work item then
+/// delivers it, because a verb must not call its caller's handlers.
 ///
-/// `queue_pairs` and `held_back` are changed under the lock of the table.
+/// A queue's handler never runs twice at the same time. An event that arrives while the handler
+/// runs makes it run once more.
+///
+/// `queue_pairs`, `held_back` and `again` are changed under the lock of the table.
 pub(crate) struct Notice {
     /// The queue belongs to a process. Processes arm their queues themselves, and `ib_uverbs` takes
     /// events at any time.
@@ -35,6 +39,8 @@ pub(crate) struct Notice {
     queue_pairs: Atomic<u32>,
     /// An event arrived while there was no queue pair.
     held_back: Atomic<bool>,
+    /// The user must be notified of an event that arrived while the handler was running.
+    again: Atomic<bool>,
 }
 
 impl Notice {
@@ -45,6 +51,7 @@ impl Notice {
             armed: Atomic::new(false),
             queue_pairs: Atomic::new(0),
             held_back: Atomic::new(false),
+            again: Atomic::new(false),
         }
     }
 
@@ -63,6 +70,18 @@ impl Notice {
 
 impl Numbered for bindings::ib_cq {
     type Notice = Notice;
+
+    fn deliver(table: &Table<Self>) {
+        table.each(|entry| {
+            let tree = table.tree.lock();
+            let told = !entry.hidden.load(Relaxed) && entry.begin_held_back();
+            drop(tree);
+            if told {
+                // SAFETY: The handler was begun above.
+                unsafe { table.run_completion(entry) };
+            }
+        });
+    }
 }
 
 impl Place<bindings::ib_cq> {
@@ -82,12 +101,10 @@ impl Place<bindings::ib_cq> {
         let notice = &self.entry.notice;
         let tree = self.table.tree.lock();
         notice.queue_pairs.fetch_add(1, Relaxed);
-        let is_due = notice.held_back.xchg(false, Relaxed);
-        let told = is_due && self.entry.begin_completion();
+        let is_due = notice.held_back.load(Relaxed);
         drop(tree);
-        if told {
-            // SAFETY: The handler was begun above.
-            unsafe { self.table.run_completion(&self.entry) };
+        if is_due {
+            self.table.deliver_later();
         }
     }
 
@@ -109,16 +126,28 @@ impl Entry<bindings::ib_cq> {
         self.notice.of_process || self.notice.queue_pairs.load(Relaxed) != 0
     }
 
-    /// Returns whether the user must be notified of an event that has just arrived. If so, the
-    /// handler counts as running.
+    /// Returns whether the caller must run the handler for an event that has just arrived. If so,
+    /// the handler counts as running. If the handler is running already and the user must be
+    /// notified, it will run once more.
     ///
-    /// The table must be locked, and must contain the entry, or the entry's place must still exist.
+    /// The table must be locked, and must contain the entry, not hidden.
     fn begin_completion(&self) -> bool {
-        let told = self.notice.take();
-        if told {
-            self.running.fetch_add(1, Relaxed);
+        if !self.notice.take() {
+            return false;
         }
-        told
+        let is_running = self.running.xchg(true, Relaxed);
+        if is_running {
+            self.notice.again.store(true, Relaxed);
+        }
+        !is_running
+    }
+
+    /// Like [`begin_completion`](Self::begin_completion), for an event that was held back, if there
+    /// is one and the queue has queue pairs now.
+    fn begin_held_back(&self) -> bool {
+        self.notice.queue_pairs.load(Relaxed) != 0
+            && self.notice.held_back.xchg(false, Relaxed)
+            && self.begin_completion()
     }
 }
 
@@ -150,26 +179,41 @@ impl Table<bindings::ib_cq> {
         });
     }
 
-    /// Runs a completion handler that has begun, without any lock.
+    /// Like [`complete_all`](Self::complete_all), for the queues of the kernel.
+    pub(crate) fn complete_kernel(&self) {
+        self.each(|entry| {
+            if !entry.notice.of_process {
+                self.complete(entry.number);
+            }
+        });
+    }
+
+    /// Runs a completion handler that has begun, without any lock, until it has run after the last
+    /// event.
     ///
     /// # Safety
     ///
     /// [`Entry::begin_completion`] must have returned `true` for this call. It guarantees that the
     /// queue is constructed, and not destroyed before the handler has returned.
     unsafe fn run_completion(&self, entry: &Entry<bindings::ib_cq>) {
-        // SAFETY: Guaranteed by the caller. The handler of a process's queue was set before the
-        // queue was created, and the handler of a kernel queue before it got queue pairs.
-        unsafe {
-            let cq = entry.object.0.as_ptr();
-            if let Some(handler) = (*cq).comp_handler {
-                handler(cq, (*cq).cq_context);
+        loop {
+            // SAFETY: Guaranteed by the caller, until `running` is cleared. The handler of a
+            // process's queue was set before the queue was created, and the handler of a kernel
+            // queue before it got queue pairs.
+            unsafe {
+                let cq = entry.object.0.as_ptr();
+                if let Some(handler) = (*cq).comp_handler {
+                    handler(cq, (*cq).cq_context);
+                }
+            }
+            let tree = self.tree.lock();
+            let again = entry.notice.again.xchg(false, Relaxed);
+            entry.running.store(again, Relaxed);
+            drop(tree);
+            if !again {
+                break;
             }
         }
-        let tree = self.tree.lock();
-        let before = entry.running.fetch_sub(1, Relaxed);
-        drop(tree);
-        if before == 1 {
-            self.idle.notify_all();
-        }
+        self.idle.notify_all();
     }
 }

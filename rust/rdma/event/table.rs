@@ -8,11 +8,14 @@
 //! it has forgotten the object. The new owner of the number therefore waits until the old one is
 //! gone, so it never gets events that were meant for the old one.
 //!
-//! - Completion handlers run in interrupt context without a lock; running ones are counted.
+//! - Completion handlers run in any context without a lock, at most one of each object at a time.
 //! - Handlers of asynchronous events may sleep. They run under a mutex of their object.
 
 use core::{
-    mem::MaybeUninit,
+    mem::{
+        offset_of,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
 
@@ -23,20 +26,23 @@ use kernel::{
         RBTreeNode,
         RBTreeNodeReservation, //
     },
+    static_lock_class,
     sync::{
         atomic::{
             Atomic,
             Relaxed, //
         },
-        static_lock_class,
         Arc,
         CondVar,
         Mutex,
         SpinLockIrq,
         SpinLockIrqGuard,
         UniqueArc, //
-    }, //
+    },
+    types::Opaque, //
 };
+
+use crate::bindings;
 
 /// A pointer to a C object in a table.
 pub(crate) struct Pointer<T>(pub(crate) NonNull<T>);
@@ -59,6 +65,14 @@ unsafe impl<T> Sync for Pointer<T> {}
 pub(crate) trait Numbered {
     /// Decides whether the object's user is notified of an event.
     type Notice: Send + Sync;
+
+    /// Delivers events that were held back, after [`Table::deliver_later`]. Process context.
+    fn deliver(table: &Table<Self>)
+    where
+        Self: Sized,
+    {
+        let _ = table;
+    }
 }
 
 /// Stage in the life of an object.
@@ -83,8 +97,8 @@ pub(crate) struct Entry<T: Numbered> {
     /// Whether events ignore the entry although it is still in the table. Changed under the lock of
     /// the table.
     pub(super) hidden: Atomic<bool>,
-    /// Number of running completion handlers. Changed under the lock of the table.
-    pub(super) running: Atomic<u32>,
+    /// Whether the completion handler is running. Changed under the lock of the table.
+    pub(super) running: Atomic<bool>,
     /// Held while a handler of asynchronous events runs.
     #[pin]
     phase: Mutex<Phase>,
@@ -157,7 +171,7 @@ impl<T: Numbered> Room<T> {
             object: Pointer(object),
             notice,
             hidden: Atomic::new(false),
-            running: Atomic::new(0),
+            running: Atomic::new(false),
             phase <- Mutex::new(Phase::Alive, PHASE, static_lock_class!()),
             gone <- CondVar::new(GONE, static_lock_class!()),
         }));
@@ -249,13 +263,39 @@ impl<T: Numbered> Drop for Place<T> {
 pub(super) type Tree<T> = RBTree<u32, Arc<Entry<T>>>;
 
 /// Objects by number.
-#[pin_data]
+///
+/// This uses C's work items instead of `workqueue::Work`, which can be neither cancelled nor waited
+/// for: it could run after the module is gone.
+///
+/// # Invariants
+///
+/// `late` was initialised with the function [`Self::late_callback`], and is disabled before `self`
+/// is freed.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Table<T: Numbered> {
     #[pin]
     pub(super) tree: SpinLockIrq<Tree<T>>,
-    /// Signals that the last handler of an entry has returned.
+    /// Signals that the handler of an entry has returned.
     #[pin]
     pub(super) idle: CondVar,
+    /// Work that delivers events that were held back.
+    #[pin]
+    late: Opaque<bindings::work_struct>,
+}
+
+// SAFETY: A work item may be queued and disabled by any thread. All other members are `Send`.
+unsafe impl<T: Numbered> Send for Table<T> {}
+
+// SAFETY: As above; all other members are `Sync`.
+unsafe impl<T: Numbered> Sync for Table<T> {}
+
+#[pinned_drop]
+impl<T: Numbered> PinnedDrop for Table<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: Initialised by the type invariant. On return the work does not run, and will not
+        // run again.
+        unsafe { bindings::disable_work_sync(self.late.get()) };
+    }
 }
 
 impl<T: Numbered> Table<T> {
@@ -265,14 +305,50 @@ impl<T: Numbered> Table<T> {
         // name's address.
         static TREE: &CStr = c"rdma::event::Table::tree";
         static IDLE: &CStr = c"rdma::event::Table::idle";
+        static LATE: &CStr = c"rdma::event::Table::late";
 
         Arc::pin_init(
             pin_init!(Self {
                 tree <- SpinLockIrq::new(RBTree::new(), TREE, static_lock_class!()),
                 idle <- CondVar::new(IDLE, static_lock_class!()),
+                late <- Opaque::ffi_init(|slot| {
+                    // SAFETY: `slot` is valid for writes; it will be in an `Arc`, not on a stack.
+                    unsafe {
+                        bindings::init_work_with_key(
+                            slot,
+                            Some(Self::late_callback),
+                            false,
+                            LATE.as_char_ptr(),
+                            static_lock_class!().as_ptr(),
+                        )
+                    }
+                }),
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Schedules a call of [`Numbered::deliver`]. May be called in any context.
+    pub(super) fn deliver_later(&self) {
+        // SAFETY: Initialised by the type invariant, and disabled before it is freed.
+        unsafe {
+            bindings::queue_work_on(
+                bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                bindings::system_dfl_wq,
+                self.late.get(),
+            )
+        };
+    }
+
+    /// Runs the work item.
+    ///
+    /// # Safety
+    ///
+    /// `work` must be the `late` of a [`Table`] which lives until this returns.
+    unsafe extern "C" fn late_callback(work: *mut bindings::work_struct) {
+        // SAFETY: By the caller's contract, `work` is in a `Self`; `Opaque` is transparent.
+        let this = unsafe { &*work.byte_sub(offset_of!(Self, late)).cast::<Self>() };
+        T::deliver(this);
     }
 
     /// Finds an object by its number. May be called in any context.
@@ -300,13 +376,13 @@ impl<T: Numbered> Table<T> {
         }
     }
 
-    /// Waits until no completion handler of an entry runs. No new one may be started for the entry.
+    /// Waits until the completion handler of an entry does not run. It must not be started anew.
     pub(super) fn wait_for_handlers(
         &self,
         tree: &mut SpinLockIrqGuard<'_, Tree<T>>,
         entry: &Entry<T>,
     ) {
-        while entry.running.load(Relaxed) != 0 {
+        while entry.running.load(Relaxed) {
             self.idle.wait(tree);
         }
     }

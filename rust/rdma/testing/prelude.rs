@@ -22,11 +22,16 @@ pub(crate) use kernel::{
     str::CStr,
     sync::{
         atomic::{
-            ordering::Relaxed,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed, //
+            },
             Atomic, //
         },
         Arc, //
     },
+    task::Task,
     time::{
         delay::fsleep,
         Delta, //
