@@ -143,14 +143,17 @@ impl Health {
         // stopped, or this sees that the queue is armed.
         full_fence();
         for area in &*self.processes.lock() {
+        if before {
+            // Only the kernel posts through the driver. Processes have been notified.
+            self.dispatcher.complete_kernel();
+            return;
+        }
             self.tell(area);
         }
         self.dispatcher.complete_all();
         // Users that drain a queue pair wait for this event, which is raised only once.
-        if !before {
-            self.dispatcher.last_receive_all();
-            self.restarter.request();
-        }
+        self.dispatcher.last_receive_all();
+        self.restarter.request();
     }
 
     /// Adds a process to notify when the device fails.
