@@ -49,7 +49,8 @@
 //! those of [`AddressHandle`] (including its [`Drop`]), [`QueuePair::post_send`],
 //! [`QueuePair::post_recv`], [`SharedReceiveQueue::post_recv`], [`CompletionQueue::poll`],
 //! [`CompletionQueue::request_notify`] and [`MemoryRegion::set_page`]
-//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). Functions that
+//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). The methods that post
+//! may sleep, too, for the queues of processes, which call them without a lock. Functions that
 //! interrupt handlers may call say so, for example [`event::Dispatcher::complete`]. A
 //! [`odp::Pager`] may sleep, but must not wait for memory reclaim.
 

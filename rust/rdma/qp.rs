@@ -324,11 +324,12 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Posts sends in the order in which `requests` yields them. Must not sleep.
+    /// Posts sends in the order in which `requests` yields them. Must not sleep for a queue pair of
+    /// the kernel.
     ///
     /// A request is posted by [`post`](crate::wr::SendRequest::post). Requests that were not posted
     /// are rejected: the user gets the error that this returns, or `EIO` for `Ok`. Processes can
-    /// call this as well (verb POST_SEND), even without any request.
+    /// call this as well (verb POST_SEND), even without any request. For them it may sleep.
     fn post_send(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -337,10 +338,11 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Posts receives in the order in which `requests` yields them. Must not sleep.
+    /// Posts receives in the order in which `requests` yields them. Must not sleep for a queue pair
+    /// of the kernel.
     ///
     /// The driver reports what it posted in the same way as for [sends](Self::post_send). Processes
-    /// can call this as well (verb POST_RECV), even without any request.
+    /// can call this as well (verb POST_RECV), even without any request. For them it may sleep.
     fn post_recv(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
