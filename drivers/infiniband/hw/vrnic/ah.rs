@@ -136,7 +136,7 @@ impl AddressHandle for Ah {
             address,
             ..Default::default()
         };
-        let link = call.data().link;
+        let link = call.data().link();
         Ok((
             pin_init!(Self { address, link }),
             CreateAhResponse(response),

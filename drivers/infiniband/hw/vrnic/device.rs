@@ -288,7 +288,7 @@ impl Operations for Vrnic {
             capabilities: capabilities(limits, features),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
-            max_qp: queue_pairs_for_users(limits.max_qp.get(), call.data().link),
+            max_qp: queue_pairs_for_users(limits.max_qp.get(), call.data().link()),
             max_qp_wr: limits.max_qp_entries.get(),
             max_send_sge: limits.max_send_sge.get(),
             max_recv_sge: limits.max_recv_sge.get(),
@@ -362,7 +362,7 @@ impl Operations for Vrnic {
     }
 
     fn link_layer(call: &Call<'_>, _port: Port) -> LinkLayer {
-        call.data().link.layer()
+        call.data().link().layer()
     }
 
     fn port_immutable(call: &Call<'_>, port: Port) -> Result<port::Immutable> {

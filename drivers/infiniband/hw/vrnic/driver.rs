@@ -174,8 +174,11 @@ fn register<'bound>(
         node_description: c"vrnic",
         user_posts_by_verb: resources.doorbells.is_none(),
         counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
-        answers_management: resources.link == Link::InfiniBand,
-        local_dma_key: resources.local_dma_key,
+        answers_management: resources.link() == Link::InfiniBand,
+        local_dma_key: resources
+            .features
+            .contains(feature::MEMORY_EXTENSIONS)
+            .then_some(LOCAL_DMA_KEY),
     };
     let device = UnregisteredDevice::new(&properties, objects)?;
     let data = Ok::<_, Error>(resources);
@@ -202,8 +205,6 @@ pub(crate) struct Resources<'bound> {
     pub(crate) config: Config,
     /// Doorbell region; [`None`] if doorbells are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
-    /// Link layer of the port.
-    pub(crate) link: Link,
     /// Detaches queue pairs from multicast groups.
     pub(crate) detacher: Pin<KBox<Detacher>>,
     /// Commands for on-demand paging, if the device has the feature.
@@ -214,12 +215,15 @@ pub(crate) struct Resources<'bound> {
     pub(crate) faults: Arc<Faults>,
     /// Supervises the device for as long as there are users, who wait for posted requests.
     _supervised: Supervised,
-    /// Key of the kernel for all memory.
-    local_dma_key: Option<u32>,
     queues: Virtqueues<'bound>,
 }
 
 impl<'bound> Resources<'bound> {
+    /// Returns the link layer of the port.
+    pub(crate) fn link(&self) -> Link {
+        Link::of(self.features)
+    }
+
     /// Returns the device that does the DMA.
     pub(crate) fn dma(&self) -> &Dma {
         self.queues.dma()
@@ -291,14 +295,10 @@ impl<'bound> Resources<'bound> {
             limits,
             config,
             doorbells,
-            link: Link::of(features),
             detacher: Detacher::new()?,
             device_memory: Pool::new()?,
             paging,
             faults,
-            local_dma_key: features
-                .contains(feature::MEMORY_EXTENSIONS)
-                .then_some(LOCAL_DMA_KEY),
             queues,
         };
         Ok((resources, objects, async_queue))

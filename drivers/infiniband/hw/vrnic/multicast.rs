@@ -45,7 +45,7 @@ impl Detacher {
 
 /// Returns the LID of a group; 0 on Ethernet.
 fn lid(call: &Call<'_>, group: &MulticastGroup) -> u16 {
-    match call.data().link {
+    match call.data().link() {
         Link::Ethernet => 0,
         Link::InfiniBand => group.lid,
     }

@@ -83,7 +83,7 @@ const OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4 + 4;
 
 /// Returns the attributes of the port that never change.
 pub(crate) fn immutable(call: &Call<'_>, port: Port) -> Result<Immutable> {
-    match call.data().link {
+    match call.data().link() {
         Link::Ethernet => Ok(Immutable {
             protocol: Protocol::RoceV1AndV2,
             pkey_table_length: PKEY_TABLE_LENGTH,
@@ -121,14 +121,14 @@ fn wanted_state(active: bool) -> PortState {
 
 /// Returns whether a network device belongs to the port: the device reports the MAC address.
 pub(crate) fn is_netdev_of(call: &Call<'_>, netdev: &Netdev, port: Port) -> bool {
-    call.data().link == Link::Ethernet
+    call.data().link() == Link::Ethernet
         && port == Port::FIRST
         && netdev.ethernet_address() == Some(call.data().config.mac)
 }
 
 /// Sets the state and MTU of the port to those of its network device, if there is one.
 pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
-    if call.data().link == Link::InfiniBand {
+    if call.data().link() == Link::InfiniBand {
         return;
     }
     let netdev = call.with_netdev(port, |netdev| (netdev.is_active(), netdev.mtu()));
@@ -171,7 +171,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
 /// Returns the attributes of the port.
 pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
     let reply = ask(call, port)?;
-    let (state, subnet) = match call.data().link {
+    let (state, subnet) = match call.data().link() {
         Link::Ethernet => {
             // The device may not know yet that the network device is down.
             let active = PortState::try_from(reply.state) == Ok(PortState::Active)
@@ -231,7 +231,7 @@ pub(crate) fn modify(call: &Call<'_>, port: Port, change: &PortChange) -> Result
 
 /// Returns the P_Key at `index`.
 pub(crate) fn pkey(call: &Call<'_>, port: Port, index: u16) -> Result<u16> {
-    match call.data().link {
+    match call.data().link() {
         Link::Ethernet => roce_pkey(index),
         Link::InfiniBand => {
             let reply = call.data().control.execute(&QueryPkeys {

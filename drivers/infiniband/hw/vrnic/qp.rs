@@ -564,9 +564,9 @@ impl QueuePair for Qp {
         };
         if reply.is_err() && call.data().control.is_stopped() {
             let last = qp.condition.lock().state;
-            return Ok(describe(attr::of_stopped(last, call.data().link)));
+            return Ok(describe(attr::of_stopped(last, call.data().link())));
         }
-        Ok(describe(attr::from_wire(&reply?, call.data().link)?))
+        Ok(describe(attr::from_wire(&reply?, call.data().link())?))
     }
 
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) {
