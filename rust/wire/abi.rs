@@ -18,6 +18,28 @@ pub const ABI_VERSION: u32 = 1;
 /// Provisional `enum rdma_driver_id` of the driver.
 pub const DRIVER_ID: u32 = 0x76_726e;
 
+/// The driver's additions to the uverbs ioctl methods: numbers of methods and of their attributes,
+/// counted from the first number of drivers (`1 << UVERBS_ID_NS_SHIFT`).
+pub mod ioctl {
+    /// Attribute of QUERY_CONTEXT: [`AllocContextResponse`](super::AllocContextResponse), for
+    /// processes that import the objects of another process.
+    pub const QUERY_CONTEXT_ATTR_RESP: u16 = 0;
+    /// Method of the device that reads its clock.
+    pub const METHOD_QUERY_CLOCK: u16 = 0;
+    /// Attribute of [`METHOD_QUERY_CLOCK`]: [`QueryClockResponse`](super::QueryClockResponse).
+    pub const QUERY_CLOCK_ATTR_RESP: u16 = 0;
+    /// Method of protection domains that only checks that one exists.
+    pub const METHOD_FIND_PD: u16 = 0;
+    /// Attribute of [`METHOD_FIND_PD`]: handle of the protection domain.
+    pub const FIND_PD_ATTR_HANDLE: u16 = 0;
+    /// Method of device memory that says where a buffer is.
+    pub const METHOD_QUERY_DM: u16 = 0;
+    /// Attribute of [`METHOD_QUERY_DM`]: handle of the buffer.
+    pub const QUERY_DM_ATTR_HANDLE: u16 = 0;
+    /// Attribute of [`METHOD_QUERY_DM`]: [`QueryDmResponse`](super::QueryDmResponse).
+    pub const QUERY_DM_ATTR_RESP: u16 = 1;
+}
+
 /// Asserts the size of a structure, a multiple of 8 bytes, and the offsets of the named fields.
 macro_rules! assert_abi {
     ($ty:ty, $size:expr $(, $field:ident @ $offset:expr)* $(,)?) => {
@@ -406,6 +428,75 @@ mod tests {
         assert_eq!(constant("VRNIC_ABI_VERSION"), ABI_VERSION);
         assert_eq!(constant("VRNIC_DRIVER_ID"), DRIVER_ID);
         assert_eq!(constant("VRNIC_CONTEXT_NULL_KEY"), CONTEXT_NULL_KEY);
+    }
+
+    /// Checks the members of an enumeration of the header: their names, in the order of their
+    /// numbers, which begin at the first number of drivers.
+    #[track_caller]
+    fn check_numbers(name: &str, ours: &[(&str, u16)]) {
+        let start = std::format!("\nenum {name} {{\n");
+        let body = HEADER
+            .split_once(&start)
+            .unwrap()
+            .1
+            .split_once("};")
+            .unwrap()
+            .0;
+        let members: Vec<&str> = body
+            .lines()
+            .map(|line| line.trim().trim_end_matches(','))
+            .collect();
+        assert_eq!(members.len(), ours.len(), "{name}");
+        for (index, (member, (our_name, number))) in members.iter().zip(ours).enumerate() {
+            let expected = match index {
+                0 => std::format!("{our_name} = (1U << UVERBS_ID_NS_SHIFT)"),
+                _ => (*our_name).into(),
+            };
+            assert_eq!(*member, expected);
+            assert_eq!(usize::from(*number), index, "{our_name}");
+        }
+    }
+
+    #[test]
+    fn methods_and_attributes_agree() {
+        use ioctl::*;
+
+        check_numbers(
+            "vrnic_query_context_attrs",
+            &[("VRNIC_QUERY_CONTEXT_ATTR_RESP", QUERY_CONTEXT_ATTR_RESP)],
+        );
+        check_numbers(
+            "vrnic_device_methods",
+            &[("VRNIC_METHOD_QUERY_CLOCK", METHOD_QUERY_CLOCK)],
+        );
+        check_numbers(
+            "vrnic_query_clock_attrs",
+            &[("VRNIC_QUERY_CLOCK_ATTR_RESP", QUERY_CLOCK_ATTR_RESP)],
+        );
+        check_numbers(
+            "vrnic_pd_methods",
+            &[("VRNIC_METHOD_FIND_PD", METHOD_FIND_PD)],
+        );
+        check_numbers(
+            "vrnic_find_pd_attrs",
+            &[("VRNIC_FIND_PD_ATTR_HANDLE", FIND_PD_ATTR_HANDLE)],
+        );
+        check_numbers(
+            "vrnic_dm_methods",
+            &[("VRNIC_METHOD_QUERY_DM", METHOD_QUERY_DM)],
+        );
+        check_numbers(
+            "vrnic_query_dm_attrs",
+            &[
+                ("VRNIC_QUERY_DM_ATTR_HANDLE", QUERY_DM_ATTR_HANDLE),
+                ("VRNIC_QUERY_DM_ATTR_RESP", QUERY_DM_ATTR_RESP),
+            ],
+        );
+        assert_eq!(
+            HEADER.matches("\nenum ").count(),
+            7,
+            "every enumeration is checked"
+        );
     }
 
     #[test]

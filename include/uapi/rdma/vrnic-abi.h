@@ -7,6 +7,7 @@
 #define VRNIC_ABI_USER_H
 
 #include <linux/types.h>
+#include <rdma/ib_user_ioctl_cmds.h>
 
 /* Increment this value if any change breaks existing user-space programs. */
 #define VRNIC_ABI_VERSION 1
@@ -24,18 +25,46 @@
  * Addresses are those of the calling process.
  */
 
+/* Additions to the uverbs ioctl methods. */
+
 /*
- * Additions to the uverbs ioctl methods.
- *
- * For processes that import objects: QUERY_CONTEXT fills attribute 0x1000 with
- * a struct vrnic_alloc_context_resp. Method 0x1000 of UVERBS_OBJECT_PD only
- * checks that the handle in attribute 0x1000 is that of a protection domain.
- *
- * For all processes: method 0x1000 of UVERBS_OBJECT_DEVICE fills attribute
- * 0x1000 with a struct vrnic_query_clock_resp. Method 0x1000 of
- * UVERBS_OBJECT_DM fills attribute 0x1001 with a struct vrnic_query_dm_resp for
- * the handle in attribute 0x1000.
+ * An attribute of UVERBS_METHOD_QUERY_CONTEXT: struct vrnic_alloc_context_resp,
+ * for processes that import the objects of another process.
  */
+enum vrnic_query_context_attrs {
+	VRNIC_QUERY_CONTEXT_ATTR_RESP = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Methods of UVERBS_OBJECT_DEVICE. */
+enum vrnic_device_methods {
+	VRNIC_METHOD_QUERY_CLOCK = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Reads the device's clock: struct vrnic_query_clock_resp. */
+enum vrnic_query_clock_attrs {
+	VRNIC_QUERY_CLOCK_ATTR_RESP = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Methods of UVERBS_OBJECT_PD. */
+enum vrnic_pd_methods {
+	VRNIC_METHOD_FIND_PD = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Only checks that the handle is that of a protection domain. */
+enum vrnic_find_pd_attrs {
+	VRNIC_FIND_PD_ATTR_HANDLE = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Methods of UVERBS_OBJECT_DM. */
+enum vrnic_dm_methods {
+	VRNIC_METHOD_QUERY_DM = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Says where a buffer is: struct vrnic_query_dm_resp for the handle. */
+enum vrnic_query_dm_attrs {
+	VRNIC_QUERY_DM_ATTR_HANDLE = (1U << UVERBS_ID_NS_SHIFT),
+	VRNIC_QUERY_DM_ATTR_RESP,
+};
 
 /**
  * struct vrnic_alloc_context_req - request of ALLOC_CONTEXT

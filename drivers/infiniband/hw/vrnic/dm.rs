@@ -30,7 +30,10 @@ use rdma::{
     Ucontext,
     UserPages, //
 };
-use vrnic_wire::abi;
+use vrnic_wire::abi::{
+    self,
+    ioctl, //
+};
 
 use crate::{
     device::{
@@ -148,10 +151,10 @@ impl DmBuffer for Dm {
 }
 
 /// Handle of a buffer in device memory.
-const DM_HANDLE: AttrDef = AttrDef::object::<rdma::Dm<Dm>>(0);
+const DM_HANDLE: AttrDef = AttrDef::object::<rdma::Dm<Dm>>(ioctl::QUERY_DM_ATTR_HANDLE);
 
 /// Response with the buffer's location.
-const DM: AttrDef = AttrDef::output::<QueryDmResponse>(1);
+const DM: AttrDef = AttrDef::output::<QueryDmResponse>(ioctl::QUERY_DM_ATTR_RESP);
 
 /// A method on device memory buffers that returns the `mmap` offset of the buffer.
 pub(crate) struct QueryDm;
@@ -160,7 +163,7 @@ impl Method for QueryDm {
     type Driver = Vrnic;
 
     const OBJECT: Kind = Kind::DeviceMemory;
-    const NUMBER: u16 = 0;
+    const NUMBER: u16 = ioctl::METHOD_QUERY_DM;
     const ATTRIBUTES: &'static [&'static AttrDef] = &[&DM_HANDLE, &DM];
 
     fn call(_call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {

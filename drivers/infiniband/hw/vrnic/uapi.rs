@@ -12,7 +12,10 @@ use rdma::uapi::{
 };
 
 use vrnic_wire::{
-    abi,
+    abi::{
+        self,
+        ioctl, //
+    },
     command, //
 };
 
@@ -29,10 +32,11 @@ use crate::{
 };
 
 /// Attribute of QUERY_CONTEXT: the response to the creation of the context.
-pub(crate) const CONTEXT_RESPONSE: AttrDef = AttrDef::output::<AllocContextResponse>(0);
+pub(crate) const CONTEXT_RESPONSE: AttrDef =
+    AttrDef::output::<AllocContextResponse>(ioctl::QUERY_CONTEXT_ATTR_RESP);
 
 /// Handle of a protection domain.
-const PD_HANDLE: AttrDef = AttrDef::object::<rdma::Pd<Pd>>(0);
+const PD_HANDLE: AttrDef = AttrDef::object::<rdma::Pd<Pd>>(ioctl::FIND_PD_ATTR_HANDLE);
 
 /// A method on protection domains that only checks that the domain exists.
 pub(crate) struct FindPd;
@@ -41,7 +45,7 @@ impl Method for FindPd {
     type Driver = Vrnic;
 
     const OBJECT: Kind = Kind::ProtectionDomain;
-    const NUMBER: u16 = 0;
+    const NUMBER: u16 = ioctl::METHOD_FIND_PD;
     const ATTRIBUTES: &'static [&'static AttrDef] = &[&PD_HANDLE];
 
     fn call(_call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {
@@ -53,7 +57,7 @@ impl Method for FindPd {
 }
 
 /// Response with the time of the device's clock.
-const CLOCK: AttrDef = AttrDef::output::<QueryClockResponse>(0);
+const CLOCK: AttrDef = AttrDef::output::<QueryClockResponse>(ioctl::QUERY_CLOCK_ATTR_RESP);
 
 /// A method on the device that reads the clock of completion timestamps.
 pub(crate) struct QueryClock;
@@ -62,7 +66,7 @@ impl Method for QueryClock {
     type Driver = Vrnic;
 
     const OBJECT: Kind = Kind::Device;
-    const NUMBER: u16 = 0;
+    const NUMBER: u16 = ioctl::METHOD_QUERY_CLOCK;
     const ATTRIBUTES: &'static [&'static AttrDef] = &[&CLOCK];
 
     fn call(call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {

@@ -16,6 +16,7 @@ use crate::patience::Patience;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr;
+use vrnic_wire::abi::ioctl;
 use vrnic_wire::abi::{
     AllocContextRequest, AllocContextResponse, CONTEXT_NULL_KEY, DRIVER_ID, QueryClockResponse,
     QueryDeviceResponse,
@@ -242,7 +243,7 @@ unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int
         UVERBS_OBJECT_DEVICE,
         UVERBS_METHOD_QUERY_CONTEXT,
         [attribute(
-            DRIVER_NS,
+            DRIVER_NS + ioctl::QUERY_CONTEXT_ATTR_RESP,
             (&raw mut granted).expose_provenance() as u64,
             size_of::<AllocContextResponse>() as u16,
         )],
@@ -380,9 +381,9 @@ unsafe fn clock(context: *mut ibv_context) -> Result<u64, c_int> {
     let mut shown = QueryClockResponse::default();
     let mut method = Method::new(
         UVERBS_OBJECT_DEVICE,
-        DRIVER_NS,
+        DRIVER_NS + ioctl::METHOD_QUERY_CLOCK,
         [attribute(
-            DRIVER_NS,
+            DRIVER_NS + ioctl::QUERY_CLOCK_ATTR_RESP,
             (&raw mut shown).expose_provenance() as u64,
             size_of::<QueryClockResponse>() as u16,
         )],

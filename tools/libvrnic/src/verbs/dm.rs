@@ -12,7 +12,7 @@ use crate::memory::{Mapping, Shared};
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use core::{mem, ptr};
-use vrnic_wire::abi::QueryDmResponse;
+use vrnic_wire::abi::{QueryDmResponse, ioctl};
 
 /// Programs copy in words of this size, at multiples of it, as on other devices.
 const WORD: usize = size_of::<u32>();
@@ -48,10 +48,18 @@ impl Dm {
         let address = (&raw mut answer).expose_provenance() as u64;
         let mut query = Method::new(
             UVERBS_OBJECT_DM,
-            DRIVER_NS,
+            DRIVER_NS + ioctl::METHOD_QUERY_DM,
             [
-                attribute(DRIVER_NS, self.verbs.handle.into(), 0),
-                attribute(DRIVER_NS + 1, address, size_of::<QueryDmResponse>() as u16),
+                attribute(
+                    DRIVER_NS + ioctl::QUERY_DM_ATTR_HANDLE,
+                    self.verbs.handle.into(),
+                    0,
+                ),
+                attribute(
+                    DRIVER_NS + ioctl::QUERY_DM_ATTR_RESP,
+                    address,
+                    size_of::<QueryDmResponse>() as u16,
+                ),
             ],
         );
         // SAFETY: An open context; the method's attributes refer to memory of this function.

@@ -12,6 +12,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
+use vrnic_wire::abi::ioctl;
 
 /// A protection domain or a parent domain.
 #[repr(C)]
@@ -118,8 +119,12 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let mut find = Method::new(
         UVERBS_OBJECT_PD,
-        DRIVER_NS,
-        [attribute(DRIVER_NS, handle.into(), 0)],
+        DRIVER_NS + ioctl::METHOD_FIND_PD,
+        [attribute(
+            DRIVER_NS + ioctl::FIND_PD_ATTR_HANDLE,
+            handle.into(),
+            0,
+        )],
     );
     // SAFETY: The verbs contract.
     let error = unsafe { execute_ioctl(context, find.as_raw()) };
