@@ -4,18 +4,19 @@
 //! all guest memory. Memory in a BAR would have to be mapped into QEMU, and then each doorbell
 //! write would wait for the device (`Documentation/driver.rst`).
 
-use core::sync::atomic::{
-    AtomicUsize,
-    Ordering::Relaxed, //
-};
-
 use kernel::{
     page::{
         PAGE_SHIFT,
         PAGE_SIZE, //
     },
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
 };
 use rdma::{
     dm::DmRange,
@@ -49,12 +50,12 @@ use crate::{
 pub(crate) const DEVICE_MEMORY: usize = 1 << 20;
 
 /// Number of free pages of the device memory.
-pub(crate) struct Pool(AtomicUsize);
+pub(crate) struct Pool(Atomic<usize>);
 
 impl Pool {
     /// Creates the pool, with all pages free.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let pages = AtomicUsize::new(DEVICE_MEMORY / PAGE_SIZE);
+        let pages = Atomic::new(DEVICE_MEMORY / PAGE_SIZE);
         Ok(Arc::new(Self(pages), GFP_KERNEL)?)
     }
 
@@ -66,9 +67,14 @@ impl Pool {
             return Err(EINVAL);
         }
         let pages = length.div_ceil(PAGE_SIZE);
-        let take = |left: usize| left.checked_sub(pages);
-        let taken = self.0.fetch_update(Relaxed, Relaxed, take);
-        taken.map_err(|_| ENOMEM)?;
+        let mut free = self.0.load(Relaxed);
+        loop {
+            let left = free.checked_sub(pages).ok_or(ENOMEM)?;
+            match self.0.cmpxchg(free, left, Relaxed) {
+                Ok(_) => break,
+                Err(now) => free = now,
+            }
+        }
         Ok(Share {
             pool: self.clone(),
             pages,

@@ -8,17 +8,18 @@
 //! driver unbinds from the device and binds to it again: users close what they have open, and open
 //! the new RDMA device.
 
-use core::sync::atomic::{
-    AtomicBool,
-    Ordering, //
-};
-
 use kernel::{
     device::Device,
     new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
+        atomic::{
+            Acquire,
+            Atomic,
+            Full,
+            Relaxed, //
+        },
         new_spinlock_irq,
         Arc,
         Mutex,
@@ -46,8 +47,8 @@ pub(crate) struct Health {
     dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,
     restarter: Restarter,
-    failed: AtomicBool,
-    stopped: AtomicBool,
+    failed: Atomic<bool>,
+    stopped: Atomic<bool>,
     /// Notify areas of all processes. Held while processes are notified.
     #[pin]
     processes: Mutex<KVec<Arc<NotifyArea>>>,
@@ -70,8 +71,8 @@ impl Health {
                 dev: dev.into(),
                 dispatcher,
                 restarter,
-                failed: AtomicBool::new(false),
-                stopped: AtomicBool::new(false),
+                failed: Atomic::new(false),
+                stopped: Atomic::new(false),
                 processes <- new_mutex!(KVec::new()),
                 queues <- new_mutex!(KVec::new()),
                 watchdog <- new_spinlock_irq!(None),
@@ -100,7 +101,7 @@ impl Health {
     /// Notifies users that the device can no longer be used. Returns whether this was the first
     /// call.
     fn end(&self) -> bool {
-        let new = !self.failed.swap(true, Ordering::Relaxed);
+        let new = !self.failed.xchg(true, Relaxed);
         if new {
             self.dispatcher.device_fatal();
             self.check_now();
@@ -110,13 +111,13 @@ impl Health {
 
     /// Returns whether the device has failed.
     pub(crate) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
+        self.failed.load(Relaxed)
     }
 
     /// Returns whether the device has failed and was stopped: it writes no more completions, and
     /// missing ones will not arrive.
     pub(crate) fn has_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.stopped.load(Acquire)
     }
 
     /// Handles requests that the kernel has just posted: if they can only be flushed, notifies the
@@ -138,16 +139,16 @@ impl Health {
 
     /// Flushes everything that was posted, after the device has failed and was stopped.
     fn flush_all(&self) {
-        let before = self.stopped.swap(true, Ordering::AcqRel);
+        let before = self.stopped.xchg(true, Full);
         // Pairs with the fence after arming a queue: either its user sees that the device is
         // stopped, or this sees that the queue is armed.
         full_fence();
-        for area in &*self.processes.lock() {
         if before {
             // Only the kernel posts through the driver. Processes have been notified.
             self.dispatcher.complete_kernel();
             return;
         }
+        for area in &*self.processes.lock() {
             self.tell(area);
         }
         self.dispatcher.complete_all();

@@ -6,14 +6,15 @@
 //! [`Name`] for it. So the device cannot forge what a completion reports to the poster, and the
 //! driver knows which requests to flush when the device fails.
 
-use core::sync::atomic::{
-    AtomicBool,
-    Ordering, //
-};
+use core::sync::atomic::Ordering;
 
 use kernel::{
     prelude::*,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         new_spinlock_irq,
         Arc,
         SpinLockIrq, //
@@ -271,7 +272,7 @@ pub(crate) struct KernelRings {
     /// The shared receives that are used instead of a receive ring, if any.
     shared: Option<Arc<SharedReceives>>,
     /// Whether the device was told, or is about to be told, to destroy the queue pair.
-    ending: AtomicBool,
+    ending: Atomic<bool>,
 }
 
 impl KernelRings {
@@ -289,7 +290,7 @@ impl KernelRings {
             send <- new_spinlock_irq!(send),
             recv <- new_spinlock_irq!(recv),
             shared,
-            ending: AtomicBool::new(false),
+            ending: Atomic::new(false),
         }))
     }
 
@@ -338,12 +339,12 @@ impl KernelRings {
     /// Records that the device is about to be told to destroy the queue pair, whose number may then
     /// be reused.
     pub(crate) fn begin_end(&self) {
-        self.ending.store(true, Ordering::Relaxed);
+        self.ending.store(true, Relaxed);
     }
 
     /// Returns whether another queue pair may have the number of this one.
     pub(crate) fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Relaxed)
+        self.ending.load(Relaxed)
     }
 
     /// Forgets all requests, because the queue pair was reset and the device forgot them as well.

@@ -2,14 +2,15 @@
 
 //! Objects on the device, and the commands that create and destroy them.
 
-use core::sync::atomic::{
-    AtomicBool,
-    Ordering, //
-};
-
 use kernel::{
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
 };
 use vrnic_wire::command::{
     reregister_flags,
@@ -119,7 +120,7 @@ create! {
 pub(crate) struct Object<D: Destroy> {
     control: Arc<Control>,
     command: D,
-    alive: AtomicBool,
+    alive: Atomic<bool>,
 }
 
 impl<D: Destroy> Object<D> {
@@ -162,7 +163,7 @@ impl<D: Destroy> Object<D> {
     /// case that the device failed and was stopped. If the device refuses for any other reason than
     /// use, it is stopped, because no one could ever resolve that.
     pub(crate) fn try_destroy(&self, may_be: bool) -> Result {
-        if !self.alive.swap(false, Ordering::Relaxed) {
+        if !self.alive.xchg(false, Relaxed) {
             return Ok(());
         }
         match self.control.execute_surely(&self.command) {
@@ -174,7 +175,7 @@ impl<D: Destroy> Object<D> {
             }
             Err(_) if self.control.is_stopped() => Ok(()),
             Err(EBUSY) if may_be => {
-                self.alive.store(true, Ordering::Relaxed);
+                self.alive.store(true, Relaxed);
                 Err(EBUSY)
             }
             Err(err) => {
@@ -200,7 +201,7 @@ pub(crate) fn create<C: Create>(
     let object = Object {
         control: control.clone(),
         command: request.undo(&reply),
-        alive: AtomicBool::new(true),
+        alive: Atomic::new(true),
     };
     Ok((object, reply))
 }

@@ -11,11 +11,7 @@
 
 use core::{
     ops::Range,
-    ptr,
-    sync::atomic::{
-        AtomicU32,
-        Ordering, //
-    },
+    ptr, //
 };
 
 use kernel::{
@@ -27,6 +23,10 @@ use kernel::{
         RBTreeNodeReservation, //
     },
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         ArcBorrow,
         Mutex, //
@@ -244,7 +244,7 @@ struct RegionPager {
     writable: bool,
     /// Key of the region; 0 before the device has the region and after its destruction. Cleared
     /// under the mutex of the memory.
-    key: AtomicU32,
+    key: Atomic<u32>,
     #[pin]
     prefetches: Mutex<KVec<PageRequest>>,
     /// Present for a region that spans an address space. The region's own watched memory is then
@@ -309,7 +309,7 @@ impl RegionPager {
     /// Returns the protection domain and key of the region. They are valid while the mutex of the
     /// memory is held. `ENOENT` if the device does not have the region.
     fn region(&self) -> Result<(u32, u32)> {
-        match self.key.load(Ordering::Relaxed) {
+        match self.key.load(Relaxed) {
             0 => Err(ENOENT),
             key => Ok((self.pd, key)),
         }
@@ -420,7 +420,7 @@ impl BoxedPager {
                 pd,
                 iova,
                 writable,
-                key: AtomicU32::new(0),
+                key: Atomic::new(0),
                 prefetches <- new_mutex!(KVec::new()),
                 space,
             }),
@@ -464,14 +464,14 @@ pub(crate) struct Faults {
     #[pin]
     regions: XArray<Watched>,
     /// Number of faults on keys that are not in the table.
-    unknown: AtomicU32,
+    unknown: Atomic<u32>,
 }
 
 impl Faults {
     pub(crate) fn new() -> Result<Arc<Self>> {
         let faults = pin_init!(Self {
             regions <- XArray::new(AllocKind::Alloc),
-            unknown: AtomicU32::new(0),
+            unknown: Atomic::new(0),
         });
         Arc::pin_init(faults, GFP_KERNEL)
     }
@@ -485,7 +485,7 @@ impl Faults {
             Some(region) => region.request(),
             // Counted with the lock held, so that a thread that adds the region later sees it.
             None => {
-                self.unknown.fetch_add(1, Ordering::Relaxed);
+                self.unknown.fetch_add(1, Relaxed);
             }
         }
         region.is_some()
@@ -670,7 +670,7 @@ impl Paged {
                 },
             ),
         };
-        let unknown = faults.unknown.load(Ordering::Relaxed);
+        let unknown = faults.unknown.load(Relaxed);
         let (object, _) = create(
             &pager.commands.control,
             &RegisterMr {
@@ -691,7 +691,7 @@ impl Paged {
             range,
             access,
         };
-        paged.memory.pager().0.key.store(key, Ordering::Relaxed);
+        paged.memory.pager().0.key.store(key, Relaxed);
         // A region with the same key may still be on its way out.
         let before = {
             let mut regions = paged.faults.regions.lock();
@@ -700,7 +700,7 @@ impl Paged {
         before.map_err(|error| error.error)?;
         // A process that guessed the key may have caused a page fault before the region was in the
         // table, and the device does not raise the event again.
-        if faults.unknown.load(Ordering::Relaxed) != unknown {
+        if faults.unknown.load(Relaxed) != unknown {
             paged.memory.request();
         }
         Ok(paged)
@@ -721,7 +721,7 @@ impl Paged {
         let number = &self.memory.pager().0.key;
         let key = self.memory.exclusively(|| {
             self.object.try_destroy(may_have_windows(self.access))?;
-            Ok::<_, Error>(number.swap(0, Ordering::Relaxed))
+            Ok::<_, Error>(number.xchg(0, Relaxed))
         })??;
         if key == 0 {
             return Ok(());
@@ -798,7 +798,7 @@ mod tests {
     fn a_key_that_nobody_has_is_no_fault() -> Result {
         let faults = Faults::new()?;
         assert!(!faults.serve(7));
-        assert_eq!(faults.unknown.load(Ordering::Relaxed), 1);
+        assert_eq!(faults.unknown.load(Relaxed), 1);
         assert!(faults.get(0, 7).is_none());
         Ok(())
     }
