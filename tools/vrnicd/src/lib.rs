@@ -24,6 +24,8 @@
 )]
 
 mod actor;
+mod atomic_set;
+mod attended;
 pub mod capture;
 mod clock;
 pub mod config;
@@ -34,6 +36,13 @@ pub mod fabric;
 #[allow(unsafe_code, reason = "maps and accesses memory of other processes")]
 pub mod guest_memory;
 pub mod holder;
+#[allow(
+    unsafe_code,
+    reason = "passes memory from thread to thread without a lock"
+)]
+mod inbox;
+#[cfg(test)]
+mod inbox_tests;
 #[allow(unsafe_code, reason = "a descriptor that is known by its number")]
 mod inherited;
 pub mod logging;

@@ -114,7 +114,7 @@ pub struct Tape {
     limit: u64,
     /// Channel for pieces; none once the last one has been sent.
     sender: Option<SyncSender<Vec<u8>>>,
-    /// Tells the thread what to do when it has written everything.
+    /// Tells the thread what to do when it has written everything. Locked only when the recording ends.
     end: Arc<Mutex<End>>,
     progress: Arc<Progress>,
     runs: bool,

@@ -6,6 +6,10 @@
 //! awake sleeps with units, and it has all of them then, so it knows what to look at before it sleeps, and nobody else
 //! has to be woken when there is work.
 //!
+//! The lock of the roster is for workers without work, and for those that change homes, about once in a millisecond. A
+//! worker with work only tries it: if another one has it, homes stay as they are for now. So a worker that loses its
+//! CPU in here holds up nobody's devices.
+//!
 //! So the home of a unit never rests, and finds what others put into its inboxes: in its next turn, or before it
 //! sleeps.
 //!
@@ -13,7 +17,7 @@
 
 use std::io;
 
-use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, TryLockError};
 use crate::waker::Waker;
 
 /// The workers and the homes of the units.
@@ -116,10 +120,12 @@ impl Roster {
 
     /// Gives groups of units of a worker, each with its load, to the worker with the least load, until both have about
     /// the same load. That worker wakes up. A group of which the worker no longer has everything stays. Returns whether
-    /// any were given.
+    /// any were given; none are while another worker changes the roster.
     pub fn share(&self, worker: usize, groups: &[(usize, Vec<usize>)]) -> bool {
         let own: usize = groups.iter().map(|(load, _)| load).sum();
-        let mut awake = self.lock();
+        let Some(mut awake) = self.try_lock() else {
+            return false;
+        };
         let others = (0..awake.len()).filter(|&other| other != worker);
         let Some(heir) = others.min_by_key(|&other| (self.load(other), !awake[other])) else {
             return false;
@@ -164,9 +170,12 @@ impl Roster {
     }
 
     /// Brings units of a worker to the home of another unit, with which they exchange much. Only the worker with the
-    /// higher number does so, because the two could exchange the units otherwise. Returns whether it did.
+    /// higher number does so, because the two could exchange the units otherwise. Returns whether it did; it does not
+    /// while another worker changes the roster.
     pub fn follow(&self, worker: usize, units: &[usize], unit: usize) -> bool {
-        let _awake = self.lock();
+        let Some(_awake) = self.try_lock() else {
+            return false;
+        };
         let home = self.homes[unit].load(Ordering::Relaxed);
         let is_whole = units.iter().all(|&unit| self.is_home(unit, worker));
         if home >= worker || !is_whole {
@@ -200,5 +209,14 @@ impl Roster {
     /// Locks the roster. Nothing in here panics while it is locked.
     fn lock(&self) -> MutexGuard<'_, Box<[bool]>> {
         self.awake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the roster unless another worker has locked it.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Box<[bool]>>> {
+        match self.awake.try_lock() {
+            Ok(awake) => Some(awake),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }

@@ -23,8 +23,20 @@
 //! checks its notify areas once more. Then the worker announces that it is about to sleep, and checks the mailboxes and
 //! inboxes once more. A doorbell that rings in between is noticed by one of these two checks.
 //!
-//! The order of locks is: the gate, units by their index, and last the GIDs, an inbox, the captures or the roster. Only
-//! a worker that answers a question waits for units. It needs all of them, and keeps the others from beginning turns.
+//! While a worker carries segments, it waits for no lock that another thread may hold:
+//! * An inbox has none (`inbox`), nor has the network thread (`network::hub`).
+//! * It only tries the locks of units, mailboxes and questions, and the lock of the roster while it has work. If one is
+//!   taken, it goes on, and tries again in its next turn. An interrupt whose vector is being changed is left to the
+//!   thread that changes it (`attended`).
+//! * The tables of GIDs come to it (`inbox::Latest`). Captures are locked for writing only while no turn is under way.
+//!
+//! What is left is not on this path. A command that changes GIDs or groups locks their tables, one that registers
+//! memory looks at the map of the guest's memory, and the end of a recording has a lock of its own. The channels to the
+//! threads that write captures, recordings and persistent memory are those of the standard library, which locks them
+//! for an instant to wake a thread that sleeps there. A worker with nothing to do waits for the roster. A worker that answers a question waits for all units, and keeps the others from
+//! beginning turns.
+//!
+//! The order of locks is: the gate, units by their index, and last the GIDs, the captures or the roster.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::convert::Infallible;
@@ -38,7 +50,7 @@ use vrnic_engine::segment::Damage;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Budget, Outbox, Rnic, Segment};
 
-use crate::actor::Actor;
+use crate::actor::{Actor, Held};
 use crate::capture::{Captures, Direction};
 use crate::clock::Clock;
 use crate::control::answer::{Timed, answer};
@@ -46,6 +58,7 @@ use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
 use crate::fabric::{Local, Route, Routes, SubnetFabric};
 use crate::guest_memory::RegionTable;
+use crate::inbox::Blanks;
 use crate::network::Network;
 use crate::networked::{Medium, Networked};
 use crate::roster::Roster;
@@ -79,7 +92,8 @@ pub struct Workshop {
     poll_time: Duration,
     /// Whether workers keep giving units to each other, for tests.
     restless: bool,
-    /// Locked by the worker that answers a question.
+    /// Locked by the worker that answers a question. No device is driven meanwhile: the others wait here before their
+    /// next turns. A question comes from the control socket, there is one per turn, and its answer has a limited size.
     gate: Mutex<()>,
     /// Whether `gate` is locked, so that others do not have to look.
     asked: AtomicBool,
@@ -236,7 +250,7 @@ impl Workshop {
 
     /// Works as the worker with that number, until told to stop.
     pub fn work(&self, number: usize) {
-        Worker::new(self, number).run();
+        Worker::new(self, number, RealInstant::now()).run();
     }
 
     /// Tells all workers to stop.
@@ -292,12 +306,14 @@ struct Worker<'a> {
     number: usize,
     shared: Shared,
     /// The devices that the worker has locked, by their index.
-    held: Vec<Option<MutexGuard<'a, LocalDevice>>>,
+    held: Vec<Option<Held<'a, LocalDevice, Letter>>>,
     /// Their indices.
     holds: Vec<usize>,
+    /// Memory for letters.
+    blanks: Blanks<Letter>,
     /// Segments of these devices that are under way, each with the index of its sender.
     in_flight: VecDeque<(usize, Segment<'static>)>,
-    routes: Routes<'a>,
+    routes: Routes,
     /// Pairs of devices that exchanged something in the period before this one.
     pairs: HashSet<(usize, usize)>,
     /// Real time at which the turn began.
@@ -321,8 +337,8 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(shop: &'a Workshop, number: usize) -> Self {
-        let real = RealInstant::now();
+    /// Creates a worker at the time `real`.
+    fn new(shop: &'a Workshop, number: usize, real: RealInstant) -> Self {
         Self {
             shop,
             number,
@@ -332,6 +348,7 @@ impl<'a> Worker<'a> {
             },
             held: shop.locals.iter().map(|_| None).collect(),
             holds: Vec::new(),
+            blanks: Blanks::new(),
             in_flight: VecDeque::new(),
             routes: shop.fabric.routes(),
             pairs: HashSet::new(),
@@ -355,9 +372,7 @@ impl<'a> Worker<'a> {
         }
         let mut idle_since = None;
         while !shop.waker.is_stopping() {
-            self.begin_turn();
-            let worked = self.turn();
-            self.balance(worked);
+            let worked = self.step(RealInstant::now());
             if worked {
                 idle_since = None;
                 continue;
@@ -379,9 +394,17 @@ impl<'a> Worker<'a> {
         }
     }
 
+    /// Has the turn that begins at `real`. Returns true if there was anything to do.
+    fn step(&mut self, real: RealInstant) -> bool {
+        self.begin_turn(real);
+        let worked = self.turn();
+        self.balance(worked);
+        worked
+    }
+
     /// Notes the time at which a turn begins.
-    fn begin_turn(&mut self) {
-        self.real = RealInstant::now();
+    fn begin_turn(&mut self, real: RealInstant) {
+        self.real = real;
         self.time = self.real;
         if !self.shop.roster.is_single() {
             let began = self.shop.began;
@@ -612,8 +635,7 @@ impl<'a> Worker<'a> {
             return;
         };
         if self.hold(to)
-            && !actor.has_letters()
-            && let Some(mut local) = self.held[to].take()
+            && let Some(mut local) = self.held[to].take_if(|local| !local.has_letters())
         {
             let sender = self.held[from].as_ref();
             let sender = sender.map(|sender| &**sender.device.regions());
@@ -622,36 +644,32 @@ impl<'a> Worker<'a> {
             return self.send(to);
         }
         if let Some(sender) = &self.held[from] {
-            actor.put(Letter {
-                sender: sender.device.regions().clone(),
-                segment,
-            });
+            let sender = sender.device.regions().clone();
+            actor.put(Letter { sender, segment }, &mut self.blanks);
         }
     }
 
     /// Gives a device that the worker holds its oldest letters, as many as it may read in a turn: the receiver copies
     /// the payload. Returns true if there were any.
     fn read_letters(&mut self, to: usize) -> bool {
-        let (Some(actor), Some(local)) = (&self.shop.locals[to], &self.held[to]) else {
+        let Some(mut local) = self.held[to].take() else {
             return false;
         };
+        let any = local.has_letters();
         let Budget {
             mut units,
             mut bytes,
         } = local.device.budget(self.crowded);
-        let mut any = false;
         while units > 0
             && bytes > 0
-            && let Some(Letter { sender, segment }) = actor.take_letter()
+            && let Some(Letter { sender, segment }) = local.take_letter(&mut self.blanks)
         {
-            any = true;
             units -= 1;
             bytes = bytes.saturating_sub(segment.payload.len());
-            self.with(to, |local, shared| {
-                local.receive(shared, segment, Some(&*sender));
-            });
+            local.receive(&mut self.shared, segment, Some(&*sender));
             self.send(to);
         }
+        self.held[to] = Some(local);
         any
     }
 
@@ -706,7 +724,8 @@ impl<'a> Worker<'a> {
         for network in &shop.networks {
             work |= network.take().prepare_sleep(&mut self.shared, self.real);
         }
-        work || shop.locals.iter().flatten().any(Actor::has_letters)
+        let mut locals = shop.locals.iter().flatten();
+        work || locals.any(|local| local.take().has_letters())
     }
 
     /// Answers a question if one waits. Returns whether one did.

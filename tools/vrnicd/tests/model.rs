@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Explores the orders in which workers can pass units, letters and sleep to each other, with the real modules `actor`
-//! and `roster`.
+//! Explores the orders in which workers can pass units, letters and sleep to each other, with the real modules `actor`,
+//! `attended`, `inbox` and `roster`.
 
 #![allow(dead_code, reason = "the modules have more than a model needs")]
 
 use std::sync::Arc;
 
+use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 #[path = "../src/actor.rs"]
 mod actor;
+#[path = "../src/attended.rs"]
+mod attended;
+#[path = "../src/inbox.rs"]
+mod inbox;
 #[path = "../src/roster.rs"]
 mod roster;
 
 /// What the modules are made of here.
 mod sync {
-    pub use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    pub use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
     pub use loom::sync::{Mutex, MutexGuard};
     pub use std::sync::{PoisonError, TryLockError};
 }
@@ -77,7 +82,9 @@ mod waker {
     }
 }
 
-use actor::Actor;
+use actor::{Actor, Held};
+use attended::Attended;
+use inbox::{Blanks, Inbox, Latest, Unread};
 use roster::Roster;
 use waker::Waker;
 
@@ -87,28 +94,50 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
+/// A letter. The model fails if a thread could read it before the sender has finished writing it.
+struct Letter(UnsafeCell<u32>);
+
+impl Letter {
+    fn new(number: u32) -> Self {
+        let letter = Self(UnsafeCell::new(0));
+        // SAFETY: nobody else knows the letter.
+        letter.0.with_mut(|own| unsafe { *own = number });
+        letter
+    }
+
+    fn read(&self) -> u32 {
+        // SAFETY: nobody writes to a letter that has been sent.
+        self.0.with(|number| unsafe { *number })
+    }
+}
+
+// SAFETY: only one thread at a time uses a letter, and the model checks that.
+unsafe impl Send for Letter {}
+
 /// A receiver, which has got these numbers.
-type Receiver = Actor<Vec<u32>, u32>;
+type Receiver = Actor<Vec<u32>, Letter>;
 
 /// Passes a number to a receiver as `Worker::pass` does.
 fn pass(receiver: &Receiver, number: u32) {
     if let Some(mut got) = receiver.try_take()
-        && !receiver.has_letters()
+        && !got.has_letters()
     {
         return got.push(number);
     }
-    receiver.put(number);
+    receiver.put(Letter::new(number), &mut Blanks::new());
 }
 
 /// Reads the letters of a receiver.
-fn empty(receiver: &Receiver, got: &mut Vec<u32>) {
-    got.extend(std::iter::from_fn(|| receiver.take_letter()));
+fn empty(got: &mut Held<'_, Vec<u32>, Letter>) {
+    while let Some(letter) = got.take_letter(&mut Blanks::new()) {
+        got.push(letter.read());
+    }
 }
 
 #[test]
 fn a_receiver_gets_everything_in_the_order_in_which_it_was_sent() {
     explore(3, || {
-        let sender: Arc<Actor<u32, u32>> = Arc::new(Actor::new(0));
+        let sender: Arc<Actor<u32, ()>> = Arc::new(Actor::new(0));
         let receiver: Arc<Receiver> = Arc::new(Actor::new(Vec::new()));
         let workers = [(); 2].map(|()| {
             let (sender, receiver) = (sender.clone(), receiver.clone());
@@ -124,17 +153,107 @@ fn a_receiver_gets_everything_in_the_order_in_which_it_was_sent() {
             })
         });
         // The receiver's home, which reads one letter in this turn.
-        if let Some(mut got) = receiver.try_take() {
-            got.extend(receiver.take_letter());
+        if let Some(mut got) = receiver.try_take()
+            && let Some(letter) = got.take_letter(&mut Blanks::new())
+        {
+            got.push(letter.read());
         }
         for worker in workers {
             worker.join().unwrap();
         }
         let mut got = receiver.take();
-        empty(&receiver, &mut got);
+        empty(&mut got);
         let sent = *sender.take();
         assert!((2..=4).contains(&sent));
         assert_eq!(*got, (1..=sent).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn an_inbox_loses_nothing_and_keeps_the_letters_of_each_sender_in_order() {
+    explore(3, || {
+        let inbox: Arc<Inbox<Letter>> = Arc::new(Inbox::new());
+        let senders = [10, 20].map(|first| {
+            let inbox = inbox.clone();
+            thread::spawn(move || {
+                let mut blanks = Blanks::new();
+                inbox.put(Letter::new(first), &mut blanks);
+                inbox.put(Letter::new(first + 1), &mut blanks);
+            })
+        });
+        let (mut unread, mut blanks) = (Unread::new(), Blanks::new());
+        let mut got = Vec::new();
+        for _ in 0..2 {
+            got.extend(unread.next(&inbox, &mut blanks));
+        }
+        // A reader that sends as well, on the memory of what it has read.
+        inbox.put(Letter::new(30), &mut blanks);
+        for sender in senders {
+            sender.join().unwrap();
+        }
+        got.extend(std::iter::from_fn(|| unread.next(&inbox, &mut blanks)));
+        let got: Vec<_> = got.iter().map(Letter::read).collect();
+        let of = |tens| -> Vec<u32> {
+            let got = got.iter().copied();
+            got.filter(|number| number / 10 == tens).collect()
+        };
+        assert_eq!(
+            (of(1), of(2), of(3)),
+            (vec![10, 11], vec![20, 21], vec![30])
+        );
+    });
+}
+
+#[test]
+fn a_reader_gets_the_latest_value() {
+    loom::model(|| {
+        let latest: Arc<Latest<Letter>> = Arc::new(Latest::new());
+        let writer = {
+            let latest = latest.clone();
+            thread::spawn(move || {
+                latest.put(Letter::new(1));
+                latest.put(Letter::new(2));
+            })
+        };
+        let mut got = Vec::new();
+        for _ in 0..2 {
+            got.extend(latest.take());
+        }
+        writer.join().unwrap();
+        got.extend(latest.take());
+        let got: Vec<_> = got.iter().map(Letter::read).collect();
+        assert!(got == [1, 2] || got == [2], "{got:?}");
+    });
+}
+
+#[test]
+fn what_is_noted_while_another_one_has_the_state_is_done() {
+    explore(3, || {
+        let state = Arc::new(Attended::new(0));
+        let notes = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let attend = |state: &Attended<u32>, notes: &[AtomicBool; 2]| {
+            // The weakest accesses: the order comes from `attend` alone.
+            let is_due = || notes.iter().any(|note| note.load(Ordering::Relaxed));
+            let work = |done: &mut u32| {
+                for note in notes {
+                    *done += u32::from(note.swap(false, Ordering::Relaxed));
+                }
+            };
+            state.attend(is_due, work, |()| {});
+        };
+        let threads = [0, 1].map(|index| {
+            let (state, notes) = (state.clone(), notes.clone());
+            thread::spawn(move || {
+                notes[index].swap(true, Ordering::Relaxed);
+                attend(&state, &notes);
+            })
+        });
+        state.change(|done| *done += 10);
+        attend(&state, &notes);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(state.change(|done| *done), 12);
     });
 }
 
@@ -200,7 +319,7 @@ struct Shop {
     roster: Roster,
     waker: Waker,
     doorbell: AtomicBool,
-    second: Actor<Vec<u32>, u32>,
+    second: Receiver,
 }
 
 impl Shop {
@@ -208,22 +327,26 @@ impl Shop {
     fn turn(&self, worker: usize) -> bool {
         let mut worked = false;
         if self.roster.is_home(0, worker) && self.doorbell.swap(false, Ordering::SeqCst) {
-            self.second.put(1);
+            self.second.put(Letter::new(1), &mut Blanks::new());
             worked = true;
         }
-        if self.roster.is_home(1, worker) && self.second.has_letters() {
+        if self.roster.is_home(1, worker) {
             match self.second.try_take() {
-                Some(mut got) => {
-                    empty(&self.second, &mut got);
+                Some(mut got) if got.has_letters() => {
+                    empty(&mut got);
                     // All is done when the letter has been read.
                     if !got.is_empty() {
                         self.waker.stop();
                         self.roster.stop();
                     }
+                    worked = true;
                 }
-                None => thread::yield_now(),
+                Some(_) => {}
+                None => {
+                    thread::yield_now();
+                    worked = true;
+                }
             }
-            worked = true;
         }
         worked
     }
@@ -241,7 +364,7 @@ impl Shop {
                 continue;
             }
             self.waker.announce();
-            if self.doorbell.load(Ordering::SeqCst) || self.second.has_letters() {
+            if self.doorbell.load(Ordering::SeqCst) || self.second.take().has_letters() {
                 self.waker.cancel();
             } else {
                 self.waker.sleep(None);

@@ -10,9 +10,10 @@
 //! cannot keep up, packets are missing from the file, and the next packet in the file records how many. [`Center`]
 //! starts captures and keeps track of them.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime};
 
 use vrnic_engine::fault::Firing;
@@ -112,7 +113,7 @@ pub struct Capture {
     packets: SyncSender<Packet>,
     progress: Arc<Progress>,
     /// Number of packets missing since the last one that was queued.
-    missing: u64,
+    missing: AtomicU64,
 }
 
 impl Capture {
@@ -122,7 +123,7 @@ impl Capture {
             scope,
             packets,
             progress,
-            missing: 0,
+            missing: AtomicU64::new(0),
         }
     }
 
@@ -136,15 +137,10 @@ impl Capture {
         self.progress.over.load(Ordering::Relaxed)
     }
 
-    fn put(
-        &mut self,
-        interface: usize,
-        direction: Option<Direction>,
-        frame: &[u8],
-        comment: String,
-    ) {
+    fn put(&self, interface: usize, direction: Option<Direction>, frame: &[u8], comment: String) {
         let queued = &self.progress.queued;
         let room = queued.load(Ordering::Relaxed) + frame.len() <= QUEUE_BYTES;
+        let missing = self.missing.swap(0, Ordering::Relaxed);
         let sent = room.then(|| {
             queued.fetch_add(frame.len(), Ordering::Relaxed);
             self.packets.try_send(Packet {
@@ -155,57 +151,36 @@ impl Capture {
                     .unwrap_or_default(),
                 frame: frame.to_vec(),
                 comment,
-                missing: self.missing,
+                missing,
             })
         });
         match sent {
-            Some(Ok(())) => {
-                self.missing = 0;
-                return;
-            }
+            Some(Ok(())) => return,
             Some(Err(TrySendError::Full(packet) | TrySendError::Disconnected(packet))) => {
                 self.progress.dequeued(packet.frame.len());
             }
             None => {}
         }
-        self.missing += 1;
+        self.missing.fetch_add(missing + 1, Ordering::Relaxed);
         self.progress.missing.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// The running captures.
+///
+/// A worker that shows them something is one of many readers of the lock, which do not wait for each other. It is locked
+/// for writing only while a question is answered, and then no turn is under way. Nobody locks it without a capture.
 pub struct Captures {
     /// Names of the devices.
     devices: Vec<String>,
-    /// Whether there are captures, so that without any, nobody takes the lock.
+    /// Whether there are captures. Changes only while `running` is locked.
     any: AtomicBool,
-    running: Mutex<Running>,
+    running: RwLock<Vec<Capture>>,
 }
 
-struct Running {
-    captures: Vec<Capture>,
+thread_local! {
     /// Buffer for encoding a frame.
-    buffer: Vec<u8>,
-}
-
-impl Running {
-    /// Drops captures that have ended on their own.
-    fn drop_ended(&mut self) {
-        self.captures.retain(|capture| !capture.is_over());
-    }
-}
-
-/// Locked captures; unlocking them notes whether there are any.
-struct Locked<'a> {
-    running: MutexGuard<'a, Running>,
-    any: &'a AtomicBool,
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        self.any
-            .store(!self.running.captures.is_empty(), Ordering::Relaxed);
-    }
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_FRAME]);
 }
 
 impl Captures {
@@ -214,35 +189,45 @@ impl Captures {
         Self {
             devices,
             any: AtomicBool::new(false),
-            running: Mutex::new(Running {
-                captures: Vec::new(),
-                buffer: vec![0; MAX_FRAME],
-            }),
+            running: RwLock::new(Vec::new()),
         }
     }
 
-    /// Locks the captures, even if a thread panicked while it had locked them: they are complete at any time.
-    fn lock(&self) -> Locked<'_> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.drop_ended();
-        Locked {
-            running,
-            any: &self.any,
+    /// Locks the captures to show them something, even if a thread panicked meanwhile: they are complete at any time.
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Capture>> {
+        let captures = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        // Those that have ended on their own are dropped when the next one begins or ends.
+        if captures.iter().all(Capture::is_over) {
+            self.any.store(false, Ordering::Relaxed);
         }
+        captures
+    }
+
+    /// Changes the list of captures.
+    fn change(&self, change: impl FnOnce(&mut Vec<Capture>)) {
+        let captures = self.running.write();
+        let mut captures: RwLockWriteGuard<'_, _> =
+            captures.unwrap_or_else(PoisonError::into_inner);
+        captures.retain(|capture| !capture.is_over());
+        change(&mut captures);
+        self.any.store(!captures.is_empty(), Ordering::Relaxed);
     }
 
     /// Adds a capture.
     pub fn add(&self, capture: Capture) {
-        self.lock().running.captures.push(capture);
+        self.change(|captures| captures.push(capture));
     }
 
     /// Ends a capture. Packets that it was given before will be written. Returns false if there is no capture with that
     /// number.
     pub fn remove(&self, id: u64) -> bool {
-        let captures = &mut self.lock().running.captures;
-        let before = captures.len();
-        captures.retain(|capture| capture.id != id);
-        captures.len() < before
+        let mut removed = false;
+        self.change(|captures| {
+            let before = captures.len();
+            captures.retain(|capture| capture.id != id);
+            removed = captures.len() < before;
+        });
+        removed
     }
 
     /// Returns whether there are no captures.
@@ -262,13 +247,12 @@ impl Captures {
         if self.is_empty() {
             return;
         }
-        let captures = &mut self.lock().running.captures;
-        self.show(captures, device, direction, segment, frame, note);
+        self.show(&self.read(), device, direction, segment, frame, note);
     }
 
     fn show(
         &self,
-        captures: &mut [Capture],
+        captures: &[Capture],
         device: usize,
         direction: Direction,
         segment: &Segment<'_>,
@@ -296,21 +280,24 @@ impl Captures {
             return;
         }
         let wanted = |capture: &Capture| capture.scope.has(device, direction, segment);
-        let Running { captures, buffer } = &mut *self.lock().running;
+        let captures = self.read();
         if !captures.iter().any(wanted) {
             return;
         }
-        split(segment, RENDERED_MTU, |packet| {
-            if let Ok(length) = encode(packet, memory, buffer) {
-                self.show(captures, device, direction, packet, &buffer[..length], note);
-            }
+        BUFFER.with_borrow_mut(|buffer| {
+            split(segment, RENDERED_MTU, |packet| {
+                if let Ok(length) = encode(packet, memory, buffer) {
+                    let frame = &buffer[..length];
+                    self.show(&captures, device, direction, packet, frame, note);
+                }
+            });
         });
     }
 
     /// Shows the captures that a fault fired on a device. A capture gets the placeholder `frame` ([`no_packet`]) with a
     /// comment, unless it has the packet that arrived for the queue pair `by`, whose own comment describes the fault.
     pub fn firing(&self, device: usize, frame: &[u8], firing: &Firing, by: Option<u32>) {
-        for capture in &mut self.lock().running.captures {
+        for capture in self.read().iter() {
             let has_packet = |qpn| capture.scope.has_packet(device, Direction::In, qpn);
             if capture.scope.has_firing(device, firing.qpn) && !by.is_some_and(has_packet) {
                 let comment = firing_comment(&self.devices[device], firing);
@@ -326,7 +313,7 @@ impl Captures {
             return;
         }
         let interface = self.devices.len() + port;
-        for capture in &mut self.lock().running.captures {
+        for capture in self.read().iter() {
             if matches!(capture.scope, Scope::Switch) {
                 let comment = format!("switch port {name}{note}");
                 capture.put(interface, Some(direction), frame, comment);

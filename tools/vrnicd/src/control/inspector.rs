@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::protocol::{Reply, Request};
@@ -82,14 +82,38 @@ impl Inspector {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Removes and returns the next question.
+    /// Removes and returns the next question. Does not wait for a client that leaves another one just now: its question
+    /// keeps [waiting](Self::is_asked).
     pub fn next(&self) -> Option<Question> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = match self.waiting.try_lock() {
+            Ok(waiting) => waiting,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         let question = waiting.pop_front();
         self.any.store(!waiting.is_empty(), Ordering::SeqCst);
         question
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worker_does_not_wait_for_a_client_that_got_stuck() {
+        let inspector = Inspector::new(Arc::new(Waker::new().unwrap()));
+        let (reply, _answer) = sync_channel(1);
+        let topic = Topic::EndOfCapture(1);
+        let question = Question { topic, reply };
+        let mut stuck = inspector.waiting.lock().unwrap();
+        stuck.push_back(question);
+        inspector.any.store(true, Ordering::SeqCst);
+        assert!(inspector.next().is_none() && inspector.is_asked());
+        drop(stuck);
+        assert!(inspector.next().is_some() && !inspector.is_asked());
     }
 }

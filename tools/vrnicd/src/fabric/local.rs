@@ -3,24 +3,51 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vrnic_engine::Segment;
 use vrnic_engine::segment::{Gid, Group};
 
 use super::Route;
+use crate::inbox::Latest;
 
 /// Connects all RNICs of this process by their GIDs.
 ///
 /// A device reaches itself at any of its own GIDs. Several devices have the same GID only by misconfiguration of the
 /// guests or in an attack. Others then reach the device that had the GID first, and segments from the other devices
 /// with this GID as source are dropped.
+///
+/// Only a device's command, or a fault, changes the tables, and only that takes the lock. Each change leaves the new
+/// tables with every worker ([`Latest`]), so a worker that carries segments waits for nobody.
 #[derive(Default)]
 pub struct Local {
-    tables: Mutex<(Arc<Tables>, Arc<Members>)>,
-    /// Number of changes of the tables.
-    changes: AtomicU64,
+    tables: Mutex<Known>,
+}
+
+/// What the network knows.
+#[derive(Default)]
+struct Known {
+    view: View,
+    /// The workers, to which changes are told.
+    workers: Vec<Arc<Latest<View>>>,
+}
+
+/// The tables at one time.
+#[derive(Clone, Default)]
+struct View {
+    tables: Arc<Tables>,
+    members: Arc<Members>,
+}
+
+impl Known {
+    /// Tells all workers of a change.
+    fn tell(&mut self) {
+        // Nobody else has the place of a worker that is gone.
+        self.workers.retain(|news| Arc::strong_count(news) > 1);
+        for news in &self.workers {
+            news.put(self.view.clone());
+        }
+    }
 }
 
 /// The devices that have members of each multicast group.
@@ -37,13 +64,11 @@ struct Tables {
     owners: HashMap<Gid, usize>,
 }
 
-/// What one worker knows of the GIDs. It notices changes without a lock.
-pub struct Routes<'a> {
-    local: &'a Local,
-    tables: Arc<Tables>,
-    members: Arc<Members>,
-    /// Number of changes that the tables include.
-    changes: u64,
+/// What one worker knows of the GIDs.
+pub struct Routes {
+    view: View,
+    /// The tables after the last change, if the worker has not noticed it yet.
+    news: Arc<Latest<View>>,
     /// Route of the last segment of each device. Many segments in a row take the same route, and a lookup is slow.
     last: Vec<Option<Way>>,
     /// Number of segments that went from a sender to a receiver, without those that `last` counts.
@@ -68,8 +93,8 @@ impl Local {
 
     /// Sets the GIDs of device `device`.
     pub fn set_gids(&self, device: usize, gids: impl Iterator<Item = Gid>) {
-        let mut tables = self.lock();
-        let Tables { devices, owners } = Arc::make_mut(&mut tables.0);
+        let mut known = self.lock();
+        let Tables { devices, owners } = Arc::make_mut(&mut known.view.tables);
         if devices.len() <= device {
             devices.resize(device + 1, Vec::new());
         }
@@ -83,13 +108,13 @@ impl Local {
                 }
             }
         }
-        self.changes.fetch_add(1, Ordering::Release);
+        known.tell();
     }
 
     /// Sets the multicast groups in which device `device` has members.
     pub fn set_groups(&self, device: usize, groups: impl Iterator<Item = Group>) {
-        let mut tables = self.lock();
-        let members = Arc::make_mut(&mut tables.1);
+        let mut known = self.lock();
+        let members = Arc::make_mut(&mut known.view.members);
         members.retain(|_, devices| {
             devices.remove(&device);
             !devices.is_empty()
@@ -97,37 +122,41 @@ impl Local {
         for group in groups {
             members.entry(group).or_default().insert(device);
         }
-        self.changes.fetch_add(1, Ordering::Release);
+        known.tell();
+    }
+
+    /// Returns whether a device has a GID.
+    #[cfg(test)]
+    pub fn has_gid(&self, device: usize, gid: &Gid) -> bool {
+        let devices = &self.lock().view.tables.devices;
+        devices.get(device).is_some_and(|gids| gids.contains(gid))
     }
 
     /// Returns a worker's view.
-    pub fn routes(&self) -> Routes<'_> {
-        let tables = self.lock();
-        let (tables, members) = &*tables;
+    pub fn routes(&self) -> Routes {
+        let mut known = self.lock();
+        let news = Arc::new(Latest::new());
+        known.workers.push(news.clone());
         Routes {
-            local: self,
-            tables: tables.clone(),
-            members: members.clone(),
-            changes: self.changes.load(Ordering::Acquire),
+            view: known.view.clone(),
+            news,
             last: Vec::new(),
             traffic: HashMap::new(),
         }
     }
 
     /// Locks the tables. A thread that panics while it changes them takes the process down.
-    fn lock(&self) -> MutexGuard<'_, (Arc<Tables>, Arc<Members>)> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Routes<'_> {
+impl Routes {
     /// Returns the route of `segment`, sent by device `from`.
     pub fn route(&mut self, from: usize, segment: &Segment<'_>) -> Route {
-        if self.local.changes.load(Ordering::Acquire) != self.changes {
+        if let Some(view) = self.news.take() {
             self.count_last();
-            let traffic = std::mem::take(&mut self.traffic);
-            *self = self.local.routes();
-            self.traffic = traffic;
+            self.view = view;
         }
         let (source, destination) = (segment.path.source, segment.path.destination);
         if let Some(Some(way)) = self.last.get_mut(from)
@@ -136,7 +165,7 @@ impl Routes<'_> {
             way.count += 1;
             return way.route;
         }
-        let route = self.tables.find(from, segment);
+        let route = self.view.tables.find(from, segment);
         if self.last.len() <= from {
             self.last.resize(from + 1, None);
         }
@@ -154,7 +183,7 @@ impl Routes<'_> {
 
     /// Returns the devices that have members of each multicast group.
     pub fn members(&self) -> Arc<Members> {
-        self.members.clone()
+        self.view.members.clone()
     }
 
     /// Returns the pairs of a sender and a receiver to which at least one in `MUCH` of the sender's segments went
@@ -290,6 +319,22 @@ mod tests {
     }
 
     #[test]
+    fn workers_learn_of_changes_while_another_one_changes_the_tables() {
+        let local = Local::new();
+        let mut routes = [local.routes(), local.routes()];
+        drop(local.routes());
+        local.set_gids(1, [[1; 16]].into_iter());
+        local.set_gids(2, [[2; 16]].into_iter());
+        // A thread that lost its CPU in the midst of a change.
+        let stuck = local.lock();
+        assert_eq!(stuck.workers.len(), 2, "those that are left");
+        for routes in &mut routes {
+            assert_eq!(routes.route(1, &to([2; 16])), Route::Device(2));
+            assert_eq!(routes.route(2, &to([1; 16])), Route::Device(1));
+        }
+    }
+
+    #[test]
     fn a_gid_stays_with_who_had_it_first() {
         let local = Local::new();
         let mut routes = local.routes();
@@ -355,7 +400,7 @@ mod tests {
         local.set_groups(1, std::iter::empty());
         local.set_groups(2, std::iter::empty());
         assert!(members(one).is_empty());
-        assert!(local.lock().1.is_empty());
+        assert!(local.lock().view.members.is_empty());
     }
 
     #[test]

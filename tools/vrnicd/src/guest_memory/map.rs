@@ -62,7 +62,8 @@ struct Inner {
 }
 
 /// Guest memory of one VM. The front end's thread changes it; a worker looks up addresses when memory is registered,
-/// never on a data path.
+/// never on a data path. The lock is held only to look at the map or to change it: what may take time, or block on a
+/// file of a hostile VMM, happens before or after that.
 #[derive(Default)]
 pub struct GuestMemory {
     inner: RwLock<Inner>,
@@ -89,22 +90,34 @@ impl GuestMemory {
             .checked_add(length)
             .filter(|_| length > 0)
             .ok_or(MapError::Invalid)?;
-        let mut inner = self.write();
-        if inner.translations.len() >= MAX_TRANSLATIONS {
-            return Err(MapError::NoSpace);
-        }
-        let overlaps =
-            |(start, there): (&u64, &Translation)| *start < end && start + there.length > address;
-        if inner
-            .translations
-            .range(..end)
-            .next_back()
-            .is_some_and(overlaps)
-        {
-            return Err(MapError::Invalid);
-        }
         let file_end = offset.checked_add(length).ok_or(MapError::Invalid)?;
-        let mapping = inner.mapping_of(fd, file_end)?;
+        let file = File::of(fd)?;
+        let known = {
+            let inner = self.read();
+            inner.check(address, end)?;
+            inner.mapping_of(&file, file_end)
+        };
+        let mapping = match known {
+            Some(mapping) => mapping,
+            None => {
+                self.release_unused();
+                self.read().check_limits(0)?;
+                let mapping = Mapping::new(fd).map_err(|error| {
+                    warn!(%error, "memory of the VM is refused");
+                    MapError::Invalid
+                })?;
+                if mapping.len() < file_end {
+                    return Err(MapError::Invalid);
+                }
+                Arc::new(mapping)
+            }
+        };
+        let mut inner = self.write();
+        inner.check(address, end)?;
+        if !inner.mappings.iter().any(|it| Arc::ptr_eq(it, &mapping)) {
+            inner.check_limits(mapping.len())?;
+            inner.mappings.push(mapping.clone());
+        }
         let writable = writable && mapping.is_writable();
         inner.translations.insert(
             address,
@@ -160,7 +173,9 @@ impl GuestMemory {
     /// Unmaps files that are used neither by a translation nor by registered memory. Called after a reset of the
     /// device.
     pub fn release_unused(&self) {
-        self.write().release_unused();
+        let unused = self.write().take_unused();
+        // Unmapped here, after the lock is free again.
+        drop(unused);
     }
 
     /// Returns the contiguous piece of a file that begins at `address`, at most `length` bytes of it.
@@ -223,42 +238,61 @@ impl GuestMemory {
 }
 
 impl Inner {
-    /// Returns the mapping of the file behind `fd`, which must extend to `end`.
-    fn mapping_of(&mut self, fd: &OwnedFd, end: u64) -> Result<Arc<Mapping>, MapError> {
-        let flags = rustix::fs::fcntl_getfl(fd).map_err(|_| MapError::Invalid)?;
-        let writable = flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR;
-        let file = FileId::of(fd).map_err(|_| MapError::Invalid)?;
-        let known = self
-            .mappings
-            .iter()
-            .filter(|m| !m.is_lost())
-            .find(|m| m.file() == file && m.is_writable() == writable && m.len() >= end);
-        if let Some(mapping) = known {
-            return Ok(mapping.clone());
-        }
-        self.release_unused();
-        if self.mappings.len() >= MAX_MAPPINGS {
+    /// Checks that there is room for a translation of the addresses from `address` to `end`.
+    fn check(&self, address: u64, end: u64) -> Result<(), MapError> {
+        if self.translations.len() >= MAX_TRANSLATIONS {
             return Err(MapError::NoSpace);
         }
-        let mapping = Mapping::new(fd).map_err(|error| {
-            warn!(%error, "memory of the VM is refused");
-            MapError::Invalid
-        })?;
-        let mapping = Arc::new(mapping);
-        if mapping.len() < end {
+        let last = self.translations.range(..end).next_back();
+        if last.is_some_and(|(start, there)| start + there.length > address) {
             return Err(MapError::Invalid);
         }
-        let others: u64 = self.mappings.iter().map(|other| other.len()).sum();
-        if others + mapping.len() > MAX_BYTES {
-            return Err(MapError::NoSpace);
-        }
-        self.mappings.push(mapping.clone());
-        Ok(mapping)
+        Ok(())
     }
 
-    fn release_unused(&mut self) {
-        self.mappings
-            .retain(|mapping| Arc::strong_count(mapping) > 1);
+    /// Checks that there is room for another mapping of `bytes` bytes.
+    fn check_limits(&self, bytes: u64) -> Result<(), MapError> {
+        let others: u64 = self.mappings.iter().map(|other| other.len()).sum();
+        if self.mappings.len() >= MAX_MAPPINGS || others + bytes > MAX_BYTES {
+            return Err(MapError::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Returns the mapping of a file that extends to `end`, if there is one.
+    fn mapping_of(&self, file: &File, end: u64) -> Option<Arc<Mapping>> {
+        let mut known = self.mappings.iter().filter(|m| !m.is_lost());
+        let is_it = |m: &&Arc<Mapping>| {
+            m.file() == file.id && m.is_writable() == file.writable && m.len() >= end
+        };
+        known.find(is_it).cloned()
+    }
+
+    /// Takes out the mappings that are not used.
+    fn take_unused(&mut self) -> Vec<Arc<Mapping>> {
+        let used = |mapping: &Arc<Mapping>| Arc::strong_count(mapping) > 1;
+        let (used, unused) = std::mem::take(&mut self.mappings)
+            .into_iter()
+            .partition(used);
+        self.mappings = used;
+        unused
+    }
+}
+
+/// What distinguishes a file of the VMM.
+struct File {
+    id: FileId,
+    writable: bool,
+}
+
+impl File {
+    /// Asks for the file behind `fd`, which may block for as long as the VMM likes.
+    fn of(fd: &OwnedFd) -> Result<Self, MapError> {
+        let flags = rustix::fs::fcntl_getfl(fd).map_err(|_| MapError::Invalid)?;
+        Ok(Self {
+            id: FileId::of(fd).map_err(|_| MapError::Invalid)?,
+            writable: flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR,
+        })
     }
 }
 

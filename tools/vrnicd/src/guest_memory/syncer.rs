@@ -2,13 +2,14 @@
 //! Makes guest memory persistent. A disk may be slow, so a separate thread does it.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::{io, thread};
 
 use tracing::warn;
 use vrnic_engine::memory::HostRange;
 
 use super::{Mapping, RegionTable};
+use crate::inbox::Latest;
 use crate::waker::Waker;
 
 /// A part of a mapping.
@@ -22,8 +23,8 @@ struct Part {
 pub struct Syncer {
     device: String,
     waker: Arc<Waker>,
-    /// Channels for tasks and results.
-    thread: Option<(Sender<Vec<Part>>, Receiver<bool>)>,
+    /// The channel for tasks, and the result of the last one.
+    thread: Option<(Sender<Vec<Part>>, Arc<Latest<bool>>)>,
     busy: bool,
     /// Whether the result of the current task is no longer wanted.
     forgotten: bool,
@@ -77,9 +78,10 @@ impl Syncer {
         self.forgotten = self.busy;
     }
 
-    fn spawn(&self) -> io::Result<(Sender<Vec<Part>>, Receiver<bool>)> {
+    fn spawn(&self) -> io::Result<(Sender<Vec<Part>>, Arc<Latest<bool>>)> {
         let (tasks, received) = channel::<Vec<Part>>();
-        let (sender, results) = channel();
+        let result = Arc::new(Latest::new());
+        let own = result.clone();
         let (device, waker) = (self.device.clone(), self.waker.clone());
         let work = move || {
             for parts in received {
@@ -90,14 +92,12 @@ impl Syncer {
                     }
                     result.is_ok()
                 });
-                if sender.send(done).is_err() {
-                    return;
-                }
+                own.put(done);
                 waker.wake();
             }
         };
         thread::Builder::new().name("sync".to_owned()).spawn(work)?;
-        Ok((tasks, results))
+        Ok((tasks, result))
     }
 
     /// Returns the result of the task once it has finished, unless the task was forgotten.
@@ -105,8 +105,8 @@ impl Syncer {
         if !self.busy {
             return None;
         }
-        let (_, results) = self.thread.as_ref()?;
-        let result = results.try_recv().ok()?;
+        let (_, result) = self.thread.as_ref()?;
+        let result = result.take()?;
         self.busy = false;
         (!std::mem::take(&mut self.forgotten)).then_some(result)
     }

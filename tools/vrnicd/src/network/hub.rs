@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The queues of frames between the worker's thread and the network thread.
+//! The queues of frames between the worker's thread and the network thread. Neither waits for the other, not even for a
+//! lock.
 
 use std::io;
-use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use vrnic_switch::{Queue, QueueLimits};
 
+use crate::inbox::{Blanks, Inbox};
 use crate::waker::Waker;
 
 /// Limits of the queue of frames that came to a port from outside.
@@ -81,26 +82,68 @@ impl Hub {
 /// One port.
 pub struct HubPort {
     up: AtomicBool,
-    inbound: Mutex<Queue>,
+    inbound: Lane,
     overruns: AtomicU64,
-    outbound: Mutex<Queue>,
-    /// Limits of `outbound`.
-    limits: QueueLimits,
+    outbound: Lane,
 }
 
-/// Locks a mutex even if it is poisoned: a panic of the other thread cannot leave the data inconsistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Frames from one thread to another one. The limits hold because only one thread adds frames.
+struct Lane {
+    frames: Inbox<Vec<u8>>,
+    limits: QueueLimits,
+    /// Number of the frames, which the one thread increases and the other one decreases.
+    count: AtomicUsize,
+    /// Their size in bytes.
+    bytes: AtomicUsize,
+}
+
+impl Lane {
+    fn new(limits: QueueLimits) -> Self {
+        Self {
+            frames: Inbox::new(),
+            limits,
+            count: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Returns the number of frames.
+    fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Adds a frame at the end; returns it as the error if there is no room.
+    fn put(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
+        let bytes = self.bytes.load(Ordering::Relaxed) + frame.len();
+        if self.len() >= self.limits.frames || bytes > self.limits.bytes {
+            return Err(frame);
+        }
+        // Counted first, so that the other thread never counts below zero.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(frame.len(), Ordering::Relaxed);
+        self.frames.put(frame, &mut Blanks::new());
+        Ok(())
+    }
+
+    /// Takes all frames.
+    fn take(&self) -> Queue {
+        let mut queue = Queue::default();
+        for frame in self.frames.take() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            self.bytes.fetch_sub(frame.len(), Ordering::Relaxed);
+            queue.push(frame);
+        }
+        queue
+    }
 }
 
 impl HubPort {
     fn new(limits: QueueLimits) -> Self {
         Self {
             up: AtomicBool::new(false),
-            inbound: Mutex::default(),
+            inbound: Lane::new(INBOUND),
             overruns: AtomicU64::new(0),
-            outbound: Mutex::default(),
-            limits,
+            outbound: Lane::new(limits),
         }
     }
 
@@ -109,19 +152,17 @@ impl HubPort {
         self.up.load(Ordering::SeqCst)
     }
 
-    /// Sets whether a peer is connected to the port. Drops frames that waited for the previous peer.
+    /// Called by the network thread: sets whether a peer is connected to the port. Drops frames that waited for the previous peer.
     pub fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::SeqCst);
-        *lock(&self.outbound) = Queue::default();
+        drop(self.take_outbound());
     }
 
-    /// Queues frames for the worker. Frames for which there is no room are dropped and counted.
+    /// Called by the network thread: queues frames for the worker. Frames for which there is no room are dropped and
+    /// counted.
     pub fn deliver(&self, frames: &mut Vec<Vec<u8>>) {
-        let mut inbound = lock(&self.inbound);
         for frame in frames.drain(..) {
-            if inbound.has_room(INBOUND, frame.len()) {
-                inbound.push(frame);
-            } else {
+            if self.inbound.put(frame).is_err() {
                 self.overruns.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -132,30 +173,24 @@ impl HubPort {
         self.overruns.load(Ordering::Relaxed)
     }
 
-    /// Takes all frames that came from outside.
+    /// Called by the worker: takes all frames that came from outside.
     pub fn take_inbound(&self) -> Queue {
-        mem::take(&mut lock(&self.inbound))
+        self.inbound.take()
     }
 
     /// Returns the number of frames that wait for the outside.
     pub fn waiting(&self) -> usize {
-        lock(&self.outbound).len()
+        self.outbound.len()
     }
 
-    /// Queues a frame for the outside; returns the frame as the error if there is no room.
+    /// Called by the worker: queues a frame for the outside; returns the frame as the error if there is no room.
     pub fn offer(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
-        let mut outbound = lock(&self.outbound);
-        if outbound.has_room(self.limits, frame.len()) {
-            outbound.push(frame);
-            Ok(())
-        } else {
-            Err(frame)
-        }
+        self.outbound.put(frame)
     }
 
-    /// Takes all frames for the outside.
+    /// Called by the network thread: takes all frames for the outside.
     pub fn take_outbound(&self) -> Queue {
-        mem::take(&mut lock(&self.outbound))
+        self.outbound.take()
     }
 }
 

@@ -3,13 +3,15 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use tracing::warn;
 
 use super::NO_VECTOR;
+use crate::atomic_set::AtomicSet;
+use crate::attended::Attended;
 use crate::virtio::Notifier;
 use crate::watchdog;
 
@@ -42,11 +44,18 @@ impl EventFd {
     }
 }
 
+/// The vectors by their number.
+type Vectors = Box<[Option<Arc<EventFd>>]>;
+
 /// State shared by the front end's thread and the worker.
 ///
-/// Locking: `vectors` is held only to change an entry or to copy one.
+/// The front end locks `vectors` to change them. The worker never waits for that: if the front end is at it, the front
+/// end raises the interrupt itself when it is done.
 pub struct Signals {
-    vectors: Mutex<Vec<Option<Arc<EventFd>>>>,
+    vectors: Attended<Vectors>,
+    vector_count: u32,
+    /// Vectors to be raised.
+    due: AtomicSet,
     /// Whether the VMM made the worker block, and therefore gets no more interrupts.
     silenced: AtomicBool,
     queue_vector: Box<[AtomicU16]>,
@@ -60,7 +69,9 @@ impl Signals {
     /// Creates the state of a function with `queues` virtqueues and `vectors` MSI-X vectors.
     pub fn new(queues: u16, vectors: u16) -> Self {
         Self {
-            vectors: Mutex::new((0..vectors).map(|_| None).collect()),
+            vectors: Attended::new((0..vectors).map(|_| None).collect()),
+            vector_count: u32::from(vectors),
+            due: AtomicSet::new(usize::from(vectors)),
             silenced: AtomicBool::new(false),
             queue_vector: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
             config_vector: AtomicU16::new(NO_VECTOR),
@@ -72,7 +83,7 @@ impl Signals {
 
     /// Returns the number of MSI-X vectors.
     pub fn vector_count(&self) -> u32 {
-        self.lock().len() as u32
+        self.vector_count
     }
 
     /// Connects vectors `start..` to eventfds, or disconnects them where the entry is `None`. Returns false if out of
@@ -82,41 +93,65 @@ impl Signals {
         start: u32,
         eventfds: impl ExactSizeIterator<Item = Option<EventFd>>,
     ) -> bool {
-        let mut vectors = self.lock();
-        let Some(slots) = (start as usize)
-            .checked_add(eventfds.len())
-            .and_then(|end| vectors.get_mut(start as usize..end))
-        else {
+        let start = start as usize;
+        let Some(end) = start.checked_add(eventfds.len()) else {
             return false;
         };
-        slots
-            .iter_mut()
-            .zip(eventfds)
-            .for_each(|(slot, eventfd)| *slot = eventfd.map(Arc::new));
-        true
+        let mut new: Vec<_> = eventfds.map(|eventfd| eventfd.map(Arc::new)).collect();
+        let connected = self.vectors.change(|vectors| {
+            let slots = vectors.get_mut(start..end)?;
+            slots.swap_with_slice(&mut new);
+            Some(())
+        });
+        self.raise_due();
+        // The old descriptors are closed after the lock is free.
+        drop(new);
+        connected.is_some()
     }
 
     /// Disconnects all vectors.
     pub fn disconnect_all(&self) {
-        self.lock().fill_with(|| None);
+        self.connect(0, (0..self.vector_count).map(|_| None));
     }
 
-    /// Raises vector `vector` as a self-test. Returns false if there is no such vector.
+    /// Raises vector `vector`. Returns false if there is no such vector.
     pub fn trigger(&self, vector: u32) -> bool {
-        let Some(eventfd) = self.lock().get(vector as usize).cloned() else {
+        if vector >= self.vector_count {
             return false;
+        }
+        self.due.insert(vector as usize);
+        self.raise_due();
+        true
+    }
+
+    /// Raises the vectors that are due, unless another thread has the vectors, which does it then.
+    fn raise_due(&self) {
+        let take = |vectors: &mut Vectors| {
+            let mut taken = Vec::new();
+            self.due.drain(|vector| {
+                taken.extend(vectors[vector].clone().map(|eventfd| (vector, eventfd)));
+            });
+            taken
         };
-        if let Some(eventfd) = eventfd
-            && !self.is_silenced()
-            && !eventfd.signal()
-            && !self.silenced.swap(true, Ordering::Relaxed)
+        self.vectors.attend(
+            || !self.due.is_empty(),
+            take,
+            |taken| {
+                for (vector, eventfd) in taken {
+                    self.signal(vector, &eventfd);
+                }
+            },
+        );
+    }
+
+    fn signal(&self, vector: usize, eventfd: &EventFd) {
+        if !self.is_silenced() && !eventfd.signal() && !self.silenced.swap(true, Ordering::Relaxed)
         {
             warn!(
                 vector,
                 "the VMM does not take its interrupts: it gets no more"
             );
         }
-        true
     }
 
     /// Returns whether the VMM gets no more interrupts because one of them made the worker block.
@@ -180,13 +215,6 @@ impl Signals {
             self.trigger(u32::from(vector));
         }
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Arc<EventFd>>>> {
-        // The table is consistent after any panic, because entries are replaced whole.
-        self.vectors
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }
 
 impl Notifier for Signals {
@@ -218,6 +246,61 @@ mod tests {
         assert!(signals.connect(0, [Some(ours)].into_iter()));
         signals.set_queue_vector(0, 0);
         (signals, theirs.into())
+    }
+
+    fn raised(counter: &File) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(counter, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(errno) => {
+                assert_eq!(errno, Errno::AGAIN);
+                0
+            }
+        }
+    }
+
+    #[test]
+    fn the_worker_does_not_wait_for_a_front_end_that_got_stuck() {
+        let (signals, counter) = connected();
+        let theirs = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        signals.vectors.change(|vectors| {
+            // The worker, in the midst of a change.
+            signals.queue_used(0);
+            assert_eq!(raised(&counter), 0);
+            let ours = EventFd::new(theirs.try_clone().unwrap()).unwrap();
+            vectors[0] = Some(Arc::new(ours));
+        });
+        signals.raise_due();
+        assert_eq!((raised(&counter), raised(&theirs.into())), (0, 1));
+        assert!(signals.connect(0, [None].into_iter()) && !signals.connect(1, [None].into_iter()));
+        assert!(signals.trigger(0) && !signals.trigger(1));
+    }
+
+    #[test]
+    fn no_interrupt_is_lost_while_vectors_change() {
+        const ROUNDS: u64 = 2000;
+        let (signals, counter) = connected();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (signals, counter, over) = (&signals, &counter, &over);
+            scope.spawn(move || {
+                let ours: OwnedFd = counter.try_clone().unwrap().into();
+                let started = std::time::Instant::now();
+                while !over.load(Ordering::Relaxed) && started.elapsed().as_secs() < 60 {
+                    let ours = EventFd::new(ours.try_clone().unwrap()).unwrap();
+                    assert!(signals.connect(0, [Some(ours)].into_iter()));
+                }
+            });
+            for round in 0..ROUNDS {
+                signals.queue_used(0);
+                let started = std::time::Instant::now();
+                while raised(counter) == 0 {
+                    let waits = started.elapsed().as_secs();
+                    assert!(waits < 30, "round {round}: lost");
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use super::{Activation, Backend, Notifier};
+use crate::atomic_set::AtomicSet;
 use crate::waker::Waker;
 
 /// A message that must not be merged with others.
@@ -19,68 +20,6 @@ pub enum Request {
         /// Receiver of this report.
         notifier: Arc<dyn Notifier>,
     },
-}
-
-/// A set of small numbers. Any thread may add to it; one thread empties it.
-struct AtomicSet {
-    words: Box<[AtomicU64]>,
-    /// If bit `w` of summary word `s` is set, word `64 * s + w` may have bits set.
-    summary: Box<[AtomicU64]>,
-}
-
-impl AtomicSet {
-    fn new(size: usize) -> Self {
-        let words = size.div_ceil(64);
-        let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self {
-            words: zeros(words),
-            summary: zeros(words.div_ceil(64)),
-        }
-    }
-
-    /// Adds `number` if it is within the size of the set.
-    fn insert(&self, number: usize) {
-        let word = number / 64;
-        if let (Some(bits), Some(summary)) = (self.words.get(word), self.summary.get(word / 64)) {
-            bits.fetch_or(1 << (number % 64), Ordering::SeqCst);
-            summary.fetch_or(1 << (word % 64), Ordering::SeqCst);
-        }
-    }
-
-    /// Removes all numbers and calls `visit` with each. A number that is added in the meantime is either visited or
-    /// stays in the set.
-    fn drain(&self, mut visit: impl FnMut(usize)) {
-        for (index, summary) in self.summary.iter().enumerate() {
-            if summary.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            each_bit(summary.swap(0, Ordering::SeqCst), |bit| {
-                let word = index * 64 + bit;
-                if let Some(bits) = self.words.get(word) {
-                    each_bit(bits.swap(0, Ordering::SeqCst), |bit| visit(word * 64 + bit));
-                }
-            });
-        }
-    }
-
-    /// Returns whether the set has a number.
-    fn contains(&self, number: usize) -> bool {
-        let word = self.words.get(number / 64);
-        word.is_some_and(|bits| bits.load(Ordering::SeqCst) & 1 << (number % 64) != 0)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.summary
-            .iter()
-            .all(|summary| summary.load(Ordering::SeqCst) == 0)
-    }
-}
-
-fn each_bit(mut bits: u64, mut visit: impl FnMut(usize)) {
-    while bits != 0 {
-        visit(bits.trailing_zeros() as usize);
-        bits &= bits - 1;
-    }
 }
 
 /// Messages for one device. A million rings of one doorbell page take as much room as one.
@@ -114,12 +53,17 @@ impl Mailbox {
         }
     }
 
-    /// Removes and returns the oldest request.
+    /// Removes and returns the oldest request. Does not wait for the front end if that leaves another one just now: the
+    /// mailbox then keeps [saying](Self::has_orders) that there are requests.
     pub fn next_request(&self) -> Option<Request> {
         if !self.has_requests.load(Ordering::SeqCst) {
             return None;
         }
-        let mut requests = self.lock();
+        let mut requests = match self.requests.try_lock() {
+            Ok(requests) => requests,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         let request = requests.pop_front();
         self.has_requests
             .store(!requests.is_empty(), Ordering::SeqCst);
@@ -230,6 +174,14 @@ impl Backend for Mailbox {
 mod tests {
     use super::*;
 
+    struct Deaf;
+
+    impl Notifier for Deaf {
+        fn queue_used(&self, _: u16) {}
+        fn needs_reset(&self) {}
+        fn reset_done(&self, _: u64) {}
+    }
+
     fn mailbox() -> Mailbox {
         Mailbox::new(6, 10_000, Arc::new(Waker::new().unwrap()))
     }
@@ -247,6 +199,25 @@ mod tests {
         mailbox.drain_doorbells(|page, value| seen.push((page, value)));
         assert_eq!(seen, [(0, 7), (9999, 99)]);
         assert!(mailbox.is_empty());
+    }
+
+    #[test]
+    fn the_worker_does_not_wait_for_a_front_end_that_got_stuck() {
+        let mailbox = mailbox();
+        let reset = |generation| {
+            mailbox.reset(generation, Arc::new(Deaf));
+        };
+        reset(1);
+        let stuck = mailbox.lock();
+        assert!(mailbox.next_request().is_none());
+        assert!(mailbox.has_orders(0) && !mailbox.is_empty());
+        drop(stuck);
+        let request = mailbox.next_request();
+        assert!(matches!(
+            request,
+            Some(Request::Reset { generation: 1, .. })
+        ));
+        assert!(mailbox.next_request().is_none() && mailbox.is_empty());
     }
 
     #[test]
