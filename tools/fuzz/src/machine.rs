@@ -27,7 +27,7 @@ use vrnicd::{
         answer::{Timed, answer},
         inspector::Question,
     },
-    device::{Device, Shared},
+    device::{Crowd, Device, Shared},
     fabric::{Local, Route, SubnetFabric},
     guest_memory::{GuestMemory, Mapping},
     network::Network,
@@ -125,7 +125,9 @@ impl Worker {
             self.fabric.set_gids(index, gids.into_iter());
             self.deliver(index);
             let (device, shared) = (&mut self.devices[index], &mut self.shared);
-            device.contained(shared, |device, shared| device.work(shared, now, true));
+            device.contained(shared, |device, shared| {
+                device.work(shared, now, Crowd::Many)
+            });
             self.deliver(index);
         }
         for device in &mut self.devices {

@@ -53,6 +53,9 @@ const SHORT_TURN: Budget = Budget {
     units: 8,
     bytes: 64 * 1024,
 };
+/// Bytes in a turn of the heavier one of two devices with different weights. Most turns have fewer packets than
+/// [`LONG_TURN`] then, but still enough to make the fixed cost of a turn negligible.
+const LONG_BYTES: u64 = 512 * 1024;
 /// How long a device counts as busy after it last had work.
 const BUSY_FOR: Duration = Duration::from_millis(2);
 /// Least time between two crash recordings of a device, so that a guest that makes it fail again and again does not
@@ -67,6 +70,63 @@ const MAX_QUEUE_SIZE: u16 = 256;
 
 const F_VERSION_1: u64 = 1 << 32;
 const F_ACCESS_PLATFORM: u64 = 1 << 33;
+
+/// Devices of a worker that have work, as far as that matters for how long their turns are.
+///
+/// The fixed cost of a turn is shared by its packets, so turns are long where nobody suffers: if a device is alone, or
+/// if two devices with the same weight take turns of the same length. The turns of two devices with different weights
+/// are in proportion to them. If there are more, short turns keep the wait for the next turn short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Crowd {
+    /// At most one device, or two with the same weight.
+    #[default]
+    Few,
+    /// Two, of which the heavier one has this weight.
+    Unequal(u32),
+    /// More than two.
+    Many,
+}
+
+/// The busy devices of a worker or of one of its units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// Their number.
+    pub count: usize,
+    /// The smallest and the largest weight of them.
+    weights: Option<(u32, u32)>,
+}
+
+impl Busy {
+    /// Counts a device if it [is busy](Device::is_busy).
+    pub fn count(&mut self, device: &Device, now: Instant) {
+        if device.is_busy(now) {
+            self.add(Self {
+                count: 1,
+                weights: Some((device.weight, device.weight)),
+            });
+        }
+    }
+
+    /// Adds those of another unit.
+    pub fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.weights = match (self.weights, other.weights) {
+            (Some((low, high)), Some((lowest, highest))) => {
+                Some((low.min(lowest), high.max(highest)))
+            }
+            (own, others) => own.or(others),
+        };
+    }
+
+    /// Returns whether and how they crowd each other.
+    pub fn crowd(&self) -> Crowd {
+        match self.weights {
+            _ if self.count > 2 => Crowd::Many,
+            Some((lightest, heaviest)) if lightest < heaviest => Crowd::Unequal(heaviest),
+            _ => Crowd::Few,
+        }
+    }
+}
 
 /// What a worker lends to the device that it drives.
 pub struct Shared {
@@ -86,7 +146,8 @@ pub struct Device {
     link: bool,
     /// Rate limit, which outlives drivers.
     rate_limit: RateLimit,
-    /// Budget of a turn while others wait.
+    weight: u32,
+    /// Budget of a turn while many others wait.
     share: Budget,
     /// When the device last had work.
     busy_at: Instant,
@@ -180,7 +241,8 @@ impl Device {
             link: true,
             // The configuration has been checked, so this does not fail.
             rate_limit: settings.rate_limit().unwrap_or_default(),
-            share: share(settings.weight, heaviest),
+            weight: settings.weight,
+            share: share(SHORT_TURN, settings.weight, heaviest),
             busy_at: Instant::default(),
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
@@ -557,9 +619,18 @@ impl Device {
         any
     }
 
-    /// Returns how much the device may do in a turn, less if the worker is `crowded`.
-    pub fn budget(&self, crowded: bool) -> Budget {
-        if crowded { self.share } else { LONG_TURN }
+    /// Returns how much the device may do in a turn.
+    pub fn budget(&self, crowd: Crowd) -> Budget {
+        let long = Budget {
+            bytes: LONG_BYTES,
+            ..LONG_TURN
+        };
+        match crowd {
+            Crowd::Few => LONG_TURN,
+            // A device that had no work until now may be even heavier.
+            Crowd::Unequal(heaviest) => share(long, self.weight, heaviest.max(self.weight)),
+            Crowd::Many => self.share,
+        }
     }
 
     /// Returns whether the device had work recently.
@@ -567,21 +638,21 @@ impl Device {
         self.session.is_some() && now - self.busy_at < BUSY_FOR
     }
 
-    /// Does a bounded amount of work, less if the worker is `crowded`. Returns true if anything was done or remains.
-    pub fn work(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
+    /// Does a bounded amount of work, less in a crowd. Returns true if anything was done or remains.
+    pub fn work(&mut self, shared: &mut Shared, now: Instant, crowd: Crowd) -> bool {
         self.now = now;
-        let worked = self.take_turn(shared, now, crowded);
+        let worked = self.take_turn(shared, now, crowd);
         if worked {
             self.busy_at = now;
         }
         worked
     }
 
-    fn take_turn(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
+    fn take_turn(&mut self, shared: &mut Shared, now: Instant, crowd: Crowd) -> bool {
         let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
         assert!(!panic_requested, "panic requested for a test");
         let heeded = self.heed_notifications();
-        let budget = self.budget(crowded);
+        let budget = self.budget(crowd);
         let mailbox = &self.mailbox;
         let Some(session) = &mut self.session else {
             return false;
@@ -1188,11 +1259,11 @@ fn random_seed() -> [u8; 32] {
     seed
 }
 
-/// Returns the short turn's budget for a device of that weight.
-fn share(weight: u32, heaviest: u32) -> Budget {
+/// Returns the part of `turn`, the budget of the heaviest device, for a device of that weight.
+fn share(turn: Budget, weight: u32, heaviest: u32) -> Budget {
     Budget {
-        units: (SHORT_TURN.units * weight / heaviest).max(1),
-        bytes: SHORT_TURN.bytes * u64::from(weight) / u64::from(heaviest),
+        units: (turn.units * weight / heaviest).max(1),
+        bytes: turn.bytes * u64::from(weight) / u64::from(heaviest),
     }
 }
 
@@ -1380,7 +1451,7 @@ mod tests {
             device.now = device.now + Duration::from_secs(1);
             let now = device.now;
             device.contained(&mut shared, |device, shared| {
-                device.work(shared, now, false)
+                device.work(shared, now, Crowd::Few)
             });
         }
         drop(shared);
@@ -1403,11 +1474,48 @@ mod tests {
 
     #[test]
     fn a_turn_is_in_proportion_to_the_weight() {
-        assert_eq!(share(3, 3), SHORT_TURN);
-        let half = share(2, 4);
+        assert_eq!(share(SHORT_TURN, 3, 3), SHORT_TURN);
+        let half = share(SHORT_TURN, 2, 4);
         assert_eq!(half.units * 2, SHORT_TURN.units);
         assert_eq!(half.bytes * 2, SHORT_TURN.bytes);
-        let least = share(1, MAX_WEIGHT);
+        let least = share(SHORT_TURN, 1, MAX_WEIGHT);
         assert_eq!((least.units, least.bytes), (1, 8192));
+    }
+
+    #[test]
+    fn two_busy_devices_crowd_each_other_only_if_their_weights_differ() {
+        let of_weight = |weight| device("x", &format!("weight = {weight}\n"));
+        let busy = |devices: &[&Device]| {
+            let mut busy = Busy::default();
+            for device in devices {
+                busy.add(Busy {
+                    count: 1,
+                    weights: Some((device.weight, device.weight)),
+                });
+            }
+            busy.crowd()
+        };
+        let (one, other, heavy) = (of_weight(1), of_weight(1), of_weight(4));
+        // Alone, and beside an equal one, as long as a turn can be.
+        for crowd in [
+            busy(&[]),
+            busy(&[&one]),
+            busy(&[&heavy]),
+            busy(&[&one, &other]),
+        ] {
+            assert_eq!((crowd, one.budget(crowd)), (Crowd::Few, LONG_TURN));
+        }
+        let unequal = busy(&[&one, &heavy]);
+        assert_eq!(unequal, Crowd::Unequal(4));
+        let (less, more) = (one.budget(unequal), heavy.budget(unequal));
+        assert_eq!((more.units, more.bytes), (LONG_TURN.units, LONG_BYTES));
+        assert_eq!((4 * less.units, 4 * less.bytes), (more.units, more.bytes));
+        // Even the lightest one has a turn that is not short.
+        let least = one.budget(Crowd::Unequal(MAX_WEIGHT));
+        assert!(least.units >= SHORT_TURN.units && least.bytes >= SHORT_TURN.bytes);
+        // One that just begins.
+        assert_eq!(of_weight(8).budget(unequal), more);
+        assert_eq!(busy(&[&one, &other, &heavy]), Crowd::Many);
+        assert_eq!(one.budget(Crowd::Many), one.share);
     }
 }

@@ -11,7 +11,7 @@ use vrnic_wire::port::GidEntry;
 
 use crate::clock::Clock;
 use crate::control::answer::Timed;
-use crate::device::{Device, Shared};
+use crate::device::{Busy, Crowd, Device, Shared};
 use crate::fabric::SubnetFabric;
 use crate::network::{Arrived, Network};
 
@@ -77,15 +77,15 @@ impl Networked {
     }
 
     /// Gives the network and every device a turn that begins at `real`. Returns whether any of them did something, and
-    /// the number of devices that are busy.
-    pub fn turn(&mut self, shared: &mut Shared, real: RealInstant, crowded: bool) -> (bool, usize) {
+    /// the devices that are busy.
+    pub fn turn(&mut self, shared: &mut Shared, real: RealInstant, crowd: Crowd) -> (bool, Busy) {
         let now = self.clock.tick(real);
         let mut worked = match &mut self.medium {
             Medium::Switch(network) => network.turn(now, &shared.captures),
             Medium::Subnet(subnet) => subnet.turn(now),
         };
         self.carry(shared, now);
-        let mut busy = 0;
+        let mut busy = Busy::default();
         for index in 0..self.devices.len() {
             let Some(device) = &mut self.devices[index] else {
                 continue;
@@ -100,9 +100,9 @@ impl Networked {
             self.deliver(shared, index, now);
             if let Some(device) = &mut self.devices[index] {
                 worked |= device
-                    .contained(shared, |device, shared| device.work(shared, now, crowded))
+                    .contained(shared, |device, shared| device.work(shared, now, crowd))
                     .unwrap_or(true);
-                busy += usize::from(device.is_busy(now));
+                busy.count(device, now);
             }
             worked |= self.deliver(shared, index, now);
         }

@@ -55,7 +55,7 @@ use crate::capture::{Captures, Direction};
 use crate::clock::Clock;
 use crate::control::answer::{Timed, answer};
 use crate::control::inspector::Inspector;
-use crate::device::{Device, Shared};
+use crate::device::{Busy, Crowd, Device, Shared};
 use crate::fabric::{Local, Route, Routes, SubnetFabric};
 use crate::guest_memory::RegionTable;
 use crate::inbox::Blanks;
@@ -321,10 +321,10 @@ struct Worker<'a> {
     /// Real time for the clocks of units: no turn of another worker has been under way for much longer. A worker that
     /// gets no CPU does not answer, and a peer must not count that time either.
     time: RealInstant,
-    /// For each unit, the number of its devices that were busy in the last turn.
-    busy: Vec<usize>,
-    /// Whether more than two devices were busy in the last turn.
-    crowded: bool,
+    /// For each unit, its devices that were busy in the last turn.
+    busy: Vec<Busy>,
+    /// How all of them crowd each other.
+    crowd: Crowd,
     /// Whether drivers may not have been told yet what happened, because another worker had a unit.
     unpublished: bool,
     /// Number of answers after which drivers were told.
@@ -354,8 +354,8 @@ impl<'a> Worker<'a> {
             pairs: HashSet::new(),
             real,
             time: real,
-            busy: vec![0; shop.locals.len() + shop.networks.len()],
-            crowded: false,
+            busy: vec![Busy::default(); shop.locals.len() + shop.networks.len()],
+            crowd: Crowd::default(),
             unpublished: false,
             answers: 0,
             period: real,
@@ -461,24 +461,26 @@ impl<'a> Worker<'a> {
             if shop.locals[index].is_some() && self.is_home(index) {
                 worked |= self.local_turn(index);
             } else {
-                self.busy[index] = 0;
+                self.busy[index] = Busy::default();
             }
         }
         for (index, network) in shop.networks.iter().enumerate() {
             let unit = self.unit_of(index);
-            self.busy[unit] = 0;
+            self.busy[unit] = Busy::default();
             if self.is_home(unit) {
                 // The worker that drove it before may not have noticed yet.
                 let Some(mut network) = network.try_take() else {
                     worked = true;
                     continue;
                 };
-                let (did, busy) = network.turn(&mut self.shared, self.time, self.crowded);
+                let (did, busy) = network.turn(&mut self.shared, self.time, self.crowd);
                 worked |= did;
                 self.busy[unit] = busy;
             }
         }
-        self.crowded = self.busy.iter().sum::<usize>() > 2;
+        let mut busy = Busy::default();
+        self.busy.iter().for_each(|other| busy.add(*other));
+        self.crowd = busy.crowd();
         worked |= self.answer_question();
         let answers = shop.answers.load(Ordering::Acquire);
         if worked || self.unpublished || self.answers != answers {
@@ -490,8 +492,8 @@ impl<'a> Worker<'a> {
 
     /// Gives a device a turn. Returns true if it did something or has to wait.
     fn local_turn(&mut self, index: usize) -> bool {
-        let (shop, crowded) = (self.shop, self.crowded);
-        self.busy[index] = 0;
+        let (shop, crowd) = (self.shop, self.crowd);
+        self.busy[index] = Busy::default();
         if !self.hold(index) {
             return true;
         }
@@ -518,16 +520,16 @@ impl<'a> Worker<'a> {
             worked |= self.read_letters(index);
         }
         if may_send {
-            let mut busy = false;
+            let mut busy = Busy::default();
             self.with(index, |local, shared| {
                 let now = local.now;
                 worked |= local
                     .device
-                    .contained(shared, |device, shared| device.work(shared, now, crowded))
+                    .contained(shared, |device, shared| device.work(shared, now, crowd))
                     .unwrap_or(true);
-                busy = local.device.is_busy(now);
+                busy.count(&local.device, now);
             });
-            self.busy[index] = usize::from(busy);
+            self.busy[index] = busy;
         }
         worked |= self.deliver(index);
         self.release();
@@ -659,7 +661,7 @@ impl<'a> Worker<'a> {
         let Budget {
             mut units,
             mut bytes,
-        } = local.device.budget(self.crowded);
+        } = local.device.budget(self.crowd);
         while units > 0
             && bytes > 0
             && let Some(Letter { sender, segment }) = local.take_letter(&mut self.blanks)
@@ -790,7 +792,7 @@ impl<'a> Worker<'a> {
         }
         let overloaded = self.idle_turns * IDLE_TURNS < self.turns;
         self.begin_period(self.real);
-        roster.set_load(self.number, self.busy.iter().sum());
+        roster.set_load(self.number, self.busy.iter().map(|busy| busy.count).sum());
         if !overloaded && (0..self.busy.len()).all(|unit| self.is_home(unit)) {
             return;
         }
@@ -825,7 +827,7 @@ impl<'a> Worker<'a> {
         let mut groups: BTreeMap<usize, (usize, Vec<usize>)> = BTreeMap::new();
         for (&unit, &group) in &group_of {
             let (load, units) = groups.entry(group).or_default();
-            *load += self.busy[unit];
+            *load += self.busy[unit].count;
             units.push(unit);
         }
         for (from, to) in pairs {
