@@ -60,9 +60,70 @@ const EVENT: u32 = 16;
 /// How long the device may take to answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What connects a guest with its device.
+pub trait Bus {
+    /// Gives the device the RAM, from bus address 0 on.
+    ///
+    /// # Errors
+    /// The device refuses it.
+    fn share(&mut self, ram: &OwnedFd, length: u64) -> Result<()>;
+
+    /// Connects `count` interrupt vectors, starting at 0, and returns their eventfds.
+    ///
+    /// # Errors
+    /// The device refuses them.
+    fn connect_vectors(&mut self, count: u32) -> Result<Vec<OwnedFd>, Errno>;
+
+    /// Reads `length` bytes of a region.
+    ///
+    /// # Errors
+    /// The device refuses it.
+    fn read(&mut self, region: u32, offset: u64, length: u32) -> Result<Vec<u8>, Errno>;
+
+    /// Writes to a region.
+    ///
+    /// # Errors
+    /// The device refuses it.
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
+
+    /// Writes to a region without waiting for the device.
+    ///
+    /// # Errors
+    /// The device is gone.
+    fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
+
+    /// Called again and again while the guest waits for the device.
+    fn wait(&mut self) {
+        std::hint::spin_loop();
+    }
+}
+
+impl Bus for Client {
+    fn share(&mut self, ram: &OwnedFd, length: u64) -> Result<()> {
+        self.negotiate(r#"{"capabilities":{"max_msg_fds":16}}"#)?;
+        Ok(self.map(ram, 0, 0, length)?)
+    }
+
+    fn connect_vectors(&mut self, count: u32) -> Result<Vec<OwnedFd>, Errno> {
+        Self::connect_vectors(self, count)
+    }
+
+    fn read(&mut self, region: u32, offset: u64, length: u32) -> Result<Vec<u8>, Errno> {
+        Self::read(self, region, offset, length)
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        Self::write(self, region, offset, data)
+    }
+
+    fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        Self::post(self, region, offset, data)
+    }
+}
+
 /// Access to the device.
 struct Device {
-    client: Client,
+    client: Box<dyn Bus>,
     control: Virtqueue,
     request: Area,
     reply: Area,
@@ -142,6 +203,24 @@ impl Device {
 
     /// Executes a command.
     fn execute<C: Command>(&mut self, command: &C) -> Result<C::Reply> {
+        self.begin(command)?;
+        let started = Instant::now();
+        let mut looks = 0_u32;
+        loop {
+            if let Some(reply) = self.reply::<C>() {
+                return reply;
+            }
+            looks += 1;
+            if looks.is_multiple_of(1024) {
+                ensure!(started.elapsed() < PATIENCE, "{:?} has no reply", C::CODE);
+                std::thread::yield_now();
+            }
+            self.client.wait();
+        }
+    }
+
+    /// Passes a command to the device.
+    fn begin<C: Command>(&mut self, command: &C) -> Result<()> {
         let header = CommandHeader {
             code: C::CODE.raw().into(),
             reserved: 0.into(),
@@ -159,19 +238,16 @@ impl Device {
         if self.control.offer(0) {
             self.notify(CONTROL_QUEUE)?;
         }
-        let started = Instant::now();
-        let mut looks = 0_u32;
-        let written = loop {
-            if let Some((_, written)) = self.control.take() {
-                break written as usize;
-            }
-            looks += 1;
-            if looks.is_multiple_of(1024) {
-                ensure!(started.elapsed() < PATIENCE, "{:?} has no reply", C::CODE);
-                std::thread::yield_now();
-            }
-            std::hint::spin_loop();
-        };
+        Ok(())
+    }
+
+    /// Returns the reply to the command if it is there.
+    fn reply<C: Command>(&mut self) -> Option<Result<C::Reply>> {
+        let (_, written) = self.control.take()?;
+        Some(self.read_reply::<C>(written as usize))
+    }
+
+    fn read_reply<C: Command>(&self, written: usize) -> Result<C::Reply> {
         let mut bytes = [0; MAX_REPLY];
         for (at, byte) in bytes.iter_mut().enumerate().take(written) {
             *byte = self.reply.byte(at);
@@ -198,17 +274,22 @@ impl Vm {
 
     /// Like [`start`](Self::start), with the address `gid`.
     pub fn start_as(stream: UnixStream, gid: GidEntry, ram: usize) -> Result<Self> {
+        Self::start_on(Box::new(Client::new(stream)), gid, ram)
+    }
+
+    /// Like [`start_as`](Self::start_as), on any bus.
+    ///
+    /// # Errors
+    /// The device does not do what its driver expects.
+    pub fn start_on(bus: Box<dyn Bus>, gid: GidEntry, ram: usize) -> Result<Self> {
         let mut ram = Ram::new(ram)?;
         let mut device = Device {
-            client: Client::new(stream),
+            client: bus,
             control: Virtqueue::new(&mut ram, true)?,
             request: ram.allocate(MAX_REQUEST)?,
             reply: ram.allocate(MAX_REPLY)?,
         };
-        device
-            .client
-            .negotiate(r#"{"capabilities":{"max_msg_fds":16}}"#)?;
-        device.client.map(ram.file(), 0, 0, ram.length() as u64)?;
+        device.client.share(ram.file(), ram.length() as u64)?;
         device.set_status(0)?;
         let started = Instant::now();
         while device.status()? != 0 {
@@ -216,6 +297,7 @@ impl Vm {
                 started.elapsed() < PATIENCE,
                 "the reset did not finish in time"
             );
+            device.client.wait();
         }
         let infiniband = device.negotiate()? >> F_INFINIBAND & 1 != 0;
         let config = device.client.read(
@@ -287,6 +369,20 @@ impl Vm {
     /// Executes a command.
     pub fn execute<C: Command>(&mut self, command: &C) -> Result<C::Reply> {
         self.device.execute(command)
+    }
+
+    /// Passes a command to the device without waiting for the reply. The next command must come after
+    /// [it](Self::reply).
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn begin<C: Command>(&mut self, command: &C) -> Result<()> {
+        self.device.begin(command)
+    }
+
+    /// Returns the reply to the command that was [begun](Self::begin) if it is there.
+    pub fn reply<C: Command>(&mut self) -> Option<Result<C::Reply>> {
+        self.device.reply::<C>()
     }
 
     /// Allocates unused RAM.
@@ -439,8 +535,8 @@ impl Vm {
     }
 }
 
-/// Returns the GID of a guest.
-fn gid(number: usize) -> GidEntry {
+/// Returns the GID of the guest with that number.
+pub fn gid(number: usize) -> GidEntry {
     let address = [10, 77, (number >> 8) as u8, number as u8 + 1];
     gid_of(address.into(), daemon::mac(number))
 }

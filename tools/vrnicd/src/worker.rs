@@ -848,3 +848,6 @@ fn publish(device: &mut Device, shared: &mut Shared) {
     device.contained(shared, |device, _| device.publish_events());
     device.pass_recording_on(false);
 }
+
+#[cfg(test)]
+mod tests;
