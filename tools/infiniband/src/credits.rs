@@ -13,7 +13,10 @@ use crate::{
     subnet::{NodeId, Subnet},
     switch::MAX_SWITCHES,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 /// A lane of a link, in one direction.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,8 +38,13 @@ pub struct Search {
     /// Number of pairs of HCAs that have been looked at.
     pairs: usize,
     /// For each lane, those that it can wait for.
-    waits: BTreeMap<Channel, BTreeSet<Channel>>,
+    waits: Waits,
+    /// The search among these lanes, when all pairs have been looked at.
+    circle: Circle,
 }
+
+/// For each lane, those that it can wait for.
+type Waits = BTreeMap<Channel, BTreeSet<Channel>>;
 
 impl Search {
     /// Starts a search.
@@ -47,12 +55,13 @@ impl Search {
                 .filter(|&hca| !subnet.agent(hca).end_port().lids().is_empty())
                 .collect(),
             pairs: 0,
-            waits: BTreeMap::new(),
+            waits: Waits::new(),
+            circle: Circle::default(),
         }
     }
 
-    /// Follows about `ways` further ways through the subnet. When all are done, returns the lanes of a loop, or none if
-    /// there is no loop; to look for it takes a time of its own, which depends on the number of lanes.
+    /// Follows about `ways` further ways through the subnet. When all are done, each of `ways` is a step from one lane to
+    /// one that it can wait for. At the end, returns the lanes of a loop, or none if there is no loop.
     pub fn step(
         &mut self,
         subnet: &Subnet,
@@ -75,7 +84,7 @@ impl Search {
                 }
             }
         }
-        Some(circle(&self.waits).unwrap_or_default())
+        self.circle.step(&self.waits, ways)
     }
 }
 
@@ -116,41 +125,131 @@ impl Subnet {
     }
 }
 
-/// Returns a cycle of a graph, if there is one.
-fn circle(waits: &BTreeMap<Channel, BTreeSet<Channel>>) -> Option<Vec<Channel>> {
-    let mut done = BTreeSet::new();
-    for &start in waits.keys() {
-        // The path of the search, its vertices, and the edges that are left to follow from each of them.
-        let mut way = vec![start];
-        let mut on_way = BTreeSet::from([start]);
-        let mut ahead = vec![waits[&start].iter()];
-        while let Some(left) = ahead.last_mut() {
-            let Some(next) = left.next().filter(|_| !done.contains(&way[way.len() - 1])) else {
-                if let Some(last) = way.pop() {
-                    on_way.remove(&last);
-                    done.insert(last);
-                }
-                ahead.pop();
+/// A depth-first search for a cycle of a graph, in steps.
+#[derive(Debug, Default)]
+struct Circle {
+    /// The last vertex at which the search began.
+    start: Option<Channel>,
+    /// The path of the search, each vertex with the end of the edge that was followed last from it.
+    way: Vec<(Channel, Option<Channel>)>,
+    on_way: BTreeSet<Channel>,
+    /// Vertices from which no cycle is reached.
+    done: BTreeSet<Channel>,
+}
+
+impl Circle {
+    /// Follows `steps` edges, or goes back. Returns a cycle when one has been found, and an empty one if there is none.
+    fn step(&mut self, waits: &Waits, steps: usize) -> Option<Vec<Channel>> {
+        for _ in 0..steps {
+            let Some((last, followed)) = self.way.last_mut() else {
+                let (&start, _) = match waits.range(beyond(self.start)).next() {
+                    Some(vertex) => vertex,
+                    None => return Some(Vec::new()),
+                };
+                self.start = Some(start);
+                self.enter(start);
                 continue;
             };
-            if on_way.contains(next) {
-                let begins = |channel: &Channel| channel == next;
-                return way.iter().position(begins).map(|at| way.split_off(at));
+            let edges = waits.get(last);
+            let Some(&next) = edges.and_then(|edges| edges.range(beyond(*followed)).next()) else {
+                self.on_way.remove(last);
+                self.done.insert(*last);
+                self.way.pop();
+                continue;
+            };
+            *followed = Some(next);
+            if self.on_way.contains(&next) {
+                let way = self.way.iter().map(|(vertex, _)| *vertex);
+                return Some(way.skip_while(|vertex| *vertex != next).collect());
             }
-            if let Some(more) = waits.get(next).filter(|_| !done.contains(next)) {
-                way.push(*next);
-                on_way.insert(*next);
-                ahead.push(more.iter());
+            if waits.contains_key(&next) {
+                self.enter(next);
             }
         }
+        None
     }
-    None
+
+    /// Goes on from a vertex, unless that was done before.
+    fn enter(&mut self, vertex: Channel) {
+        if !self.done.contains(&vertex) {
+            self.way.push((vertex, None));
+            self.on_way.insert(vertex);
+        }
+    }
+}
+
+/// Returns the range of everything beyond `last`, or of everything.
+fn beyond(last: Option<Channel>) -> (Bound<Channel>, Bound<Channel>) {
+    (
+        last.map_or(Bound::Unbounded, Bound::Excluded),
+        Bound::Unbounded,
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::topology::Topology;
+
+    static NODE: LazyLock<NodeId> = LazyLock::new(|| {
+        let topology = Topology::parse("[single]\nhosts = 1").expect("valid");
+        Subnet::new(&topology).nodes().next().expect("a node")
+    });
+
+    /// Lanes by their number.
+    fn lane(number: usize) -> Channel {
+        Channel {
+            node: *NODE,
+            port: u8::try_from(number / 256).expect("few lanes"),
+            lane: u8::try_from(number % 256).expect("below 256"),
+        }
+    }
+
+    /// Lanes each of which waits for the next two.
+    fn ladder(lanes: usize) -> Waits {
+        let waits = |number| {
+            (
+                lane(number),
+                BTreeSet::from([lane(number + 1), lane(number + 2)]),
+            )
+        };
+        (0..lanes).map(waits).collect()
+    }
+
+    /// Searches in steps of 7; returns the cycle and the number of steps.
+    fn search(waits: &Waits) -> (Vec<Channel>, usize) {
+        let mut circle = Circle::default();
+        for steps in 1.. {
+            let before = circle.done.len() + circle.way.len();
+            let found = circle.step(waits, 7);
+            let after = circle.done.len() + circle.way.len();
+            assert!(after <= before + 7, "a step that goes on and on");
+            if let Some(found) = found {
+                return (found, steps);
+            }
+        }
+        unreachable!("the search ends");
+    }
+
+    #[test]
+    fn a_step_of_the_search_is_short_however_many_lanes_there_are() {
+        const LANES: usize = 10_000;
+        let mut waits = ladder(LANES);
+        let (found, steps) = search(&waits);
+        assert_eq!(found, []);
+        // Each lane is a start, and is entered and left, and has two edges.
+        assert!((LANES / 7..=5 * LANES / 7).contains(&steps), "{steps}");
+        // The last lane waits for one in the midst, the way to which leads through all others in between.
+        waits.insert(lane(LANES), BTreeSet::from([lane(LANES / 2)]));
+        let (found, _) = search(&waits);
+        assert_eq!(found, (LANES / 2..=LANES).map(lane).collect::<Vec<_>>());
+        // Lanes that wait for themselves.
+        let waits = Waits::from([(lane(1), BTreeSet::from([lane(1)]))]);
+        assert_eq!(search(&waits).0, [lane(1)]);
+        assert_eq!(search(&Waits::new()).0, []);
+    }
 
     #[test]
     fn hcas_without_lids_take_no_time() {

@@ -13,7 +13,7 @@ use vrnic_infiniband::subnet::{NodeId, Subnet};
 
 /// How long the routing has not changed before it is searched.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of ways through the subnet that are followed in a turn.
+/// Number of ways through the subnet that are followed in a turn, or of steps from lane to lane.
 const WAYS: usize = 128;
 
 /// What is known about credit loops of a subnet.
