@@ -19,12 +19,14 @@ struct Part {
     length: u64,
 }
 
+/// The channel for tasks, and the result of the last one.
+type Thread = (Sender<Vec<Part>>, Arc<Latest<bool>>);
+
 /// Runs one task at a time for one device. The thread is started for the first task.
 pub struct Syncer {
     device: String,
     waker: Arc<Waker>,
-    /// The channel for tasks, and the result of the last one.
-    thread: Option<(Sender<Vec<Part>>, Arc<Latest<bool>>)>,
+    thread: Option<Thread>,
     busy: bool,
     /// Whether the result of the current task is no longer wanted.
     forgotten: bool,
@@ -78,7 +80,7 @@ impl Syncer {
         self.forgotten = self.busy;
     }
 
-    fn spawn(&self) -> io::Result<(Sender<Vec<Part>>, Arc<Latest<bool>>)> {
+    fn spawn(&self) -> io::Result<Thread> {
         let (tasks, received) = channel::<Vec<Part>>();
         let result = Arc::new(Latest::new());
         let own = result.clone();
