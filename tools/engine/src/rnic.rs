@@ -799,12 +799,9 @@ impl Engine {
         let resources = &mut self.resources;
         if let Some(event) = &event
             && resources.faults.is_busy()
+            && let Ok(event_type) = EventType::try_from(event.event_type.get())
         {
-            let event_type = EventType::try_from(event.event_type.get());
-            let now = resources.now;
-            event_type
-                .into_iter()
-                .for_each(|it| resources.faults.event_given(it, now));
+            resources.faults.event_given(event_type, resources.now);
         }
         resources.note_event(event)
     }

@@ -142,9 +142,8 @@ impl Circle {
     fn step(&mut self, waits: &Waits, steps: usize) -> Option<Vec<Channel>> {
         for _ in 0..steps {
             let Some((last, followed)) = self.way.last_mut() else {
-                let (&start, _) = match waits.range(beyond(self.start)).next() {
-                    Some(vertex) => vertex,
-                    None => return Some(Vec::new()),
+                let Some((&start, _)) = waits.range(beyond(self.start)).next() else {
+                    return Some(Vec::new());
                 };
                 self.start = Some(start);
                 self.enter(start);
