@@ -117,7 +117,7 @@ impl Worker {
         for index in 0..self.devices.len() {
             let (device, shared) = (&mut self.devices[index], &mut self.shared);
             device.contained(shared, |device, shared| {
-                device.control(shared, now, &mut |_| {})
+                device.control(shared, now, &mut |_| false)
             });
             let gids: Vec<_> = device.rnic().map_or_else(Vec::new, |rnic| {
                 rnic.gids().map(|entry| entry.gid).collect()

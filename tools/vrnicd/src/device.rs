@@ -549,13 +549,13 @@ impl Device {
     }
 
     /// Executes requests and commands, which may release memory, so the outbox must be empty and the device
-    /// [quiet](Self::is_quiet). Calls `executed` after each command, before the driver learns that it is done. Returns
-    /// true if there was anything to do.
+    /// [quiet](Self::is_quiet). Calls `executed` after each command, before the driver learns that it is done; if that
+    /// returns true, the next command has to wait for another turn. Returns true if there was anything to do.
     pub fn control(
         &mut self,
         shared: &mut Shared,
         now: Instant,
-        executed: &mut dyn FnMut(&Rnic),
+        executed: &mut dyn FnMut(&Rnic) -> bool,
     ) -> bool {
         self.now = now;
         let mut worked = self.removed && self.put_back();

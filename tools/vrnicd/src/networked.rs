@@ -93,7 +93,7 @@ impl Networked {
             // Commands may release memory that segments refer to, so the network is emptied before they run.
             worked |= device
                 .contained(shared, |device, shared| {
-                    device.control(shared, now, &mut |_| {})
+                    device.control(shared, now, &mut |_| false)
                 })
                 .unwrap_or(true);
             self.update(shared, index);

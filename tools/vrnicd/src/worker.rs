@@ -168,13 +168,18 @@ impl LocalDevice {
     /// Tells the fabric what has changed without a command: a fault hides GIDs, or the device has lost its engine.
     fn announce(&mut self, index: usize, fabric: &Local) {
         let rnic = self.device.rnic().map(|rnic| &*rnic);
-        announce(index, rnic, &mut self.generations, fabric);
+        let _ = announce(index, rnic, &mut self.generations, fabric);
     }
 }
 
 /// Tells the fabric when the GIDs or the multicast groups of a device change. It knows those of the generations
-/// `known`.
-fn announce(index: usize, rnic: Option<&Rnic>, known: &mut Option<(u64, u64)>, fabric: &Local) {
+/// `known`. Returns whether they have changed.
+fn announce(
+    index: usize,
+    rnic: Option<&Rnic>,
+    known: &mut Option<(u64, u64)>,
+    fabric: &Local,
+) -> bool {
     let now = rnic.map(|rnic| (rnic.gid_generation(), rnic.group_generation()));
     let before = std::mem::replace(known, now);
     if now.map(|(gids, _)| gids) != before.map(|(gids, _)| gids) {
@@ -185,6 +190,7 @@ fn announce(index: usize, rnic: Option<&Rnic>, known: &mut Option<(u64, u64)>, f
         let groups = rnic.map(|rnic| rnic.groups());
         fabric.set_groups(index, groups.into_iter().flatten().copied());
     }
+    now != before
 }
 
 impl Workshop {
@@ -631,13 +637,14 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Passes a segment to a device, directly if the worker may drive it and it has read its letters.
+    /// Passes a segment to a device, directly if the worker may drive it, it has read its letters, and it does not wait.
     fn pass(&mut self, from: usize, to: usize, segment: Segment<'static>) {
         let Some(actor) = &self.shop.locals[to] else {
             return;
         };
         if self.hold(to)
-            && let Some(mut local) = self.held[to].take_if(|local| !local.has_letters())
+            && let Some(mut local) = self.held[to]
+                .take_if(|local| !local.has_letters() && (from == to || !local.is_waiting()))
         {
             let sender = self.held[from].as_ref();
             let sender = sender.map(|sender| &**sender.device.regions());
@@ -810,20 +817,11 @@ impl<'a> Worker<'a> {
     /// Returns the units at home, each group of units that exchange much with each other together, with its number of
     /// busy devices. Brings a group that has much for a unit of another worker there.
     fn groups(&mut self) -> Vec<(usize, Vec<usize>)> {
-        let at_home = (0..self.busy.len()).filter(|&unit| self.is_home(unit));
-        let mut group_of: BTreeMap<usize, usize> = at_home.map(|unit| (unit, unit)).collect();
         let now = self.routes.take_pairs();
-        let pairs = &now | &self.pairs;
+        let at_home = (0..self.busy.len()).filter(|&unit| self.is_home(unit));
+        let group_of = grouped(at_home, &now);
+        let pairs = &now & &self.pairs;
         self.pairs = now;
-        for (from, to) in &pairs {
-            if let (Some(&one), Some(&other)) = (group_of.get(from), group_of.get(to))
-                && pairs.contains(&(*to, *from))
-            {
-                for group in group_of.values_mut().filter(|group| **group == one) {
-                    *group = other;
-                }
-            }
-        }
         let mut groups: BTreeMap<usize, (usize, Vec<usize>)> = BTreeMap::new();
         for (&unit, &group) in &group_of {
             let (load, units) = groups.entry(group).or_default();
@@ -841,6 +839,25 @@ impl<'a> Worker<'a> {
         }
         groups.into_values().collect()
     }
+}
+
+/// Returns the group of each of `units`: those that exchange much with each other are in one. What a worker drives in
+/// one period only is not known for longer, so that period alone decides.
+fn grouped(
+    units: impl Iterator<Item = usize>,
+    pairs: &HashSet<(usize, usize)>,
+) -> BTreeMap<usize, usize> {
+    let mut group_of: BTreeMap<usize, usize> = units.map(|unit| (unit, unit)).collect();
+    for (from, to) in pairs {
+        if let (Some(&one), Some(&other)) = (group_of.get(from), group_of.get(to))
+            && pairs.contains(&(*to, *from))
+        {
+            for group in group_of.values_mut().filter(|group| **group == one) {
+                *group = other;
+            }
+        }
+    }
+    group_of
 }
 
 /// Tells the driver of a device what happened, and passes on what was recorded.

@@ -181,7 +181,17 @@ fn one_pair_keeps_one_worker_awake_and_two_busy_pairs_keep_two() {
     }
     let [one, other] = &mut pairs;
     let mut load = Load::new(one, Operation::Write, 64 << 10, 1).unwrap();
-    let before = times(daemon.pid());
+    // A worker that was needed meanwhile still polls for a moment.
+    let mut before = times(daemon.pid());
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = times(daemon.pid());
+        if std::mem::replace(&mut before, now.clone()) == now {
+            break;
+        }
+        assert!(Instant::now() < end, "workers without work do not sleep");
+    }
     load.windows(one, Duration::from_millis(300)).unwrap();
     let after = times(daemon.pid());
     assert_eq!(before[..2], after[..2], "{before:?} {after:?}");

@@ -60,15 +60,15 @@ pub(super) struct EventQueue {
 }
 
 impl Session {
-    /// Executes commands, up to a limit or to the first that takes long. Calls `executed` after each, before the driver
-    /// learns that it is done.
+    /// Executes commands, up to a limit, to the first that takes long, or to one of which `executed` says so. It is
+    /// called after each, before the driver learns that it is done.
     pub(super) fn execute_commands(
         &mut self,
         regions: &RegionTable,
         shared: &mut Shared,
         mut hostile: Option<&mut Hostile>,
         now: Instant,
-        executed: &mut dyn FnMut(&Rnic),
+        executed: &mut dyn FnMut(&Rnic) -> bool,
     ) -> Result<(), BadQueue> {
         let Some(queue) = &mut self.queues.control else {
             return Ok(());
@@ -86,6 +86,7 @@ impl Session {
                 break;
             };
             let mut reply = Vec::with_capacity(command::MAX_REPLY);
+            let mut is_last = false;
             let length = reply_length(&chain.request);
             let plan = match &mut hostile {
                 Some(hostile) if !is_begun => hostile.plan(&chain.request),
@@ -109,7 +110,7 @@ impl Session {
                         break;
                     }
                     cut(&mut reply, chain.reply_capacity());
-                    executed(rnic);
+                    is_last = executed(rnic);
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
             }
@@ -134,6 +135,9 @@ impl Session {
                     Delivery::Never => false,
                 },
             };
+            if is_last {
+                break;
+            }
         }
         if interrupt {
             self.notifier.queue_used(CONTROL_QUEUE);

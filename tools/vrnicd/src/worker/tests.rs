@@ -321,6 +321,7 @@ fn what_a_command_changes_is_announced_before_its_reply() {
         executed += 1;
         assert!(rnic.gids().any(|entry| entry.gid == gid(8).gid));
         assert!(guest.vm.reply::<SetGid>().is_none());
+        true
     });
     assert_eq!(executed, 1);
     guest.vm.reply::<SetGid>().expect("a reply").unwrap();
@@ -419,6 +420,39 @@ fn messages_arrive_in_order_whoever_drives_the_devices() {
         4,
         "each worker had each of them: {drivers:?}"
     );
+}
+
+#[test]
+fn units_are_together_that_exchange_much_in_one_period() {
+    let grouped = |pairs: &[(usize, usize)]| {
+        let groups = grouped([0, 1, 2, 3].into_iter(), &pairs.iter().copied().collect());
+        [0, 1, 2, 3].map(|unit| groups[&unit])
+    };
+    assert_eq!(grouped(&[]), [0, 1, 2, 3]);
+    // One that gets no answers, or has a partner elsewhere, stays alone.
+    assert_eq!(grouped(&[(0, 1), (2, 7), (7, 2)]), [0, 1, 2, 3]);
+    let [a, b, c, d] = grouped(&[(0, 1), (1, 0), (2, 3), (3, 2)]);
+    assert!(a == b && c == d && a != c);
+    let [a, b, c, d] = grouped(&[(0, 1), (1, 0), (1, 2), (2, 1)]);
+    assert!(a == b && b == c && c != d);
+}
+
+#[test]
+fn a_pair_stays_together_however_busy_it_is() {
+    let stage = Stage::new(&[0, 0, 1]);
+    let (mut one, mut other) = (stage.guest(0), stage.guest(1));
+    let (mut a, mut b) = connect(&mut one, &mut other);
+    for _ in 0..1000 {
+        let (to_one, to_other) = (one.mr, other.mr);
+        for (guest, qp, to) in [(&mut one, &mut a, to_other), (&mut other, &mut b, to_one)] {
+            guest.sent();
+            for wr_id in 0..4 {
+                guest.write(qp, wr_id, &to, 64);
+            }
+        }
+        stage.team.borrow_mut().step_all(Duration::from_micros(50));
+        assert_eq!((stage.home(0), stage.home(1)), (0, 0));
+    }
 }
 
 #[test]
