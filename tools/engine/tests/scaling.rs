@@ -111,15 +111,15 @@ impl Scene {
         }
     }
 
-    fn create(&mut self, request: CreateScalingQp) -> Result<QpCreated, Refused> {
+    fn create(&mut self, request: &CreateScalingQp) -> Result<QpCreated, Refused> {
         let Node { rnic, guest } = &mut self.world.nodes[0];
-        guest.command(rnic, request)
+        guest.command(rnic, *request)
     }
 
     /// Directs all frames to a new queue pair with this table.
     fn scale(&mut self, fields: u32, table: &[u32]) -> u32 {
         let qpn = self
-            .create(self.request(fields, table))
+            .create(&self.request(fields, table))
             .expect("created")
             .qpn;
         self.flow(qpn.get()).expect("flow");
@@ -568,13 +568,13 @@ fn each_fault_of_a_command_has_its_status() {
         (with(&|request| request.pd = other_pd.into()), NotPermitted),
         (
             with(&|request| {
-                (request.context, request.pd) = (other_context.into(), other_pd.into())
+                (request.context, request.pd) = (other_context.into(), other_pd.into());
             }),
             NotPermitted,
         ),
     ];
     for (index, (request, status)) in invalid.into_iter().chain(fields).chain(others).enumerate() {
-        let refused = scene.create(request).map_err(|(status, _)| status).err();
+        let refused = scene.create(&request).map_err(|(status, _)| status).err();
         assert_eq!(refused, Some(status), "{index}");
     }
     // A refused request has taken no reference.
@@ -585,11 +585,11 @@ fn each_fault_of_a_command_has_its_status() {
     let queue = scene.queue().qp.qpn;
     assert_eq!(scene.flow(queue), Err((InvalidArgument, Cause::QpType)));
     let scaling = scene
-        .create(scene.request(0, &[queue]))
+        .create(&scene.request(0, &[queue]))
         .expect("created")
         .qpn
         .get();
-    let nested = scene.create(scene.request(0, &[scaling])).map(|_| ());
+    let nested = scene.create(&scene.request(0, &[scaling])).map(|_| ());
     assert_eq!(nested, Err((InvalidArgument, Cause::QpType)));
     for state in QpState::ALL {
         let refused = scene.modify(scaling, *state);
@@ -610,7 +610,7 @@ fn without_the_feature_there_is_nothing_of_it() {
             world,
             queues: Vec::new(),
         };
-        let refused = scene.create(scene.request(0, &[2])).map(|_| ());
+        let refused = scene.create(&scene.request(0, &[2])).map(|_| ());
         assert_eq!(refused, Err((Status::Unsupported, Cause::CommandCode)));
         let Node { rnic, guest } = &mut scene.world.nodes[0];
         let limits = guest.command(rnic, QueryDevice {}).expect("limits");

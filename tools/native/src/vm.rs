@@ -61,7 +61,7 @@ const EVENT: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What connects a guest with its device.
-pub trait Bus {
+pub trait Bus: Send {
     /// Gives the device the RAM, from bus address 0 on.
     ///
     /// # Errors

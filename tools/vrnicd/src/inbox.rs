@@ -222,6 +222,10 @@ impl<L> Blanks<L> {
         self.count
     }
 
+    #[expect(
+        clippy::unnecessary_box_returns,
+        reason = "a sheet stays where it is from one letter to the next"
+    )]
     fn write(&mut self, letter: L) -> Box<Sheet<L>> {
         let Some(mut sheet) = self.sheets.pop() else {
             return Box::new(Sheet {

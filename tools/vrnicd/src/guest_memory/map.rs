@@ -97,20 +97,19 @@ impl GuestMemory {
             inner.check(address, end)?;
             inner.mapping_of(&file, file_end)
         };
-        let mapping = match known {
-            Some(mapping) => mapping,
-            None => {
-                self.release_unused();
-                self.read().check_limits(0)?;
-                let mapping = Mapping::new(fd).map_err(|error| {
-                    warn!(%error, "memory of the VM is refused");
-                    MapError::Invalid
-                })?;
-                if mapping.len() < file_end {
-                    return Err(MapError::Invalid);
-                }
-                Arc::new(mapping)
+        let mapping = if let Some(mapping) = known {
+            mapping
+        } else {
+            self.release_unused();
+            self.read().check_limits(0)?;
+            let mapping = Mapping::new(fd).map_err(|error| {
+                warn!(%error, "memory of the VM is refused");
+                MapError::Invalid
+            })?;
+            if mapping.len() < file_end {
+                return Err(MapError::Invalid);
             }
+            Arc::new(mapping)
         };
         let mut inner = self.write();
         inner.check(address, end)?;

@@ -38,6 +38,11 @@ const REGION: usize = 1 << 20;
 /// Entries of the queues of a queue pair.
 const ENTRIES: u32 = 256;
 
+thread_local! {
+    /// The teams of this thread, by their numbers. A guest can go to another thread, but its team cannot.
+    static TEAMS: RefCell<Vec<Rc<RefCell<Team>>>> = const { RefCell::new(Vec::new()) };
+}
+
 /// The workers.
 struct Team {
     shop: &'static Workshop,
@@ -126,9 +131,11 @@ impl Stage {
             workers: workers.collect(),
             now,
         };
+        let team = Rc::new(RefCell::new(team));
+        TEAMS.with_borrow_mut(|teams| teams.push(team.clone()));
         Self {
             shop,
-            team: Rc::new(RefCell::new(team)),
+            team,
             inspector,
         }
     }
@@ -136,14 +143,16 @@ impl Stage {
     /// Starts a guest on a device.
     fn guest(&self, device: usize) -> Guest {
         let memory = Arc::new(GuestMemory::new());
-        let interrupts = Rc::new(RefCell::new(Vec::new()));
+        let interrupts = Arc::new(Mutex::new(Vec::new()));
+        let is_own = |team: &Rc<RefCell<Team>>| Rc::ptr_eq(team, &self.team);
+        let team = TEAMS.with_borrow(|teams| teams.iter().position(is_own).unwrap());
         let bus = {
             let local = self.device(device);
             let backend: Arc<dyn Backend> = local.device.mailbox().clone();
             let function = Function::new(local.device.spec(), backend, memory.clone());
             Slot {
                 pci: PciDevice::new(function, memory, None),
-                team: self.team.clone(),
+                team,
                 interrupts: interrupts.clone(),
             }
         };
@@ -195,8 +204,9 @@ impl Stage {
 /// The slot in which a guest finds its device.
 struct Slot {
     pci: PciDevice,
-    team: Rc<RefCell<Team>>,
-    interrupts: Rc<RefCell<Vec<OwnedFd>>>,
+    /// The number of the team in [`TEAMS`].
+    team: usize,
+    interrupts: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl Bus for Slot {
@@ -226,7 +236,7 @@ impl Bus for Slot {
             count,
         };
         self.pci.set_irqs(&set, &[], clones())?;
-        *self.interrupts.borrow_mut() = clones();
+        *self.interrupts.lock().unwrap() = clones();
         Ok(eventfds)
     }
 
@@ -245,7 +255,8 @@ impl Bus for Slot {
     }
 
     fn wait(&mut self) {
-        self.team.borrow_mut().step_all(STEP);
+        let team = TEAMS.with_borrow(|teams| teams[self.team].clone());
+        team.borrow_mut().step_all(STEP);
     }
 }
 
@@ -256,7 +267,7 @@ struct Guest {
     sends: Cq,
     receives: Cq,
     mr: Mr,
-    interrupts: Rc<RefCell<Vec<OwnedFd>>>,
+    interrupts: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl Guest {
@@ -290,7 +301,7 @@ impl Guest {
 
     /// Returns whether a queue has interrupted since the last call.
     fn is_interrupted(&self, queue: u16) -> bool {
-        let eventfd = &self.interrupts.borrow()[usize::from(queue) + 1];
+        let eventfd = &self.interrupts.lock().unwrap()[usize::from(queue) + 1];
         rustix::io::read(eventfd, &mut [0; 8]).is_ok()
     }
 }
