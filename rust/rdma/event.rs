@@ -382,8 +382,8 @@ impl Dispatcher {
         })
     }
 
-    /// Runs the event handler of receive work queue `wqn`, because the queue failed. Returns whether
-    /// there is such a queue and it is in use. May sleep.
+    /// Runs the event handler of receive work queue `wqn`, because the queue failed. Returns
+    /// whether there is such a queue and it is in use. May sleep.
     pub fn wq_fatal(&self, wqn: u32) -> bool {
         let Some(entry) = self.wqs.find(wqn) else {
             return false;

@@ -214,8 +214,8 @@ pub trait Command: Plain {
     const CODE: CommandCode;
     /// Reply on success.
     type Reply: Plain;
-    /// Length in bytes of the shortest reply on success. Only limits that later features added can be
-    /// missing at its end; a missing field is 0.
+    /// Length in bytes of the shortest reply on success. Only limits that later features added can
+    /// be missing at its end; a missing field is 0.
     const SHORTEST_REPLY: usize = core::mem::size_of::<Self::Reply>();
 }
 

@@ -190,7 +190,8 @@ pub struct QpPaths {
 }
 assert_layout!(QpPaths, 136, attributes @ 0, alternate @ 96);
 
-/// Destroys a queue pair; `Busy` if frames of another one go to it. No event and no completion of the queue pair follows the reply.
+/// Destroys a queue pair; `Busy` if frames of another one go to it. No event and no completion of
+/// the queue pair follows the reply.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroyQp {

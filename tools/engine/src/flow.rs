@@ -205,8 +205,8 @@ pub struct FlowTable {
 }
 
 impl FlowTable {
-    /// Adds the flow of a request, whose queue pair and port are valid, and returns its number. `scaling` is that of the
-    /// queue pair.
+    /// Adds the flow of a request, whose queue pair and port are valid, and returns its number. `scaling` is that of
+    /// the queue pair.
     ///
     /// # Errors
     ///

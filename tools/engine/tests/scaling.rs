@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Receive scaling: which receive queue gets a frame, and how receive queues begin, fail and end. The choice is compared
-//! with a model that computes the hash bit by bit, and knows what is in a frame because it made the frame.
+//! Receive scaling: which receive queue gets a frame, and how receive queues begin, fail and end. The choice is
+//! compared with a model that computes the hash bit by bit, and knows what is in a frame because it made the frame.
 
 use etherparse::PacketBuilder;
 use proptest::{collection::vec, prelude::*, sample::select};

@@ -60,8 +60,8 @@ impl Search {
         }
     }
 
-    /// Follows about `ways` further ways through the subnet. When all are done, each of `ways` is a step from one lane to
-    /// one that it can wait for. At the end, returns the lanes of a loop, or none if there is no loop.
+    /// Follows about `ways` further ways through the subnet. When all are done, each of `ways` is a step from a lane
+    /// to one that it can wait for. At the end, returns the lanes of a loop, or none if there is no loop.
     pub fn step(
         &mut self,
         subnet: &Subnet,

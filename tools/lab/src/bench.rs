@@ -488,7 +488,7 @@ fn parts(report: &Report) -> String {
         .join(", ")
 }
 
-/// Runs the contests between two VMs on one of [`NETWORKS`], in order. On InfiniBand, connections have LIDs, and OpenSM in
+/// Runs the contests between two VMs on one of [`NETWORKS`] in order. On InfiniBand, connections have LIDs; OpenSM in
 /// VM a manages the subnet meanwhile.
 fn on_network(
     settings: &Settings,

@@ -246,7 +246,7 @@ where
     Ok(())
 }
 
-/// Draws the bandwidth of each bandwidth program between two VMs on a logarithmic axis: vrnic on each fabric, above rxe.
+/// Draws the bandwidth of each bandwidth program between two VMs on a logarithmic axis: vrnic's fabrics above rxe.
 fn bars<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Report) -> Result<()>
 where
     B::ErrorType: 'static,

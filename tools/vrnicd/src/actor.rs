@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! State that one worker at a time uses, and an inbox for what other workers have for it.
 //!
-//! Nobody waits for the state to send it a letter: a letter goes into the [`Inbox`], where nobody waits for anybody. The
+//! Nobody waits for the state to send it a letter: a letter goes to the [`Inbox`], where nobody waits for anybody. The
 //! worker that has the state gives it something directly only while it has no letters. So what one sender has for the
 //! state arrives in the order in which it was sent, whichever way it takes and whichever worker drives the sender,
 //! provided that the sender's own state is held while its letters are put into inboxes.

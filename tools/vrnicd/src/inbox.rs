@@ -12,7 +12,7 @@
 //! that of the successful exchanges, so the letters of one sender stay in order. Nobody takes a single letter off the
 //! stack, so it does not matter if an address comes back (the ABA problem).
 //!
-//! **Memory order.** A sender writes a letter before its exchange, a release. The receiver's exchange, an acquire, reads
+//! **Memory order.** A sender writes a letter before its exchange, a release. The receiver's, an acquire, reads
 //! what the last sender wrote. All changes of the top of the stack are read-modify-write operations, so each continues
 //! the release sequences of all earlier ones, and the receiver's exchange synchronizes with every sender whose letter
 //! it takes. The receiver gives nothing back to the senders.

@@ -33,8 +33,8 @@
 //! What is left is not on this path. A command that changes GIDs or groups locks their tables, one that registers
 //! memory looks at the map of the guest's memory, and the end of a recording has a lock of its own. The channels to the
 //! threads that write captures, recordings and persistent memory are those of the standard library, which locks them
-//! for an instant to wake a thread that sleeps there. A worker with nothing to do waits for the roster. A worker that answers a question waits for all units, and keeps the others from
-//! beginning turns.
+//! for an instant to wake a thread that sleeps there. A worker with nothing to do waits for the roster. A worker that
+//! answers a question waits for all units, and keeps the others from beginning turns.
 //!
 //! The order of locks is: the gate, units by their index, and last the GIDs, the captures or the roster.
 
@@ -637,7 +637,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Passes a segment to a device, directly if the worker may drive it, it has read its letters, and it does not wait.
+    /// Passes a segment to a device, directly if the worker may drive it, and it has read its letters and does not
+    /// wait.
     fn pass(&mut self, from: usize, to: usize, segment: Segment<'static>) {
         let Some(actor) = &self.shop.locals[to] else {
             return;

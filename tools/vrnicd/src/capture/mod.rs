@@ -168,7 +168,7 @@ impl Capture {
 
 /// The running captures.
 ///
-/// A worker that shows them something is one of many readers of the lock, which do not wait for each other. It is locked
+/// A worker that shows them something is one of many readers of the lock, who do not wait for each other. It is locked
 /// for writing only while a question is answered, and then no turn is under way. Nobody locks it without a capture.
 pub struct Captures {
     /// Names of the devices.

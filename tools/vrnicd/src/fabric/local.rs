@@ -18,7 +18,7 @@ use crate::inbox::Latest;
 /// with this GID as source are dropped.
 ///
 /// Only a device's command, or a fault, changes the tables, and only that takes the lock. Each change leaves the new
-/// tables with every worker ([`Latest`]), so a worker that carries segments waits for nobody.
+/// tables with every worker (`inbox::Latest`), so a worker that carries segments waits for nobody.
 #[derive(Default)]
 pub struct Local {
     tables: Mutex<Known>,

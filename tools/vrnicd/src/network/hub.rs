@@ -152,7 +152,8 @@ impl HubPort {
         self.up.load(Ordering::SeqCst)
     }
 
-    /// Called by the network thread: sets whether a peer is connected to the port. Drops frames that waited for the previous peer.
+    /// Called by the network thread: sets whether a peer is connected to the port. Drops frames that waited for the
+    /// previous peer.
     pub fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::SeqCst);
         drop(self.take_outbound());

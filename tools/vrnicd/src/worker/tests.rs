@@ -91,12 +91,12 @@ impl Stage {
 
     /// Like [`new`](Self::new); the workers may be restless.
     fn with(homes: &[usize], restless: bool) -> Self {
-        let sections: String = (0..homes.len())
+        let sections: Vec<_> = (0..homes.len())
             .map(|index| {
                 format!("[[device]]\nname = \"{index}\"\nsocket = \"/nowhere/{index}\"\nmac = \"02:00:00:00:00:0{index}\"\n")
             })
             .collect();
-        let config = Config::parse(&sections).unwrap();
+        let config = Config::parse(&sections.concat()).unwrap();
         let waker = Arc::new(Waker::new().unwrap());
         let (network, _) = Network::new(&config, waker.clone()).unwrap();
         let devices = config.devices.iter().enumerate();
