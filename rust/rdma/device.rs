@@ -32,7 +32,10 @@ use crate::{
     counter::Counter,
     cq::CompletionQueue,
     dm::DmBuffer,
-    dma::Mapper,
+    dma::{
+        Mapper,
+        Watched, //
+    },
     dmah::DmaHandle,
     event::{
         Dispatcher,
@@ -52,10 +55,7 @@ use crate::{
         Pairing, //
     },
     object::kmalloc_aligned_size,
-    odp::{
-        Pager,
-        Watched, //
-    },
+    odp::Pager,
     pd::ProtectionDomain,
     port::{
         self,

@@ -8,9 +8,12 @@
 //! memory that is dropped too late stays mapped forever, and everything that could call back into
 //! the driver is revoked.
 
+use core::mem::MaybeUninit;
+
 use kernel::{
     device,
     new_mutex,
+    page::PAGE_SIZE,
     prelude::*,
     rbtree::{
         RBTree,
@@ -18,6 +21,10 @@ use kernel::{
     },
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         srcu,
         Arc,
         Mutex, //
@@ -27,9 +34,67 @@ use kernel::{
 use crate::{
     bindings,
     compat,
-    gate::Gate,
-    odp::Watched, //
+    gate::Gate, //
 };
+
+/// How much memory is watched for a device, and how much may be.
+///
+/// The kernel keeps lists of the pages of all watched ranges, whether the pages are present or not,
+/// and charges these lists to nobody. So the lists for a device may take a sixteenth of the
+/// machine's memory, whatever number of regions and processes they are for.
+pub(crate) struct Watched {
+    /// Number of bytes that are watched.
+    bytes: Atomic<usize>,
+    pub(crate) limit: usize,
+}
+
+impl Watched {
+    /// Creates the state of a device for which nothing is watched yet.
+    pub(crate) fn new() -> Self {
+        Self::with_limit(bytes_of_machine().saturating_mul(WATCHED_PER_BYTE))
+    }
+
+    /// Like [`new`](Self::new), with a limit in bytes.
+    pub(crate) const fn with_limit(limit: usize) -> Self {
+        Self {
+            bytes: Atomic::new(0),
+            limit,
+        }
+    }
+
+    /// Counts bytes as watched; `ENOMEM` if this exceeds the limit. Nobody else is refused because
+    /// of bytes that are.
+    pub(crate) fn add(&self, length: usize) -> Result {
+        let mut before = self.bytes.load(Relaxed);
+        loop {
+            let after = before.checked_add(length).filter(|all| *all <= self.limit);
+            match self.bytes.cmpxchg(before, after.ok_or(ENOMEM)?, Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// Undoes one [`add`](Self::add).
+    pub(crate) fn remove(&self, length: usize) {
+        self.bytes.fetch_sub(length, Relaxed);
+    }
+}
+
+/// Number of bytes that may be watched for each byte of the machine's memory.
+const WATCHED_PER_BYTE: usize = PAGE_SIZE / size_of::<c_ulong>() / 16;
+
+/// Returns the size of the machine's memory in bytes.
+pub(crate) fn bytes_of_machine() -> usize {
+    let mut info = MaybeUninit::<bindings::sysinfo>::uninit();
+    // SAFETY: `info` is writable, and the function sets this member.
+    let pages = unsafe {
+        bindings::si_meminfo(info.as_mut_ptr());
+        (*info.as_ptr()).totalram
+    };
+    // CAST: The machine has that many pages.
+    (pages as usize).saturating_mul(PAGE_SIZE)
+}
 
 /// Something that must not outlive the registration of a device, even if it is not dropped.
 pub(crate) trait Revoke: Send + Sync {

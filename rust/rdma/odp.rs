@@ -11,10 +11,7 @@
 //! mutex may wait for memory.
 
 use core::{
-    mem::{
-        offset_of,
-        MaybeUninit, //
-    },
+    mem::offset_of,
     ops::{
         Deref,
         Range, //
@@ -235,32 +232,6 @@ impl AddressSpace {
     }
 }
 
-/// How much memory is watched for a device, and how much may be.
-///
-/// The kernel keeps lists of the pages of all watched ranges, whether the pages are present or not,
-/// and charges these lists to nobody. So the lists for a device may take a sixteenth of the
-/// machine's memory, whatever number of regions and processes they are for.
-pub(crate) struct Watched {
-    /// Number of bytes that are watched.
-    bytes: Atomic<usize>,
-    limit: usize,
-}
-
-impl Watched {
-    /// Creates the state of a device for which nothing is watched yet.
-    pub(crate) fn new() -> Self {
-        Self::with_limit(bytes_of_machine().saturating_mul(WATCHED_PER_BYTE))
-    }
-
-    /// Like [`new`](Self::new), with a limit in bytes.
-    pub(crate) const fn with_limit(limit: usize) -> Self {
-        Self {
-            bytes: Atomic::new(0),
-            limit,
-        }
-    }
-}
-
 /// Bytes that count as watched for the device of a mapper until this is dropped.
 struct Counted {
     mapper: Arc<Mapper>,
@@ -270,39 +241,18 @@ struct Counted {
 impl Counted {
     /// Counts bytes as watched; `ENOMEM` if this exceeds the limit of the device.
     fn take(mapper: &Arc<Mapper>, length: usize) -> Result<Self> {
-        let Watched { bytes, limit } = mapper.watched();
-        let before = bytes.fetch_add(length, Relaxed);
-        // An error drops this, which takes the bytes back.
-        let counted = Self {
+        mapper.watched().add(length)?;
+        Ok(Self {
             mapper: mapper.clone(),
             length,
-        };
-        match before.checked_add(length) {
-            Some(all) if all <= *limit => Ok(counted),
-            _ => Err(ENOMEM),
-        }
+        })
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.mapper.watched().bytes.fetch_sub(self.length, Relaxed);
+        self.mapper.watched().remove(self.length);
     }
-}
-
-/// Number of bytes that may be watched for each byte of the machine's memory.
-const WATCHED_PER_BYTE: usize = PAGE_SIZE / size_of::<c_ulong>() / 16;
-
-/// Returns the size of the machine's memory in bytes.
-fn bytes_of_machine() -> usize {
-    let mut info = MaybeUninit::<bindings::sysinfo>::uninit();
-    // SAFETY: `info` is writable, and the function sets this member.
-    let pages = unsafe {
-        bindings::si_meminfo(info.as_mut_ptr());
-        (*info.as_ptr()).totalram
-    };
-    // CAST: The machine has that many pages.
-    (pages as usize).saturating_mul(PAGE_SIZE)
 }
 
 // SAFETY: The structure is not bound to a thread.

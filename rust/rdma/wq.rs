@@ -319,6 +319,10 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
             if mask & flags != 0 && attr.flags_mask != 0 {
                 return Err(EOPNOTSUPP);
             }
+            // What the user believes to be the state changes nothing.
+            if mask & bindings::ib_wq_attr_mask_IB_WQ_STATE == 0 {
+                return Ok(0);
+            }
             let this = Wq::<T::ReceiveWorkQueue>::from_raw(wq);
             this.place.begin_use();
             let (from, to) = (

@@ -77,6 +77,10 @@ import json, pathlib, sys
 kinds = sorted(qp["kind"] for qp in json.loads((pathlib.Path(sys.argv[1]) / "qps").read_text()))
 assert [kind for kind in kinds if kind in ("RQ", "RSS")] == ["RQ"] * 4 + ["RSS"], kinds
 PY
+# A queue pair without states does not hide the others.
+shown=$(on b rdma resource show qp)
+[ "$(grep -c 'type RAW_PACKET' <<<"$shown")" = 1 ] && grep -q 'type GSI' <<<"$shown" ||
+	fail "rdma does not show the queue pairs: $shown"
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-scaled "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver with several queues got something else"
 

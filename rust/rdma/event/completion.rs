@@ -25,9 +25,10 @@ use crate::bindings;
 /// delivers it, because a verb must not call its caller's handlers.
 ///
 /// A queue's handler never runs twice at the same time. An event that arrives while the handler
-/// runs makes it run once more.
+/// runs makes it run once more. After [`RUNS_IN_A_ROW`] runs, a work item continues, because a
+/// device that raises events without a cause must not keep a processor in an interrupt.
 ///
-/// `queue_pairs`, `held_back` and `again` are changed under the lock of the table.
+/// `queue_pairs`, `held_back`, `again` and `continues` are changed under the lock of the table.
 pub(crate) struct Notice {
     /// The queue belongs to a process. Processes arm their queues themselves, and `ib_uverbs` takes
     /// events at any time.
@@ -41,7 +42,12 @@ pub(crate) struct Notice {
     held_back: Atomic<bool>,
     /// The user must be notified of an event that arrived while the handler was running.
     again: Atomic<bool>,
+    /// The work item must run the handler, which counts as running until then.
+    continues: Atomic<bool>,
 }
+
+/// How often a handler runs in a row for events that arrive meanwhile.
+pub(super) const RUNS_IN_A_ROW: usize = 4;
 
 impl Notice {
     /// Creates the state for a queue of a process or, otherwise, of the kernel.
@@ -52,6 +58,7 @@ impl Notice {
             queue_pairs: Atomic::new(0),
             held_back: Atomic::new(false),
             again: Atomic::new(false),
+            continues: Atomic::new(false),
         }
     }
 
@@ -74,10 +81,12 @@ impl Numbered for bindings::ib_cq {
     fn deliver(table: &Table<Self>) {
         table.each(|entry| {
             let tree = table.tree.lock();
-            let told = !entry.hidden.load(Relaxed) && entry.begin_held_back();
+            // Whoever gives up a queue waits for a handler that continues.
+            let told = entry.notice.continues.xchg(false, Relaxed)
+                || !entry.hidden.load(Relaxed) && entry.begin_held_back();
             drop(tree);
             if told {
-                // SAFETY: The handler was begun above.
+                // SAFETY: The handler was begun above, or earlier and has counted as running since.
                 unsafe { table.run_completion(entry) };
             }
         });
@@ -189,14 +198,15 @@ impl Table<bindings::ib_cq> {
     }
 
     /// Runs a completion handler that has begun, without any lock, until it has run after the last
-    /// event.
+    /// event or the work item has to continue.
     ///
     /// # Safety
     ///
-    /// [`Entry::begin_completion`] must have returned `true` for this call. It guarantees that the
-    /// queue is constructed, and not destroyed before the handler has returned.
+    /// [`Entry::begin_completion`] must have returned `true` for this call, or for an earlier one
+    /// that left the rest to the work item. It guarantees that the queue is constructed, and not
+    /// destroyed before the handler has returned.
     unsafe fn run_completion(&self, entry: &Entry<bindings::ib_cq>) {
-        loop {
+        for run in 1..=RUNS_IN_A_ROW {
             // SAFETY: Guaranteed by the caller, until `running` is cleared. The handler of a
             // process's queue was set before the queue was created, and the handler of a kernel
             // queue before it got queue pairs.
@@ -209,11 +219,14 @@ impl Table<bindings::ib_cq> {
             let tree = self.tree.lock();
             let again = entry.notice.again.xchg(false, Relaxed);
             entry.running.store(again, Relaxed);
+            let continues = again && run == RUNS_IN_A_ROW;
+            entry.notice.continues.store(continues, Relaxed);
             drop(tree);
             if !again {
-                break;
+                self.idle.notify_all();
+                return;
             }
         }
-        self.idle.notify_all();
+        self.deliver_later();
     }
 }

@@ -8,6 +8,8 @@ use crate::testing::prelude::*;
 mod cases {
     use super::*;
 
+    use crate::event::completion::RUNS_IN_A_ROW;
+
     /// Counts events that reached a handler. The tests of a suite run one after another.
     static EVENTS: Atomic<u32> = Atomic::new(0);
 
@@ -335,6 +337,58 @@ mod cases {
         // The handler also calls itself.
         assert_eq!(events(), 3);
         drop(place);
+        Ok(())
+    }
+
+    /// How often the handler below has run: at all, and in the thread of the test.
+    static RUNS: Atomic<usize> = Atomic::new(0);
+    static OWN_RUNS: Atomic<usize> = Atomic::new(0);
+    /// The thread of the test.
+    static OWN_TASK: Atomic<usize> = Atomic::new(0);
+    const ALL_RUNS: usize = 50;
+
+    /// Raises the next event of its own queue.
+    ///
+    /// # Safety
+    ///
+    /// `context` must be a [`Dispatcher`].
+    unsafe extern "C" fn complete_itself(_cq: *mut bindings::ib_cq, context: *mut c_void) {
+        if current() == OWN_TASK.load(Relaxed) {
+            OWN_RUNS.fetch_add(1, Relaxed);
+        }
+        if RUNS.fetch_add(1, Relaxed) + 1 < ALL_RUNS {
+            // SAFETY: Guaranteed by the caller.
+            unsafe { (*context.cast::<Dispatcher>()).complete(0, 7) };
+        }
+    }
+
+    #[test]
+    fn events_without_end_do_not_keep_who_delivers_them() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(complete_itself);
+        cq.cq_context = core::ptr::from_ref::<Dispatcher>(dispatcher)
+            .cast_mut()
+            .cast();
+        let cq = NonNull::from(&mut *cq);
+
+        RUNS.store(0, Relaxed);
+        OWN_RUNS.store(0, Relaxed);
+        OWN_TASK.store(current(), Relaxed);
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        assert!(dispatcher.complete(0, 7));
+        assert_eq!(OWN_RUNS.load(Relaxed), RUNS_IN_A_ROW);
+        // Nor is any event lost.
+        wait_until(|| RUNS.load(Relaxed) == ALL_RUNS)?;
+        // Whoever gives up the queue waits for the handler, whoever runs it, and ends this.
+        RUNS.store(0, Relaxed);
+        assert!(dispatcher.complete(0, 7));
+        drop(place);
+        let runs = RUNS.load(Relaxed);
+        assert!(runs > RUNS_IN_A_ROW);
+        fsleep(Delta::from_millis(20));
+        assert_eq!(RUNS.load(Relaxed), runs);
         Ok(())
     }
 

@@ -8,9 +8,15 @@ use super::*;
 mod cases {
     use super::*;
 
-    use crate::testing::{
-        device::TestDevice,
-        process::ProcessMemory, //
+    use crate::{
+        dma::{
+            bytes_of_machine,
+            Watched, //
+        },
+        testing::{
+            device::TestDevice,
+            process::ProcessMemory, //
+        }, //
     };
     use kernel::{
         bindings::flush_work,

@@ -27,8 +27,10 @@ use kernel::{
 
 use crate::{
     bindings,
-    dma::Mapper,
-    odp::Watched, //
+    dma::{
+        Mapper,
+        Watched, //
+    }, //
 };
 
 /// A device that can do DMA to all addresses.

@@ -5,6 +5,7 @@
 
 use etherparse::PacketBuilder;
 use proptest::{collection::vec, prelude::*, sample::select};
+use std::time::Duration;
 use vrnic_engine::{
     Cause, Features, RnicConfig,
     recording::replay,
@@ -595,6 +596,26 @@ fn each_fault_of_a_command_has_its_status() {
         let refused = scene.modify(scaling, *state);
         assert_eq!(refused, Err((InvalidArgument, Cause::QpType)), "{state:?}");
     }
+}
+
+#[test]
+fn a_fault_leaves_a_queue_pair_without_states_alone() {
+    let mut scene = Scene::new(1, 8);
+    let queues = scene.numbers();
+    let scaling = scene.scale(hash::IPV4, &queues);
+    for fault in ["event-qp-fatal", "qp-fatal"] {
+        let now = scene.world.now;
+        let rnic = &mut scene.world.nodes[0].rnic;
+        rnic.faults_mut().arm(fault.parse().expect("valid"), now).expect("armed");
+        scene.world.run(Duration::from_millis(1));
+        assert_eq!(scene.world.state(0, scaling), QpState::Reset, "{fault}");
+        let rnic = &mut scene.world.nodes[0].rnic;
+        let events: Vec<_> = std::iter::from_fn(|| rnic.next_async_event())
+            .map(|event| event.number.get())
+            .collect();
+        assert_eq!(events, queues, "{fault}");
+    }
+    assert_eq!(scene.world.state(0, queues[0]), QpState::Error);
 }
 
 #[test]

@@ -537,9 +537,6 @@ impl QueuePair for Qp {
     }
 
     fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description<Any>> {
-        if let Rings::Scaling = qp.rings {
-            return Err(EOPNOTSUPP);
-        }
         let describe = |attributes| Description {
             attributes,
             capabilities: qp.capabilities,

@@ -135,8 +135,10 @@ impl ReceiveWorkQueue for Wq {
 
     fn modify(&self, call: &Call<'_>, from: State, to: State) -> Result {
         let mut state = self.state.lock();
-        // The device may have moved the queue to the error state, of which only its user knows.
-        if (from != *state && from != State::Error) || !may_become(from, to) {
+        // The device may have moved the queue to the error state, of which only its user knows. A
+        // queue may leave any state for all but the ready state.
+        let is_known = from == *state || from == State::Error || to != State::Ready;
+        if !is_known || !may_become(from, to) {
             return Err(EINVAL);
         }
         let wanted = match to {

@@ -21,7 +21,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu};
+use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu, qp::QpType};
 
 /// Shortest time between two firings.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
@@ -267,13 +267,15 @@ impl Engine {
         }
     }
 
-    /// Returns the queue pairs that a fault applies to: if it names none, all those of programs.
+    /// Returns the queue pairs that a fault applies to: if it names none, all those of programs. One with an
+    /// indirection table has no state that could change.
     fn chosen_qps(&self, place: &Place) -> Vec<u32> {
         let all = self.qps.table.page(0, usize::MAX).into_iter().flatten();
         let special = [&self.qps.smi, &self.qps.gsi];
         let gsi = special.into_iter().filter_map(|qp| qp.as_deref());
         let subjects = gsi
             .chain(all.map(|(_, qp)| qp.as_ref()))
+            .filter(|qp| qp.qp_type != QpType::ReceiveScaling)
             .map(crate::qp::Qp::subject);
         subjects
             .filter(|qp| !(qp.kernel && place.names_nobody()))
