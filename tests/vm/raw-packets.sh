@@ -62,12 +62,14 @@ ethernet raw_ethernet_bw -n 1000 -s 1024
 # One VM creates equal flows, of which the device has at most 64.
 on -t 60 b timeout 55 raw_ethernet_fs_rate -d "$DEV" --server -E "$mac_a" -B "$mac_b" -n 50 || fail "raw_ethernet_fs_rate"
 
+rm "$LAB_DIR/receiver"
 on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive-kinds "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
 receiver=$!
 within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver of each kind of flow does not begin"
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-kinds "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver with each kind of flow got something else"
 
+rm "$LAB_DIR/receiver"
 on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive-scaled "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
 receiver=$!
 within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver with several queues does not begin"

@@ -601,21 +601,28 @@ fn each_fault_of_a_command_has_its_status() {
 #[test]
 fn a_fault_leaves_a_queue_pair_without_states_alone() {
     let mut scene = Scene::new(1, 8);
-    let queues = scene.numbers();
-    let scaling = scene.scale(hash::IPV4, &queues);
-    for fault in ["event-qp-fatal", "qp-fatal"] {
-        let now = scene.world.now;
-        let rnic = &mut scene.world.nodes[0].rnic;
-        rnic.faults_mut().arm(fault.parse().expect("valid"), now).expect("armed");
-        scene.world.run(Duration::from_millis(1));
-        assert_eq!(scene.world.state(0, scaling), QpState::Reset, "{fault}");
-        let rnic = &mut scene.world.nodes[0].rnic;
+    let queue = scene.numbers()[0];
+    let scaling = scene.scale(hash::IPV4, &[queue]);
+    let strike = |scene: &mut Scene, fault: &str, qpn: u32| {
+        let fault = format!("{fault} qp={qpn}").parse().expect("valid");
+        let world = &mut scene.world;
+        let mut faults = world.nodes[0].rnic.faults_mut();
+        faults.arm(fault, world.now).expect("armed");
+        world.run(Duration::from_millis(1));
+        let rnic = &mut world.nodes[0].rnic;
         let events: Vec<_> = std::iter::from_fn(|| rnic.next_async_event())
             .map(|event| event.number.get())
             .collect();
-        assert_eq!(events, queues, "{fault}");
+        (events, world.state(0, qpn))
+    };
+    for fault in ["event-qp-fatal", "qp-fatal"] {
+        let struck = strike(&mut scene, fault, scaling);
+        assert_eq!(struck, (vec![], QpState::Reset), "{fault}");
     }
-    assert_eq!(scene.world.state(0, queues[0]), QpState::Error);
+    let struck = strike(&mut scene, "event-qp-fatal", queue);
+    assert_eq!(struck, (vec![queue], QpState::ReadyToReceive));
+    let struck = strike(&mut scene, "qp-fatal", queue);
+    assert_eq!(struck, (vec![queue], QpState::Error));
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //!
 //! The lock of the roster is for workers without work, and for those that change homes, about once in a millisecond. A
 //! worker with work only tries it: if another one has it, homes stay as they are for now. So a worker that loses its
-//! CPU in here holds up nobody's devices.
+//! CPU in here holds up only devices that had no work when it did.
 //!
 //! So the home of a unit never rests, and finds what others put into its inboxes: in its next turn, or before it
 //! sleeps.

@@ -30,11 +30,12 @@
 //!   thread that changes it (`attended`).
 //! * The tables of GIDs come to it (`inbox::Latest`). Captures are locked for writing only while no turn is under way.
 //!
-//! What is left is not on this path. A command that changes GIDs or groups locks their tables, one that registers
-//! memory looks at the map of the guest's memory, and the end of a recording has a lock of its own. The channels to the
-//! threads that write captures, recordings and persistent memory are those of the standard library, which locks them
-//! for an instant to wake a thread that sleeps there. A worker with nothing to do waits for the roster. A worker that
-//! answers a question waits for all units, and keeps the others from beginning turns.
+//! What is left is not on this path. A command that changes GIDs or groups locks their tables. Commands, events and
+//! registrations look at the map of the guest's memory, which its front end may be changing. The end of a recording has
+//! a lock of its own. The channels to the threads that write captures, recordings and persistent memory are those of
+//! the standard library, which locks them for an instant to wake a thread that sleeps there. A worker with nothing to
+//! do waits for the roster. A worker that answers a question waits for all units, and keeps the others from beginning
+//! turns.
 //!
 //! The order of locks is: the gate, units by their index, and last the GIDs, the captures or the roster.
 

@@ -275,8 +275,8 @@ impl Engine {
         let gsi = special.into_iter().filter_map(|qp| qp.as_deref());
         let subjects = gsi
             .chain(all.map(|(_, qp)| qp.as_ref()))
-            .filter(|qp| qp.qp_type != QpType::ReceiveScaling)
-            .map(crate::qp::Qp::subject);
+            .map(crate::qp::Qp::subject)
+            .filter(|qp| qp.qp_type != QpType::ReceiveScaling);
         subjects
             .filter(|qp| !(qp.kernel && place.names_nobody()))
             .filter(|qp| place.has(&Occasion::of_qp(Seam::Time, *qp)))

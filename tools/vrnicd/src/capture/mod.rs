@@ -259,7 +259,7 @@ impl Captures {
         frame: &[u8],
         note: &str,
     ) {
-        for capture in captures {
+        for capture in captures.iter().filter(|capture| !capture.is_over()) {
             if capture.scope.has(device, direction, segment) {
                 let comment = comment(&self.devices[device], direction, segment) + note;
                 capture.put(device, Some(direction), frame, comment);
@@ -279,7 +279,8 @@ impl Captures {
         if self.is_empty() {
             return;
         }
-        let wanted = |capture: &Capture| capture.scope.has(device, direction, segment);
+        let wanted =
+            |capture: &Capture| !capture.is_over() && capture.scope.has(device, direction, segment);
         let captures = self.read();
         if !captures.iter().any(wanted) {
             return;
@@ -297,7 +298,7 @@ impl Captures {
     /// Shows the captures that a fault fired on a device. A capture gets the placeholder `frame` ([`no_packet`]) with a
     /// comment, unless it has the packet that arrived for the queue pair `by`, whose own comment describes the fault.
     pub fn firing(&self, device: usize, frame: &[u8], firing: &Firing, by: Option<u32>) {
-        for capture in self.read().iter() {
+        for capture in self.read().iter().filter(|capture| !capture.is_over()) {
             let has_packet = |qpn| capture.scope.has_packet(device, Direction::In, qpn);
             if capture.scope.has_firing(device, firing.qpn) && !by.is_some_and(has_packet) {
                 let comment = firing_comment(&self.devices[device], firing);
@@ -313,7 +314,7 @@ impl Captures {
             return;
         }
         let interface = self.devices.len() + port;
-        for capture in self.read().iter() {
+        for capture in self.read().iter().filter(|capture| !capture.is_over()) {
             if matches!(capture.scope, Scope::Switch) {
                 let comment = format!("switch port {name}{note}");
                 capture.put(interface, Some(direction), frame, comment);

@@ -61,9 +61,9 @@ struct Inner {
     mappings: Vec<Arc<Mapping>>,
 }
 
-/// Guest memory of one VM. The front end's thread changes it; a worker looks up addresses when memory is registered,
-/// never on a data path. The lock is held only to look at the map or to change it: what may take time, or block on a
-/// file of a hostile VMM, happens before or after that.
+/// Guest memory of one VM. The front end's thread changes it. A worker looks up addresses when memory is registered,
+/// and in the control and event queues, but not for requests and their data. The lock is held only to look at the map
+/// or to change it: what may take time, or block on a file of a hostile VMM, happens before or after that.
 #[derive(Default)]
 pub struct GuestMemory {
     inner: RwLock<Inner>,
@@ -158,15 +158,21 @@ impl GuestMemory {
             .range(address..end)
             .map(|(start, _)| *start)
             .collect();
-        for start in gone {
-            inner.translations.remove(&start);
-        }
+        let gone: Vec<_> = gone
+            .into_iter()
+            .filter_map(|start| inner.translations.remove(&start))
+            .collect();
+        // Freed after the lock.
+        drop(inner);
+        drop(gone);
         Ok(())
     }
 
     /// Removes all translations.
     pub fn unmap_all(&self) {
-        self.write().translations.clear();
+        let gone = std::mem::take(&mut self.write().translations);
+        // Freed after the lock.
+        drop(gone);
     }
 
     /// Unmaps files that are used neither by a translation nor by registered memory. Called after a reset of the
