@@ -8,6 +8,7 @@ use super::mw::bind_target;
 use super::qp::Qp;
 use crate::ffi::verbs::*;
 use crate::ring::Refused;
+use crate::ring::receive::ReceiveQueue;
 use crate::ring::send::{Request, SendQueue, Target};
 use core::ffi::{c_int, c_uint};
 use core::slice;
@@ -207,32 +208,46 @@ pub unsafe extern "C" fn post_send(
     error
 }
 
-/// Posts a list of receive requests.
-pub unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
+/// Puts the requests of a list into a receive queue, which is locked, and publishes them. Returns 0 or the error of the
+/// first bad request, which `bad_wr` then names, and whether the doorbell must ring.
+///
+/// # Safety
+///
+/// `wr` and `bad_wr` are as the verbs contract of posting receives says: the list ends with null.
+#[inline]
+pub(super) unsafe fn push_receives(
+    queue: &mut ReceiveQueue,
     mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: The verbs contract.
-    let qp = unsafe { Qp::of(qp) };
+) -> (c_int, bool) {
     let mut error = 0;
-
-    let mut queue = qp.receive.lock();
-    // SAFETY: The verbs contract: the list ends with null.
+    // SAFETY: Guaranteed by the caller.
     while let Some(request) = unsafe { wr.as_ref() } {
-        // SAFETY: The verbs contract.
+        // SAFETY: Guaranteed by the caller.
         let pushed = unsafe { elements(request.sg_list, request.num_sge) }
             .and_then(|elements| queue.push(request.wr_id, elements.iter().map(element)));
         if let Err(refused) = pushed {
             error = errno_of(refused);
-            // SAFETY: The verbs contract.
+            // SAFETY: Guaranteed by the caller.
             unsafe { *bad_wr = wr };
             break;
         }
         wr = request.next;
     }
-    let ring = queue.publish();
-    drop(queue);
+    // Requests before the bad one are posted.
+    (error, queue.publish())
+}
+
+/// Posts a list of receive requests.
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: The verbs contract.
+    let qp = unsafe { Qp::of(qp) };
+    // SAFETY: The verbs contract.
+    let (error, ring) = unsafe { push_receives(&mut qp.receive.lock(), wr, bad_wr) };
     if ring {
         qp.ring();
     }

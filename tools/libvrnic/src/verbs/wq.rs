@@ -7,10 +7,10 @@ use super::allocator::{Allocator, Resource};
 use super::context::Context;
 use super::cq::Cq;
 use super::pd::Pd;
-use super::post::{element, elements};
+use super::post::push_receives;
 use super::qp::{Qp, attach, detach};
 use super::srq;
-use super::{allocate, errno_of, fail, release};
+use super::{allocate, fail, release};
 use crate::doorbell::{Doorbell, Rung};
 use crate::ffi::command::*;
 use crate::ffi::functions::*;
@@ -255,29 +255,13 @@ pub unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
 /// Posts a list of receive requests.
 unsafe extern "C" fn post_recv(
     wq: *mut ibv_wq,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: The verbs contract.
     let wq = unsafe { Wq::of(wq) };
-    let mut error = 0;
-
-    let mut queue = wq.receive.lock();
-    // SAFETY: The verbs contract: the list ends with null.
-    while let Some(request) = unsafe { wr.as_ref() } {
-        // SAFETY: The verbs contract.
-        let pushed = unsafe { elements(request.sg_list, request.num_sge) }
-            .and_then(|elements| queue.push(request.wr_id, elements.iter().map(element)));
-        if let Err(refused) = pushed {
-            error = errno_of(refused);
-            // SAFETY: The verbs contract.
-            unsafe { *bad_wr = wr };
-            break;
-        }
-        wr = request.next;
-    }
-    let ring = queue.publish();
-    drop(queue);
+    // SAFETY: The verbs contract.
+    let (error, ring) = unsafe { push_receives(&mut wq.receive.lock(), wr, bad_wr) };
     if ring {
         wq.ring();
     }

@@ -87,7 +87,7 @@ impl Session {
             };
             let mut reply = Vec::with_capacity(command::MAX_REPLY);
             let mut is_last = false;
-            let length = reply_length(&chain.request);
+            let length = shortest_reply(&chain.request);
             let plan = match &mut hostile {
                 Some(hostile) if !is_begun => hostile.plan(&chain.request),
                 _ => Plan::HONEST,
@@ -230,7 +230,7 @@ fn refuse(status: Status, reply: &mut Vec<u8>) {
 }
 
 /// Cuts a reply that is longer than its buffer. Only a driver that does not know the last fields gives too little room
-/// for them, as [`reply_length`] has made sure.
+/// for them, as [`shortest_reply`] has made sure.
 fn cut(reply: &mut Vec<u8>, capacity: usize) {
     if reply.len() <= capacity {
         return;
@@ -242,7 +242,7 @@ fn cut(reply: &mut Vec<u8>, capacity: usize) {
 }
 
 /// Returns the length in bytes of the shortest successful reply to the command in `request`, including the header.
-fn reply_length(request: &[u8]) -> usize {
+fn shortest_reply(request: &[u8]) -> usize {
     fn of<C: Command>() -> usize {
         C::SHORTEST_REPLY
     }
