@@ -294,18 +294,27 @@ impl Rnic {
     /// Takes a segment that arrived for a GID of this device. `io.outbox` takes the payload's memory back. The caller
     /// must call [`poll`](Self::poll) afterwards.
     pub fn receive<M: Memory>(&mut self, mut segment: Segment<'_>, io: &mut Io<'_, M>) {
-        self.engine.check_checksums(&mut segment);
+        self.receive_from(&mut segment, io);
+    }
+
+    /// Does the same as [`receive`](Self::receive), but takes only the payload, because a segment is long to move.
+    pub fn receive_from<M: Memory>(&mut self, segment: &mut Segment<'_>, io: &mut Io<'_, M>) {
+        self.engine.check_checksums(segment);
         self.receive_checked(segment, io);
     }
 
     /// Does the same with a segment whose checksums have been checked. They cannot be checked again in a replay, whose
     /// segments have lost most of their payload.
-    pub(crate) fn receive_checked<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
-        self.flight.at(io.now).packet(&segment);
+    pub(crate) fn receive_checked<M: Memory>(
+        &mut self,
+        segment: &mut Segment<'_>,
+        io: &mut Io<'_, M>,
+    ) {
+        self.flight.at(io.now).packet(segment);
         call!(
             self,
             io,
-            |recorder| recorder.begin_received(io.now, &segment),
+            |recorder| recorder.begin_received(io.now, segment),
             |engine, io| engine.receive(segment, io),
             nothing
         );
@@ -323,7 +332,7 @@ impl Rnic {
                 self,
                 io,
                 |recorder| recorder.begin_received(io.now, &segment),
-                |engine, io| engine.receive_steered(segment, io),
+                |engine, io| engine.receive_steered(&mut segment, io),
                 nothing
             );
         }

@@ -537,7 +537,7 @@ impl Engine {
 
     /// Receives a segment for a GID of this device, or a frame that arrived at its port. `io.outbox` takes back its
     /// payload. The caller must call [`poll`](Self::poll) afterwards.
-    pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+    pub fn receive<M: Memory>(&mut self, segment: &mut Segment<'_>, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
         if self.resources.faults.is_busy() {
             return self.arrive(segment, io);
@@ -546,26 +546,26 @@ impl Engine {
     }
 
     /// Processes a segment that no fault holds back.
-    pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
-        self.resources.note_arrived(&segment);
+    pub(crate) fn accept<M: Memory>(&mut self, segment: &mut Segment<'_>, io: &mut Io<'_, M>) {
+        self.resources.note_arrived(segment);
         if matches!(segment.body, Body::Frame) {
             self.steer(segment.payload.bytes());
-            self.deliver_frame(&segment, io);
-            return io.outbox.recycle(segment.payload);
+            self.deliver_frame(segment, io);
+            return io.outbox.recycle(segment.take_payload());
         }
         if segment.path.is_multicast() {
             // The device's own packets were delivered when they were sent.
             if !self.is_own(&segment.path) {
-                self.receive_multicast(&segment, io);
+                self.receive_multicast(segment, io);
             }
-            return io.outbox.recycle(segment.payload);
+            return io.outbox.recycle(segment.take_payload());
         }
         let qpn = segment.destination_qpn;
-        let taken = self.resources.passes(&segment)
+        let taken = self.resources.passes(segment)
             && self.resources.may_be_for_port(&segment.path)
             && self
                 .act(qpn, |qp, resources| {
-                    qp.take_segment(&segment, resources, io);
+                    qp.take_segment(segment, resources, io);
                 })
                 .is_some();
         if taken {
@@ -573,7 +573,7 @@ impl Engine {
         } else {
             self.resources.counters.count(Counter::Dropped);
         }
-        io.outbox.recycle(segment.payload);
+        io.outbox.recycle(segment.take_payload());
     }
 
     /// Lets the queue pair with this number act, if there is one. Events are counted for it meanwhile.
@@ -646,14 +646,18 @@ impl Engine {
     }
 
     /// Receives the frame that was just [steered](Self::steer).
-    pub(crate) fn receive_steered<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+    pub(crate) fn receive_steered<M: Memory>(
+        &mut self,
+        segment: &mut Segment<'_>,
+        io: &mut Io<'_, M>,
+    ) {
         self.resources.now = io.now;
         if self.resources.faults.is_busy() {
             return self.arrive(segment, io);
         }
-        self.resources.note_arrived(&segment);
-        self.deliver_frame(&segment, io);
-        io.outbox.recycle(segment.payload);
+        self.resources.note_arrived(segment);
+        self.deliver_frame(segment, io);
+        io.outbox.recycle(segment.take_payload());
     }
 
     /// Delivers the frame that was just [steered](Self::steer).

@@ -629,6 +629,20 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
+    /// Takes out the payload, and leaves the rest.
+    pub fn take_payload(&mut self) -> Payload<'a> {
+        std::mem::replace(&mut self.payload, Payload::Empty)
+    }
+
+    /// Takes the segment, and leaves one without payload.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        Self {
+            payload: self.take_payload(),
+            ..*self
+        }
+    }
+
     /// Creates a segment with a whole Ethernet frame, from the destination address on.
     pub fn of_frame(frame: Payload<'a>) -> Self {
         Self {

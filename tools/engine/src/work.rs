@@ -11,6 +11,7 @@ use crate::{
     tcp_segments::MAX_PAYLOAD,
 };
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use vrnic_wire::{
     completion::{self, Status},
     qp::{MAX_QPN, QpType},
@@ -25,35 +26,19 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Number of bytes of an entry that are read first: the head and some elements.
 const PREFIX: usize = 128;
 
-/// A private copy of a ring entry. Every byte of the entry is read at most once.
+/// A private copy of the beginning of a ring entry. Every byte of the entry is read at most once.
 #[derive(Debug)]
 struct EntryCopy {
-    bytes: [u8; ring::MAX_STRIDE as usize],
+    bytes: [u8; PREFIX],
 }
 
 impl EntryCopy {
     /// Reads the beginning of an entry.
     fn read<M: Memory>(entry: HostRange, memory: &M) -> Result<Self, Unmapped> {
-        let mut bytes = [0; ring::MAX_STRIDE as usize];
+        let mut bytes = [0; PREFIX];
         let length = PREFIX.min(entry.length as usize);
         memory.read(entry, &mut bytes[..length])?;
         Ok(Self { bytes })
-    }
-
-    /// Reads the rest of the first `length` bytes of the entry, which must be at least that long.
-    fn extend<M: Memory>(
-        &mut self,
-        entry: HostRange,
-        length: usize,
-        memory: &M,
-    ) -> Result<(), Unmapped> {
-        if length > PREFIX {
-            let rest = entry
-                .slice(PREFIX as u64, (length - PREFIX) as u64)
-                .ok_or(Unmapped)?;
-            memory.read(rest, &mut self.bytes[PREFIX..length])?;
-        }
-        Ok(())
     }
 
     /// Returns the little-endian word at byte `offset` of the part that is read first.
@@ -63,19 +48,39 @@ impl EntryCopy {
         u32::from_le_bytes(word)
     }
 
-    /// Appends the `count` elements from byte `offset` on, and returns their total length.
-    fn elements(&self, offset: usize, count: usize, mut push: impl FnMut(Sge)) -> u64 {
-        let end = offset + count * size_of::<Sge>();
-        let mut total = 0;
-        for bytes in self.bytes[offset..end].chunks_exact(size_of::<Sge>()) {
-            let Ok(sge) = Sge::read_from_bytes(bytes) else {
-                continue;
-            };
-            total += u64::from(sge.length.get());
-            push(sge);
+    /// Passes the elements in the bytes `part` of the entry, which must be that long, to `push`. Returns their total
+    /// length.
+    fn elements<M: Memory>(
+        &self,
+        entry: HostRange,
+        part: Range<usize>,
+        memory: &M,
+        push: impl FnMut(Sge),
+    ) -> Result<u64, Unmapped> {
+        if part.end <= PREFIX {
+            return Ok(elements_in(&self.bytes[part], push));
         }
-        total
+        // Few entries are that long, and clearing so much memory takes time.
+        let mut bytes = [0; ring::MAX_STRIDE as usize];
+        let (first, rest) = bytes[..part.end].split_at_mut(PREFIX);
+        first.copy_from_slice(&self.bytes);
+        let place = entry.slice(PREFIX as u64, rest.len() as u64);
+        memory.read(place.ok_or(Unmapped)?, rest)?;
+        Ok(elements_in(&bytes[part], push))
     }
+}
+
+/// Passes the elements in `bytes` to `push`, and returns their total length.
+fn elements_in(bytes: &[u8], mut push: impl FnMut(Sge)) -> u64 {
+    let mut total = 0;
+    for bytes in bytes.chunks_exact(size_of::<Sge>()) {
+        let Ok(sge) = Sge::read_from_bytes(bytes) else {
+            continue;
+        };
+        total += u64::from(sge.length.get());
+        push(sge);
+    }
+    total
 }
 
 /// Capacities of a queue pair's queues.
@@ -266,7 +271,7 @@ pub(crate) fn read_send<M: Memory>(
     memory: &M,
     push: impl FnMut(Sge),
 ) -> Result<Result<SendRequest, BadRequest>, Unmapped> {
-    let mut copy = EntryCopy::read(entry, memory)?;
+    let copy = EntryCopy::read(entry, memory)?;
     let Ok((header, _)) = SendHeader::read_from_prefix(&copy.bytes) else {
         return Err(Unmapped);
     };
@@ -338,8 +343,7 @@ pub(crate) fn read_send<M: Memory>(
     if matches!(target, Target::Flush(flush) if !flush.is_valid()) {
         return invalid(Cause::FlushKind);
     }
-    copy.extend(entry, end, memory)?;
-    let mut length = copy.elements(first, usize::from(count), push);
+    let mut length = copy.elements(entry, first..end, memory, push)?;
     if inline {
         length = inline_length.into();
     }
@@ -452,7 +456,7 @@ pub(crate) fn read_receive<M: Memory>(
     memory: &M,
     elements: &mut Vec<Sge>,
 ) -> Result<(u64, Result<u64, Cause>), Unmapped> {
-    let mut copy = EntryCopy::read(entry, memory)?;
+    let copy = EntryCopy::read(entry, memory)?;
     let Ok((header, _)) = ReceiveHeader::read_from_prefix(&copy.bytes) else {
         return Err(Unmapped);
     };
@@ -462,8 +466,8 @@ pub(crate) fn read_receive<M: Memory>(
     if count > max_sge as usize || end > entry.length as usize || header.reserved != [0; 6] {
         return Ok((wr_id, Err(Cause::ReceiveEntry)));
     }
-    copy.extend(entry, end, memory)?;
-    let capacity = copy.elements(work::RECEIVE_DATA_OFFSET, count, |sge| elements.push(sge));
+    let part = work::RECEIVE_DATA_OFFSET..end;
+    let capacity = copy.elements(entry, part, memory, |sge| elements.push(sge))?;
     Ok((wr_id, Ok(capacity)))
 }
 

@@ -142,12 +142,12 @@ impl Worker {
         let now = self.now;
         // Responses to responses are delivered in the next turn.
         let mut routes = self.fabric.routes();
-        for segment in std::mem::take(&mut self.shared.outbox.segments) {
+        for mut segment in std::mem::take(&mut self.shared.outbox.segments) {
             if let Route::Device(to) = routes.route(from, &segment) {
                 let sender = self.devices[from].regions().clone();
                 let device = &mut self.devices[to];
                 device.contained(&mut self.shared, |device, shared| {
-                    device.receive(shared, segment, Some(&sender), now);
+                    device.receive(shared, &mut segment, Some(&sender), now);
                 });
             }
         }

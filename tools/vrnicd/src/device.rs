@@ -728,11 +728,12 @@ impl Device {
         worked
     }
 
-    /// Receives a segment. If its payload may be in the sender's memory, `sender` is the table with the names of that.
+    /// Receives a segment, and takes its payload. If that may be in the sender's memory, `sender` is the table with the
+    /// names of that.
     pub fn receive(
         &mut self,
         shared: &mut Shared,
-        segment: Segment<'_>,
+        segment: &mut Segment<'_>,
         sender: Option<&RegionTable>,
         now: Instant,
     ) {
@@ -740,7 +741,7 @@ impl Device {
             && let Some(rnic) = &mut session.rnic
         {
             let memory = self.regions.device(&session.memory, sender);
-            rnic.receive(
+            rnic.receive_from(
                 segment,
                 &mut Io {
                     memory: &memory,
@@ -749,7 +750,7 @@ impl Device {
                 },
             );
         } else {
-            shared.outbox.recycle(segment.payload);
+            shared.outbox.recycle(segment.take_payload());
         }
     }
 
@@ -811,10 +812,12 @@ impl Device {
         now: Instant,
     ) {
         match subnet::read(packet) {
-            Ok(segment) if shared.captures.is_empty() => self.receive(shared, segment, None, now),
-            Ok(segment) => {
+            Ok(mut segment) if shared.captures.is_empty() => {
+                self.receive(shared, &mut segment, None, now);
+            }
+            Ok(mut segment) => {
                 let seen = segment.clone();
-                let note = self.receive_noted(shared, segment, None, now);
+                let note = self.receive_noted(shared, &mut segment, None, now);
                 let frame = packet.to_bytes();
                 let captures = &shared.captures;
                 captures.frame(self.index, Direction::In, &seen, &frame, &note);
@@ -840,12 +843,12 @@ impl Device {
             {
                 return;
             }
-            Ok(segment) => {
+            Ok(mut segment) => {
                 if shared.captures.is_empty() {
-                    return self.receive(shared, segment, None, now);
+                    return self.receive(shared, &mut segment, None, now);
                 }
                 let seen = segment.clone();
-                let note = self.receive_noted(shared, segment, None, now);
+                let note = self.receive_noted(shared, &mut segment, None, now);
                 let captures = &shared.captures;
                 return captures.frame(self.index, Direction::In, &seen, frame, &note);
             }
@@ -916,7 +919,7 @@ impl Device {
     pub fn receive_noted(
         &mut self,
         shared: &mut Shared,
-        segment: Segment<'_>,
+        segment: &mut Segment<'_>,
         sender: Option<&RegionTable>,
         now: Instant,
     ) -> String {

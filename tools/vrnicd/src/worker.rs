@@ -75,6 +75,8 @@ const IDLE_TURNS: u32 = 8;
 const LEAST_TURNS: u32 = 8;
 /// Number of turns after which a restless worker gives its units away.
 const RESTLESS_TURNS: u32 = 32;
+/// Largest number of empty vectors for segments that a worker keeps.
+const MAX_SPARE: usize = 64;
 /// Number of turns for which a device with a command leaves its inbox alone.
 const PATIENCE: u32 = 64;
 
@@ -133,17 +135,17 @@ impl LocalDevice {
     fn receive(
         &mut self,
         shared: &mut Shared,
-        segment: Segment<'static>,
+        segment: &mut Segment<'static>,
         sender: Option<&RegionTable>,
     ) {
         let (device, now) = (&mut self.device, self.now);
         if segment.path.is_multicast() && !device.has_group(&segment.path.group()) {
-            shared.outbox.recycle(segment.payload);
+            shared.outbox.recycle(segment.take_payload());
         } else if let Some(damage) = segment.touched.damage {
             if let Some(rnic) = device.rnic() {
                 rnic.count_bad_packet(damage == Damage::Icrc);
             }
-            shared.outbox.recycle(segment.payload);
+            shared.outbox.recycle(segment.take_payload());
         } else if shared.captures.is_empty() {
             device.contained(shared, |device, shared| {
                 device.receive(shared, segment, sender, now);
@@ -318,8 +320,10 @@ struct Worker<'a> {
     holds: Vec<usize>,
     /// Memory for letters.
     blanks: Blanks<Letter>,
-    /// Segments of these devices that are under way, each with the index of its sender.
-    in_flight: VecDeque<(usize, Segment<'static>)>,
+    /// Segments of these devices that are under way, with the indices of their senders.
+    in_flight: VecDeque<(usize, Vec<Segment<'static>>)>,
+    /// Empty vectors for segments.
+    spare: Vec<Vec<Segment<'static>>>,
     routes: Routes,
     /// Pairs of devices that exchanged something in the period before this one.
     pairs: HashSet<(usize, usize)>,
@@ -357,6 +361,7 @@ impl<'a> Worker<'a> {
             holds: Vec::new(),
             blanks: Blanks::new(),
             in_flight: VecDeque::new(),
+            spare: Vec::new(),
             routes: shop.fabric.routes(),
             pairs: HashSet::new(),
             real,
@@ -591,71 +596,85 @@ impl<'a> Worker<'a> {
     fn send(&mut self, from: usize) {
         let outbox = &mut self.shared.outbox;
         outbox.reveal();
-        let segments = outbox.segments.drain(..);
-        self.in_flight
-            .extend(segments.map(|segment| (from, segment)));
+        if outbox.segments.is_empty() {
+            return;
+        }
+        let empty = self.spare.pop().unwrap_or_default();
+        let segments = std::mem::replace(&mut outbox.segments, empty);
+        self.in_flight.push_back((from, segments));
     }
 
     /// Delivers segments, and the replies to them, until nothing is under way. Returns true if there were any.
     fn carry(&mut self) -> bool {
         let mut worked = false;
-        while let Some((from, segment)) = self.in_flight.pop_front() {
-            self.deliver_segment(from, segment);
+        while let Some((from, mut segments)) = self.in_flight.pop_front() {
+            for segment in &mut segments {
+                self.deliver_segment(from, segment);
+            }
+            segments.clear();
+            if self.spare.len() < MAX_SPARE {
+                self.spare.push(segments);
+            }
             worked = true;
         }
         worked
     }
 
-    /// Delivers a segment to its destination.
-    fn deliver_segment(&mut self, from: usize, segment: Segment<'static>) {
+    /// Delivers a segment to its destination, which takes its payload: a segment is long to move.
+    fn deliver_segment(&mut self, from: usize, segment: &mut Segment<'static>) {
         if !self.shared.captures.is_empty() {
             self.with(from, |local, shared| {
                 local
                     .device
-                    .capture(shared, Direction::Out, &segment, None, "");
+                    .capture(shared, Direction::Out, segment, None, "");
             });
         }
         if segment.touched.withheld {
-            return self.shared.outbox.recycle(segment.payload);
+            return self.shared.outbox.recycle(segment.take_payload());
         }
-        match self.routes.route(from, &segment) {
+        match self.routes.route(from, segment) {
             Route::Device(to) => self.pass(from, to, segment),
             Route::Group => {
                 let members = self.routes.members();
                 let members = members.get(&segment.path.group());
                 for &to in members.into_iter().flatten().filter(|&&to| to != from) {
-                    self.pass(from, to, segment.clone());
+                    self.pass(from, to, &mut segment.clone());
                 }
-                self.shared.outbox.recycle(segment.payload);
+                self.shared.outbox.recycle(segment.take_payload());
             }
             Route::Nowhere => {
                 self.lost += 1;
                 if self.lost.is_power_of_two() {
                     debug!(lost = self.lost, gid = ?segment.path.destination, "no device has this GID");
                 }
-                self.shared.outbox.recycle(segment.payload);
+                self.shared.outbox.recycle(segment.take_payload());
             }
         }
     }
 
     /// Passes a segment to a device, directly if the worker may drive it, and it has read its letters and does not
     /// wait.
-    fn pass(&mut self, from: usize, to: usize, segment: Segment<'static>) {
+    fn pass(&mut self, from: usize, to: usize, segment: &mut Segment<'static>) {
         let Some(actor) = &self.shop.locals[to] else {
             return;
         };
-        if self.hold(to)
-            && let Some(mut local) = self.held[to]
-                .take_if(|local| !local.has_letters() && (from == to || !local.is_waiting()))
-        {
-            let sender = self.held[from].as_ref();
-            let sender = sender.map(|sender| &**sender.device.regions());
-            local.receive(&mut self.shared, segment, sender);
-            self.held[to] = Some(local);
-            return self.send(to);
+        if self.hold(to) {
+            let (receiver, sender) = match self.held.get_disjoint_mut([to, from]) {
+                Ok([receiver, sender]) => (receiver, sender.as_deref()),
+                Err(_) => (&mut self.held[to], None),
+            };
+            if let Some(receiver) = receiver
+                && !receiver.has_letters()
+                && (from == to || !receiver.is_waiting())
+            {
+                let sender = sender.map(|sender| &**sender.device.regions());
+                receiver.receive(&mut self.shared, segment, sender);
+                return self.send(to);
+            }
         }
         if let Some(sender) = &self.held[from] {
             let sender = sender.device.regions().clone();
+            let segment = segment.take();
             actor.put(Letter { sender, segment }, &mut self.blanks);
         }
     }
@@ -673,11 +692,14 @@ impl<'a> Worker<'a> {
         } = local.device.budget(self.crowd);
         while units > 0
             && bytes > 0
-            && let Some(Letter { sender, segment }) = local.take_letter(&mut self.blanks)
+            && let Some(Letter {
+                sender,
+                mut segment,
+            }) = local.take_letter(&mut self.blanks)
         {
             units -= 1;
             bytes = bytes.saturating_sub(segment.payload.len());
-            local.receive(&mut self.shared, segment, Some(&*sender));
+            local.receive(&mut self.shared, &mut segment, Some(&*sender));
             self.send(to);
         }
         self.held[to] = Some(local);

@@ -256,7 +256,7 @@ impl Engine {
                     io.outbox.recycle(segment.payload);
                 }
             }
-            Parcel::Packet(Direction::In, segment) => self.accept(segment, io),
+            Parcel::Packet(Direction::In, mut segment) => self.accept(&mut segment, io),
             Parcel::Completion(cqn, cqe, solicited) => {
                 self.resources.write_completion(cqn, cqe, solicited, io);
             }

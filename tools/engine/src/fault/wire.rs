@@ -202,9 +202,9 @@ impl Resources {
 impl Engine {
     /// Receives a packet while faults are armed.
     #[cold]
-    pub(crate) fn arrive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
+    pub(crate) fn arrive<M: Memory>(&mut self, segment: &mut Segment<'_>, io: &mut Io<'_, M>) {
         if self.resources.faults.conditions.is_stuck() {
-            return io.outbox.recycle(segment.payload);
+            return io.outbox.recycle(segment.take_payload());
         }
         let qpn = segment.destination_qpn;
         let overtaken = self.resources.faults.later.pass(Direction::In, qpn);
@@ -212,14 +212,14 @@ impl Engine {
         self.resources.faults.act_for(subject);
         let strike = self
             .resources
-            .strike(|| Occasion::packet(Seam::Packet, Direction::In, &segment));
+            .strike(|| Occasion::packet(Seam::Packet, Direction::In, segment));
         self.resources.faults.act_for(None);
         match strike {
             None => self.accept(segment, io),
-            Some(strike) => self.arrive_struck(&strike, &segment, io),
+            Some(strike) => self.arrive_struck(&strike, segment, io),
         }
-        for segment in overtaken {
-            self.accept(segment, io);
+        for mut segment in overtaken {
+            self.accept(&mut segment, io);
         }
     }
 
@@ -239,12 +239,12 @@ impl Engine {
         }
         let faults = &mut self.resources.faults;
         let goes = faults.settle_packet(Direction::In, owned, &fate, io);
-        for segment in goes {
+        for mut segment in goes {
             if let Some(damage) = damaged {
                 io.outbox.recycle(segment.payload);
                 self.count_bad_packet(damage == crate::segment::Damage::Icrc);
             } else {
-                self.accept(segment, io);
+                self.accept(&mut segment, io);
             }
         }
     }

@@ -316,7 +316,7 @@ pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) ->
         Input::Doorbell(page, value) => rnic.doorbell(*page, *value),
         Input::Poll(budget) => return Output::Worked(rnic.poll(*budget, io)),
         Input::PrepareSleep => return Output::Worked(rnic.prepare_sleep(io)),
-        Input::Receive(segment) => rnic.receive_checked(Segment::clone(segment), io),
+        Input::Receive(segment) => rnic.receive_checked(&mut Segment::clone(segment), io),
         Input::BadPacket(wrong_crc) => rnic.count_bad_packet(*wrong_crc),
         Input::Advance => rnic.advance(io),
         Input::AsyncEvent => return Output::AsyncEvent(rnic.next_async_event()),

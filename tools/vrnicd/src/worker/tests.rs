@@ -625,10 +625,11 @@ fn events_are_published_in_the_turn_of_their_cause() {
     let mut held = stage.device(0);
     let mut team = stage.team.borrow_mut();
     let worker = &mut team.workers[0];
-    let letter = held
+    let mut letter = held
         .take_letter(&mut worker.blanks)
         .expect("an acknowledgement");
-    held.receive(&mut worker.shared, letter.segment, Some(&*letter.sender));
+    let sender = letter.sender.clone();
+    held.receive(&mut worker.shared, &mut letter.segment, Some(&*sender));
     drop(team);
     assert!(
         stage.step(0),
