@@ -11,7 +11,7 @@ use crate::{
     recording::{Digest, Flight, Halves, Header, Input, Kind, Put, Recorder, put_range},
     resources::Io,
     rnic::{Engine, RnicConfig},
-    segment::{Payload, Segment},
+    segment::{Gid, Payload, Segment},
     subnet::{HcaPort, PortAnswer, PortRequest, Violation},
     time::Instant,
     trace::TracePage,
@@ -450,6 +450,29 @@ impl Rnic {
         self.plain(
             || Input::SetRateLimit(limit),
             |engine| engine.set_rate_limit(limit),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Sends nothing to `receiver` from now on, except acknowledgements, until [`resume`](Self::resume) is called.
+    /// What goes to others is sent as before.
+    pub fn pause(&mut self, receiver: Gid) {
+        self.flight.note(Kind::Pause, 1, 0);
+        self.plain(
+            || Input::Pause(receiver),
+            |engine| engine.pause(receiver),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Sends to `receiver` again.
+    pub fn resume(&mut self, receiver: &Gid) {
+        self.flight.note(Kind::Pause, 0, 0);
+        self.plain(
+            || Input::Resume(*receiver),
+            |engine| engine.resume(receiver),
             |()| true,
             nothing,
         );

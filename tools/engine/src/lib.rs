@@ -45,6 +45,7 @@ pub mod memory;
 mod multicast;
 mod page_list;
 mod pages;
+mod pause;
 mod persistence;
 pub mod psn;
 mod qp;

@@ -29,7 +29,7 @@ use crate::{
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
     scaling::Scaling,
-    segment::{Body, Path, Payload, Segment, Service, Touched},
+    segment::{Body, Gid, Path, Payload, Segment, Service, Touched},
     state::{self, wire},
     time::Instant,
     turn::Turn,
@@ -131,6 +131,8 @@ pub(crate) struct Qp {
     pub(crate) scheduled: bool,
     /// Whether the queue pair waits for the rate limit of the device.
     pub(crate) held_back: bool,
+    /// The paused receiver for which the queue pair waits.
+    pub(crate) awaited: Option<Gid>,
     /// When the queue pair will be reminded to check its timer.
     pub(crate) reminder: Option<Instant>,
     /// Counter set of the queue pair. If there is none, only the port's counters count.
@@ -160,6 +162,7 @@ impl Qp {
             awaits: Default::default(),
             scheduled: false,
             held_back: false,
+            awaited: None,
             reminder: None,
             counter_set: None,
             uses: 0,
@@ -233,6 +236,15 @@ impl Qp {
             (QpType::XrcInitiator, Service::Xrc { .. }) => body.is_response(),
             (QpType::XrcTarget, Service::Xrc { .. }) => !body.is_response(),
             _ => false,
+        }
+    }
+
+    /// Returns the receiver of what the queue pair would send next, as far as that is known.
+    pub(crate) fn receiver(&self) -> Option<Gid> {
+        match self.state {
+            QpState::Reset | QpState::Init | QpState::SendQueueError | QpState::Error => None,
+            _ if self.is_connection() => Some(self.path.destination),
+            _ => self.awaited,
         }
     }
 

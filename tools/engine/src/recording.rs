@@ -42,7 +42,7 @@
 //!            | path headers rest                     up to version 2
 //! head      := flag flags p-key:2 source-qp:4 destination-qp:4 psn:4      the lowest byte first
 //! call      := time 64                       as the call before
-//!            | time kind:16…34 argument* access* (0 digest:8 | 15)       15: the engine panicked
+//!            | time kind:16…41 argument* access* (0 digest:8 | 15)       15: the engine panicked
 //! over      := 0 65 why:text
 //! access    := 1 | 2 | 3 bytes | 4 | 5 word | 6 block offset | 7 | 8 length
 //! ```
@@ -75,6 +75,8 @@
 //! | 33 | set the rate limit | of bytes, then of requests: flag; if it is 1, how many a second |
 //! | 34 | poll | units, bytes |
 //! | 35 | mark: nothing. Behind it stands no repetition of what was before, and a path | |
+//! | 40 | pause a receiver | its GID: 16 |
+//! | 41 | resume a receiver | its GID: 16 |
 //!
 //! `format` describes the rest: how segments and faults are written. `digest` describes the digest: up to version 2, it
 //! takes numbers byte by byte, later versions take two at a time. A state is in the format of the crate `postcard`; see

@@ -14,6 +14,7 @@ use crate::{
     limits::{Features, Limits},
     memory::{HostRange, Memory, Unmapped},
     multicast::Groups,
+    pause::Paused,
     persistence::Syncs,
     qp::{Held, Kept},
     segment::{Outbox, Path, Payload, Segment},
@@ -112,6 +113,8 @@ pub(crate) struct Resources {
     pub(crate) timers: Timers,
     /// Timers of completion queues whose events are held back.
     pub(crate) held_events: Timers,
+    /// Receivers for which nothing may be sent.
+    pub(crate) paused: Paused,
     pub(crate) bad_qkeys: u32,
     pub(crate) bad_pkeys: u32,
     /// Segments that wait for pages.
@@ -169,6 +172,7 @@ impl Resources {
             completion_events: CompletionEvents::new(vectors),
             timers: Timers::default(),
             held_events: Timers::default(),
+            paused: Paused::default(),
             bad_qkeys: 0,
             bad_pkeys: 0,
             held: Held::default(),

@@ -12,6 +12,7 @@ use crate::{
     flow::{FlowTable, Steered},
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
+    pause,
     qp::Qp,
     rate::{Pacer, RateLimit},
     resources::{Port, Resources},
@@ -436,6 +437,11 @@ impl Engine {
             let Some(qpn) = self.qps.next(!allowed.is_none()) else {
                 break;
             };
+            if !self.resources.paused.is_empty() && self.waits(qpn) {
+                // However many there are, the turn ends.
+                left.pay(Budget { units: 1, bytes: 0 });
+                continue;
+            }
             let mut turn = Turn::new(left, allowed);
             let ran = self.act(qpn, |qp, resources| {
                 qp.scheduled = false;
@@ -459,6 +465,61 @@ impl Engine {
         }
         let told = self.settle(io);
         found || worked || told || !self.qps.ready.is_empty()
+    }
+
+    /// Lets a queue pair wait if its receiver is paused. Returns whether it waits.
+    #[cold]
+    fn waits(&mut self, qpn: u32) -> bool {
+        let Some(qp) = self.qps.get_mut(qpn) else {
+            return false;
+        };
+        let Some(receiver) = qp.receiver() else {
+            return false;
+        };
+        let paused = &mut self.resources.paused;
+        if !paused.contains(&receiver) {
+            return false;
+        }
+        qp.scheduled = false;
+        if qp.awaited.replace(receiver) != Some(receiver) {
+            paused.wait(&receiver, qpn);
+        }
+        true
+    }
+
+    /// Puts off the timer of a queue pair, whose `reminder` was due, if its receiver is paused. Returns whether it is.
+    #[cold]
+    fn puts_off(&mut self, qpn: u32, reminder: Instant) -> bool {
+        let resources = &mut self.resources;
+        let qp = self.qps.get_mut(qpn);
+        let Some(qp) = qp.filter(|qp| {
+            let receiver = qp.receiver();
+            receiver.is_some_and(|receiver| resources.paused.contains(&receiver))
+        }) else {
+            return false;
+        };
+        if qp.reminder == Some(reminder) {
+            qp.reminder = None;
+        }
+        let later = resources.now + pause::RETRY;
+        resources.timers.remind(qpn, later, &mut qp.reminder);
+        true
+    }
+
+    /// Sends nothing to `receiver` from now on, except acknowledgements, until the next call of
+    /// [`resume`](Self::resume).
+    pub(crate) fn pause(&mut self, receiver: Gid) {
+        self.resources.paused.pause(receiver);
+    }
+
+    /// Ends a [pause](Self::pause).
+    pub(crate) fn resume(&mut self, receiver: &Gid) {
+        for qpn in self.resources.paused.resume(receiver) {
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                qp.awaited = None;
+                self.qps.schedule(qpn);
+            }
+        }
     }
 
     /// Announces to all polled contexts that the worker is about to sleep, and checks for work again. Returns `true` if
@@ -738,6 +799,9 @@ impl Engine {
             let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) else {
                 break;
             };
+            if !self.resources.paused.is_empty() && self.puts_off(qpn, reminder) {
+                continue;
+            }
             let reminded = self.act(qpn, |qp, resources| qp.remind(reminder, resources, io));
             if reminded.is_some() {
                 self.qps.schedule(qpn);

@@ -20,6 +20,7 @@ mod matrix;
 mod migration;
 mod multicast;
 mod paging;
+mod pause;
 mod persistence;
 mod placement;
 mod port;

@@ -61,8 +61,6 @@ const BUSY_FOR: Duration = Duration::from_millis(2);
 /// Least time between two crash recordings of a device, so that a guest that makes it fail again and again does not
 /// keep the disk busy.
 const CRASH_INTERVAL: Duration = Duration::from_secs(60);
-/// Number of segments of a device that may be under way, with its table of names, before it has to wait.
-const MAX_UNREAD: usize = 256;
 /// Number of explanations kept, even when the driver resets the device.
 const EXPLANATIONS: usize = 4096;
 /// Largest virtqueue.
@@ -532,11 +530,6 @@ impl Device {
     /// send, this stays so.
     pub fn is_quiet(&mut self) -> bool {
         Arc::get_mut(&mut self.regions).is_some()
-    }
-
-    /// Returns whether so much of what the device has sent is under way that it had better not send more.
-    pub fn is_ahead(&self) -> bool {
-        Arc::strong_count(&self.regions) > MAX_UNREAD
     }
 
     /// Returns whether [`control`](Self::control) has something to do.

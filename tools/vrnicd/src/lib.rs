@@ -49,6 +49,7 @@ pub mod logging;
 pub mod manual;
 pub mod network;
 mod networked;
+mod outgoing;
 pub mod pci;
 pub mod recording;
 mod roster;

@@ -12,6 +12,9 @@
 //! * Otherwise the worker puts it, as a `Letter`, into the receiver's inbox (`Actor`), whose home looks there in
 //!   each turn. A worker never waits for a unit.
 //!
+//! A receiver with many unread letters from one device is sent no more by that device for now (`outgoing`). What is for
+//! others goes on.
+//!
 //! A letter may refer to memory of the sender. It holds the table with the names of that memory, and a device executes
 //! commands, which may release memory, only while nobody else holds its table ([`Device::is_quiet`]). A device with a
 //! command waits by sending nothing on its own, and by leaving its inbox alone, since answers to reads refer to its
@@ -62,6 +65,7 @@ use crate::guest_memory::RegionTable;
 use crate::inbox::Blanks;
 use crate::network::Network;
 use crate::networked::{Medium, Networked};
+use crate::outgoing::{Outgoing, Stamp};
 use crate::roster::Roster;
 use crate::waker::Waker;
 
@@ -108,8 +112,7 @@ pub struct Workshop {
 
 /// A segment for a device with another home.
 struct Letter {
-    /// The table with the names of the sender's memory.
-    sender: Arc<RegionTable>,
+    stamp: Arc<Stamp>,
     segment: Segment<'static>,
 }
 
@@ -123,12 +126,57 @@ struct LocalDevice {
     generations: Option<(u64, u64)>,
     /// Number of turns in which it has waited until nothing that it sent is under way; 0 if it does not wait.
     waits: u32,
+    /// What it has sent to devices with other homes.
+    outgoing: Outgoing,
 }
 
 impl LocalDevice {
     /// Returns whether it leaves its inbox alone.
     fn is_waiting(&self) -> bool {
         !self.waits.is_multiple_of(PATIENCE)
+    }
+
+    /// Returns whether nothing that it has sent refers to its memory any more.
+    fn is_quiet(&mut self) -> bool {
+        self.outgoing.is_empty() && self.device.is_quiet()
+    }
+
+    /// Sends again to receivers that have read what was sent to them.
+    fn resume_receivers(&mut self) {
+        let rnic = &mut self.device.rnic();
+        self.outgoing.resume(|gid| {
+            if let Some(rnic) = rnic {
+                rnic.resume(gid);
+            }
+        });
+    }
+
+    /// Puts a segment into the inbox of device `to`. Returns whether it did; if not, the segment is lost.
+    fn post(
+        &mut self,
+        to: usize,
+        inbox: &Actor<LocalDevice, Letter>,
+        segment: &mut Segment<'static>,
+        blanks: &mut Blanks<Letter>,
+    ) -> bool {
+        let Self {
+            device, outgoing, ..
+        } = self;
+        let receiver = outgoing.receiver(to, device.regions());
+        let multicast = segment.path.is_multicast();
+        if multicast && receiver.is_busy() {
+            return false;
+        }
+        let gid = segment.path.destination;
+        let (stamp, segment) = (receiver.stamp(), segment.take());
+        inbox.put(Letter { stamp, segment }, blanks);
+        if !multicast && receiver.is_busy() && receiver.pause(gid) {
+            outgoing.note_paused(to);
+            if let Some(rnic) = device.rnic() {
+                rnic.pause(gid);
+            }
+        }
+        true
     }
 
     /// Receives a segment from a device; its table is `sender` if that is not this device.
@@ -233,6 +281,7 @@ impl Workshop {
                     now: Instant::default(),
                     generations: None,
                     waits: 0,
+                    outgoing: Outgoing::default(),
                 })));
             }
         }
@@ -512,8 +561,9 @@ impl<'a> Worker<'a> {
         let mut worked = false;
         let mut may_send = false;
         self.with(index, |local, shared| {
+            local.resume_receivers();
             // Commands may release memory, to which nothing may refer any more.
-            let quiet = local.device.is_quiet();
+            let quiet = local.is_quiet();
             if quiet {
                 worked |= local.control(index, shared, &shop.fabric);
             }
@@ -524,8 +574,8 @@ impl<'a> Worker<'a> {
             } else {
                 0
             };
-            may_send = !waits && !local.device.is_ahead();
-            worked |= !may_send;
+            may_send = !waits && !local.outgoing.is_full();
+            worked |= !may_send || local.outgoing.is_paused();
         });
         self.deliver(index);
         if !self.is_waiting(index) {
@@ -672,10 +722,10 @@ impl<'a> Worker<'a> {
                 return self.send(to);
             }
         }
-        if let Some(sender) = &self.held[from] {
-            let sender = sender.device.regions().clone();
-            let segment = segment.take();
-            actor.put(Letter { sender, segment }, &mut self.blanks);
+        if let Some(sender) = &mut self.held[from]
+            && !sender.post(to, actor, segment, &mut self.blanks)
+        {
+            self.shared.outbox.recycle(segment.take_payload());
         }
     }
 
@@ -692,14 +742,11 @@ impl<'a> Worker<'a> {
         } = local.device.budget(self.crowd);
         while units > 0
             && bytes > 0
-            && let Some(Letter {
-                sender,
-                mut segment,
-            }) = local.take_letter(&mut self.blanks)
+            && let Some(Letter { stamp, mut segment }) = local.take_letter(&mut self.blanks)
         {
             units -= 1;
             bytes = bytes.saturating_sub(segment.payload.len());
-            local.receive(&mut self.shared, &mut segment, Some(&*sender));
+            local.receive(&mut self.shared, &mut segment, Some(&*stamp.sender));
             self.send(to);
         }
         self.held[to] = Some(local);
@@ -740,7 +787,7 @@ impl<'a> Worker<'a> {
             work |= local.is_some() && !self.hold(index);
             self.with(index, |local, shared| {
                 let now = local.now;
-                work |= local.device.has_messages();
+                work |= local.device.has_messages() || local.outgoing.is_paused();
                 work |= local
                     .device
                     .contained(shared, |device, shared| {

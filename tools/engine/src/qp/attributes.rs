@@ -366,6 +366,7 @@ impl Qp {
         self.receive = Receive::default();
         self.congestion = Congestion::default();
         self.pacer = QpPacer::default();
+        self.awaited = None;
         self.stop_waiting();
         self.created.sq.restart(io.memory);
         self.created.rq.restart(io.memory);

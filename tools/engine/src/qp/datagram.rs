@@ -74,6 +74,10 @@ impl Qp {
             let (wr_id, opcode, outcome) = match read {
                 Err(bad) => (bad.wr_id, bad.opcode, Err((bad.status, bad.cause))),
                 Ok(request) => {
+                    if !resources.paused.is_empty() && self.waits_to_send(&request, resources) {
+                        self.requester.hold(index, request, &elements);
+                        return self.requester.put_spare(elements);
+                    }
                     let sent = self.begin_segments(&request, index, resources, io);
                     let sent = sent.and_then(|()| {
                         if self.is_raw() {
@@ -136,6 +140,23 @@ impl Qp {
                 }
             }
         }
+    }
+
+    /// Waits for the receiver of a datagram if that is paused. Returns whether it is.
+    #[cold]
+    fn waits_to_send(&mut self, request: &SendRequest, resources: &mut Resources) -> bool {
+        let Target::Datagram(target) = &request.target else {
+            return false;
+        };
+        let remote_qpn = target.remote_qpn.get();
+        let path = path_of(&target.address, self.number, remote_qpn, true, resources);
+        let receiver = path.map(|path| path.destination);
+        let paused = &mut resources.paused;
+        let Some(receiver) = receiver.filter(|receiver| paused.wait(receiver, self.number)) else {
+            return false;
+        };
+        self.awaited = Some(receiver);
+        true
     }
 
     /// Notes that a request begins, unless some of its segments were sent already. If it is to be sent in segments,

@@ -27,6 +27,7 @@ pub(crate) enum Kind {
     Timer,
     Link,
     RateLimit,
+    Pause,
     Fault,
     Synced,
 }
@@ -124,6 +125,10 @@ impl fmt::Display for Flown {
                 _ => "port state changed by its subnet",
             }),
             Kind::RateLimit => f.write_str("rate limit changed"),
+            Kind::Pause => f.write_str(match first {
+                0 => "a receiver takes packets again",
+                _ => "a receiver takes no packets",
+            }),
             Kind::Fault => f.write_str("faults changed"),
             Kind::Synced => f.write_str("memory was made persistent"),
         }

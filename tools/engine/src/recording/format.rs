@@ -12,8 +12,8 @@ use crate::{
     rate::RateLimit,
     rnic::{LinkLayer, Recovery, RnicConfig, Segmentation},
     segment::{
-        Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, LOCAL_MTU, LidRoute, NakCode, Path,
-        Payload, Position, Reth, Segment, SendTail, Service, Syndrome, Touched,
+        Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, Gid, LOCAL_MTU, LidRoute, NakCode,
+        Path, Payload, Position, Reth, Segment, SendTail, Service, Syndrome, Touched,
     },
     subnet::{HcaPort, PortAnswer},
     time::Instant,
@@ -120,6 +120,8 @@ pub(crate) mod tag {
     pub(crate) const PORT_REQUEST: u8 = 37;
     pub(crate) const PORT_ANSWER: u8 = 38;
     pub(crate) const VIOLATION: u8 = 39;
+    pub(crate) const PAUSE: u8 = 40;
+    pub(crate) const RESUME: u8 = 41;
     pub(crate) const REPEAT: u8 = 64;
     pub(crate) const OVER: u8 = 65;
 }
@@ -1239,6 +1241,10 @@ pub enum Input {
     PortAnswer(PortAnswer),
     /// [`next_violation`](crate::Rnic::next_violation).
     Violation,
+    /// [`pause`](crate::Rnic::pause) this receiver.
+    Pause(Gid),
+    /// [`resume`](crate::Rnic::resume) this receiver.
+    Resume(Gid),
     /// No call: a half of a flight recorder ends.
     Mark,
 }
@@ -1408,6 +1414,14 @@ impl Input {
                 put_value(answer, out);
             }
             Self::Violation => out.byte(tag::VIOLATION),
+            Self::Pause(receiver) => {
+                out.byte(tag::PAUSE);
+                out.bytes(receiver);
+            }
+            Self::Resume(receiver) => {
+                out.byte(tag::RESUME);
+                out.bytes(receiver);
+            }
             Self::Mark => out.byte(tag::MARK),
         }
     }
@@ -1447,6 +1461,8 @@ impl Input {
             tag::PORT_REQUEST => Self::PortRequest,
             tag::PORT_ANSWER => Self::PortAnswer(take_value(from)?),
             tag::VIOLATION => Self::Violation,
+            tag::PAUSE => Self::Pause(from.array()?),
+            tag::RESUME => Self::Resume(from.array()?),
             tag::MARK => Self::Mark,
             _ => return from.bad("unknown call"),
         })

@@ -325,6 +325,8 @@ pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) ->
         }
         Input::SetLink(up) => rnic.set_link(*up),
         Input::SetRateLimit(limit) => rnic.set_rate_limit(*limit),
+        Input::Pause(receiver) => rnic.pause(*receiver),
+        Input::Resume(receiver) => rnic.resume(receiver),
         Input::Arm(text) => {
             if let Ok(spec) = text.parse() {
                 let _ = rnic.faults_mut().arm(spec, io.now);

@@ -175,7 +175,7 @@ impl Stage {
 
     /// Returns the number of letters from a device that nobody has read.
     fn unread_of(&self, device: usize) -> usize {
-        Arc::strong_count(self.device(device).device.regions()) - 1
+        self.device(device).outgoing.under_way()
     }
 
     fn home(&self, device: usize) -> usize {
@@ -527,6 +527,116 @@ fn a_device_sends_only_so_much_to_one_that_does_not_read() {
 }
 
 #[test]
+fn a_flooded_device_reads_its_budget_and_its_neighbours_get_their_turns() {
+    const ROUNDS: usize = 20;
+    // Three busy neighbours, so that turns are short.
+    let stage = Stage::new(&[0, 0, 0, 0, 1]);
+    let mut flooded = stage.guest(0);
+    let mut neighbours = [1, 2, 3].map(|device| {
+        let mut guest = stage.guest(device);
+        let qp = guest.loopback();
+        (guest, qp)
+    });
+    let mut sender = stage.guest(4);
+    let mut pairs: Vec<_> = (0..2).map(|_| connect(&mut sender, &mut flooded)).collect();
+    // A new period begins, so that nobody goes to another worker meanwhile.
+    for _ in 0..2 * LEAST_TURNS {
+        stage.team.borrow_mut().step_all(PERIOD);
+    }
+    for (qp, _) in &mut pairs {
+        // Few enough that the first turn finds the oldest letter.
+        for wr_id in 0..100 {
+            sender.write(qp, wr_id, &flooded.mr, 64);
+        }
+    }
+    let mut step = || {
+        for (guest, qp) in &mut neighbours {
+            let own = guest.mr;
+            guest.write(qp, 7, &own, 64);
+        }
+        stage.step(0);
+        neighbours.each_mut().map(|(guest, _)| guest.sent().len())
+    };
+    for _ in 0..2 {
+        step();
+    }
+    for _ in 0..10 {
+        stage.step(1);
+    }
+    let budget = stage.device(0).device.budget(Crowd::Many).units as usize;
+    let mut unread = stage.unread_of(4);
+    assert!(unread >= ROUNDS * budget, "{unread}");
+    let mut done = [0; 3];
+    for round in 0..ROUNDS {
+        for (done, more) in done.iter_mut().zip(step()) {
+            *done += more;
+        }
+        let left = stage.unread_of(4);
+        assert_eq!(unread - left, budget, "in round {round}");
+        unread = left;
+    }
+    assert!(done.iter().all(|&done| done >= ROUNDS), "{done:?}");
+    assert!((0..5).all(|device| stage.home(device) == device / 4));
+}
+
+#[test]
+fn a_receiver_that_does_not_read_stops_only_what_is_for_it() {
+    let stage = Stage::new(&[0, 1, 2]);
+    let (mut one, mut slow, mut other) = (stage.guest(0), stage.guest(1), stage.guest(2));
+    let mut pairs: Vec<_> = (0..4).map(|_| connect(&mut one, &mut slow)).collect();
+    let (mut to_other, _other_qp) = connect(&mut one, &mut other);
+    for (qp, _) in &mut pairs {
+        for wr_id in 0..200 {
+            one.write(qp, wr_id, &slow.mr, 64);
+        }
+    }
+    let mut done = 0;
+    for round in 0..100 {
+        one.write(&mut to_other, 1000 + round, &other.mr, 64);
+        stage.step(0);
+        stage.step(2);
+        stage.step(0);
+        // Others do not wait, except for a moment while turns are full.
+        let sent = one.sent();
+        done += sent.len();
+        assert!(sent.iter().all(|wr_id| *wr_id >= 1000));
+    }
+    assert!((98..=100).contains(&done), "{done}");
+    let unread = stage.unread_of(0);
+    assert!((256..256 + 64).contains(&unread), "{unread}");
+    assert!(stage.step(0), "it does not fall asleep");
+    stage.settle();
+    assert_eq!(done + one.sent().len(), 900);
+    assert!(!stage.device(0).outgoing.is_paused());
+}
+
+#[test]
+fn a_worker_stays_awake_for_what_waits() {
+    let stage = Stage::new(&[0, 1]);
+    let (mut one, mut slow) = (stage.guest(0), stage.guest(1));
+    let mut pairs: Vec<_> = (0..2).map(|_| connect(&mut one, &mut slow)).collect();
+    for (qp, _) in &mut pairs {
+        for wr_id in 0..200 {
+            one.write(qp, wr_id, &slow.mr, 64);
+        }
+    }
+    for _ in 0..20 {
+        stage.step(0);
+    }
+    assert!(stage.device(0).outgoing.is_paused());
+    // The other worker reads everything, but the sender had no turn since.
+    while stage.unread_of(0) > 0 {
+        stage.step(1);
+    }
+    assert!(stage.shop.roster.retire(1));
+    assert!(stage.device(0).outgoing.is_paused());
+    assert!(stage.team.borrow_mut().workers[0].has_work());
+    stage.settle();
+    assert!(!stage.team.borrow_mut().workers[0].has_work());
+    assert_eq!(one.sent().len(), 400);
+}
+
+#[test]
 fn a_device_with_a_command_waits_for_its_letters_with_patience() {
     let stage = Stage::new(&[0, 1, 2]);
     let mut guests = [0, 1, 2].map(|device| stage.guest(device));
@@ -628,8 +738,8 @@ fn events_are_published_in_the_turn_of_their_cause() {
     let mut letter = held
         .take_letter(&mut worker.blanks)
         .expect("an acknowledgement");
-    let sender = letter.sender.clone();
-    held.receive(&mut worker.shared, &mut letter.segment, Some(&*sender));
+    let sender = &*letter.stamp.sender;
+    held.receive(&mut worker.shared, &mut letter.segment, Some(sender));
     drop(team);
     assert!(
         stage.step(0),
