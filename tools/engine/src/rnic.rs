@@ -522,6 +522,11 @@ impl Engine {
         }
     }
 
+    /// Returns whether queue pairs wait for another turn of the device, because the last one was too short for them.
+    pub fn has_ready(&self) -> bool {
+        !self.qps.ready.is_empty()
+    }
+
     /// Announces to all polled contexts that the worker is about to sleep, and checks for work again. Returns `true` if
     /// there is work, in which case the worker must not sleep.
     pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {

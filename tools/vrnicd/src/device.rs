@@ -76,7 +76,7 @@ const F_ACCESS_PLATFORM: u64 = 1 << 33;
 /// are in proportion to them. If there are more, short turns keep the wait for the next turn short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Crowd {
-    /// At most one device, or two with the same weight.
+    /// At most one device, or two of which at most one has more work than a turn is long, or with the same weight.
     #[default]
     Few,
     /// Two, of which the heavier one has this weight.
@@ -90,7 +90,8 @@ pub enum Crowd {
 pub struct Busy {
     /// Their number.
     pub count: usize,
-    /// The smallest and the largest weight of them.
+    /// The smallest and the largest weight of those that have more work than a turn is long. The weight of one that
+    /// does little does not matter.
     weights: Option<(u32, u32)>,
 }
 
@@ -100,7 +101,7 @@ impl Busy {
         if device.is_busy(now) {
             self.add(Self {
                 count: 1,
-                weights: Some((device.weight, device.weight)),
+                weights: device.cut_short.then_some((device.weight, device.weight)),
             });
         }
     }
@@ -149,6 +150,8 @@ pub struct Device {
     share: Budget,
     /// When the device last had work.
     busy_at: Instant,
+    /// Whether its last turn was too short for its work.
+    cut_short: bool,
     /// The RNIC's end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
@@ -242,6 +245,7 @@ impl Device {
             weight: settings.weight,
             share: share(SHORT_TURN, settings.weight, heaviest),
             busy_at: Instant::default(),
+            cut_short: false,
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             regions: Arc::new(RegionTable::new(index)),
@@ -542,13 +546,14 @@ impl Device {
     }
 
     /// Executes requests and commands, which may release memory, so the outbox must be empty and the device
-    /// [quiet](Self::is_quiet). Calls `executed` after each command, before the driver learns that it is done; if that
-    /// returns true, the next command has to wait for another turn. Returns true if there was anything to do.
+    /// [quiet](Self::is_quiet). Calls `executed` after each of them, before the driver learns that it is done, with the
+    /// engine, if there is one; if that returns true, the next command has to wait for another turn. Returns true if
+    /// there was anything to do.
     pub fn control(
         &mut self,
         shared: &mut Shared,
         now: Instant,
-        executed: &mut dyn FnMut(&Rnic) -> bool,
+        executed: &mut dyn FnMut(Option<&Rnic>) -> bool,
     ) -> bool {
         self.now = now;
         let mut worked = self.removed && self.put_back();
@@ -567,6 +572,7 @@ impl Device {
                     notifier,
                 } => {
                     self.reset("the driver reset the device");
+                    executed(None);
                     debug!(device = %self.name, "reset");
                     notifier.reset_done(generation);
                 }
@@ -582,7 +588,9 @@ impl Device {
             worked = true;
             let hostile = self.hostile.as_mut();
             if let Err(bad) =
-                session.execute_commands(&self.regions, shared, hostile, now, executed)
+                session.execute_commands(&self.regions, shared, hostile, now, &mut |rnic| {
+                    executed(Some(rnic))
+                })
             {
                 self.broken_queue(CONTROL_QUEUE, bad);
             }
@@ -681,6 +689,7 @@ impl Device {
             rnic.advance(&mut io);
         }
         worked |= rnic.poll(budget, &mut io);
+        self.cut_short = rnic.has_ready();
         if rnic.is_killing() {
             // This is the purpose of the fault: to die without a message or cleanup.
             std::process::abort();
@@ -1511,6 +1520,21 @@ mod tests {
         assert!(least.units >= SHORT_TURN.units && least.bytes >= SHORT_TURN.bytes);
         // One that just begins.
         assert_eq!(of_weight(8).budget(unequal), more);
+        // One that is busy, but with little.
+        let mut light = of_weight(1);
+        bring_up(&mut light);
+        let with_heavy = |light: &Device| {
+            let mut busy = Busy {
+                count: 1,
+                weights: Some((4, 4)),
+            };
+            busy.count(light, at(0));
+            assert_eq!(busy.count, 2);
+            busy.crowd()
+        };
+        assert_eq!(with_heavy(&light), Crowd::Few);
+        light.cut_short = true;
+        assert_eq!(with_heavy(&light), Crowd::Unequal(4));
         assert_eq!(busy(&[&one, &other, &heavy]), Crowd::Many);
         assert_eq!(one.budget(Crowd::Many), one.share);
     }

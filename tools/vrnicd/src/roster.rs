@@ -7,8 +7,8 @@
 //! has to be woken when there is work.
 //!
 //! The lock of the roster is for workers without work, and for those that change homes, about once in a millisecond. A
-//! worker with work only tries it: if another one has it, homes stay as they are for now. So a worker that loses its
-//! CPU in here holds up only devices that had no work when it did.
+//! worker with units only tries it: if another one has it, homes stay as they are for now. So a worker that loses its
+//! CPU in here holds up nobody.
 //!
 //! So the home of a unit never rests, and finds what others put into its inboxes: in its next turn, or before it
 //! sleeps.
@@ -27,6 +27,17 @@ pub struct Roster {
     workers: Box<[Seat]>,
     /// Whether each worker is awake. The last one that is counts as awake even while it sleeps.
     awake: Mutex<Box<[bool]>>,
+}
+
+/// Whether a worker left its units to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retirement {
+    /// It did.
+    Done,
+    /// No other one is awake.
+    Last,
+    /// Another one changes the roster just now. A worker with units does not wait for it.
+    Later,
 }
 
 /// A worker.
@@ -83,15 +94,16 @@ impl Roster {
     }
 
     /// Leaves the units of a worker to another one that is awake, after which the worker must [rest](Self::rest).
-    /// Returns false if no other one is.
-    pub fn retire(&self, worker: usize) -> bool {
+    pub fn retire(&self, worker: usize) -> Retirement {
         if self.is_single() {
-            return false;
+            return Retirement::Last;
         }
-        let mut awake = self.lock();
+        let Some(mut awake) = self.try_lock() else {
+            return Retirement::Later;
+        };
         let others = (0..awake.len()).filter(|&other| other != worker && awake[other]);
         let Some(heir) = others.min_by_key(|&other| self.load(other)) else {
-            return false;
+            return Retirement::Last;
         };
         for home in &self.homes {
             if home.load(Ordering::Relaxed) == worker {
@@ -103,7 +115,7 @@ impl Roster {
         self.workers[worker]
             .turn
             .store(usize::MAX, Ordering::Relaxed);
-        true
+        Retirement::Done
     }
 
     /// Waits until the worker gets units, or has to stop.

@@ -36,8 +36,8 @@
 //! What is left is not on this path. A command that changes GIDs or groups locks their tables. Commands, events and
 //! registrations look at the map of the guest's memory, which its front end may be changing. The end of a recording has
 //! a lock of its own. The channels to the threads that write captures, recordings and persistent memory are those of
-//! the standard library, which locks them for an instant to wake a thread that sleeps there. A worker with nothing to
-//! do waits for the roster. A worker that answers a question waits for all units, and keeps the others from beginning
+//! the standard library, which locks them for an instant to wake a thread that sleeps there. A worker without units
+//! waits for the roster. A worker that answers a question waits for all units, and keeps the others from beginning
 //! turns.
 //!
 //! The order of locks is: the gate, units by their index, and last the GIDs, the captures or the roster.
@@ -66,7 +66,7 @@ use crate::inbox::Blanks;
 use crate::network::Network;
 use crate::networked::{Medium, Networked};
 use crate::outgoing::{Outgoing, Stamp};
-use crate::roster::Roster;
+use crate::roster::{Retirement, Roster};
 use crate::waker::Waker;
 
 /// Time that the recordings' files have to finish when vrnicd stops.
@@ -205,12 +205,12 @@ impl LocalDevice {
         }
     }
 
-    /// Executes requests and commands. Before the driver learns that one that changes GIDs or multicast groups is done,
-    /// the fabric knows these. Returns true if there was anything to do.
+    /// Executes requests and commands. Before the driver learns that one is done that changes GIDs or multicast groups,
+    /// or resets the device, the fabric knows these. Returns true if there was anything to do.
     fn control(&mut self, index: usize, shared: &mut Shared, fabric: &Local) -> bool {
         let (device, known, now) = (&mut self.device, &mut self.generations, self.now);
         let worked = device.contained(shared, |device, shared| {
-            let executed = &mut |rnic: &Rnic| announce(index, Some(rnic), known, fabric);
+            let executed = &mut |rnic: Option<&Rnic>| announce(index, rnic, known, fabric);
             device.control(shared, now, executed)
         });
         worked.unwrap_or(true)
@@ -445,10 +445,10 @@ impl<'a> Worker<'a> {
                 std::hint::spin_loop();
                 continue;
             }
-            if shop.roster.retire(self.number) {
-                shop.roster.rest(self.number);
-            } else if idle < shop.poll_time || !self.sleep() {
-                continue;
+            match shop.roster.retire(self.number) {
+                Retirement::Done => shop.roster.rest(self.number),
+                Retirement::Last if idle >= shop.poll_time && self.sleep() => {}
+                Retirement::Last | Retirement::Later => continue,
             }
             idle_since = None;
             self.begin_period(RealInstant::now());

@@ -85,7 +85,7 @@ mod waker {
 use actor::{Actor, Held};
 use attended::Attended;
 use inbox::{Blanks, Inbox, Latest, Unread};
-use roster::Roster;
+use roster::{Retirement, Roster};
 use waker::Waker;
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -267,7 +267,11 @@ fn one_worker_has_everything_until_it_is_overloaded() {
         };
         assert!(!roster.is_single());
         assert_eq!(homes(&roster), [0; 5]);
-        assert!(!roster.retire(0), "nobody else is awake");
+        assert_eq!(
+            roster.retire(0),
+            Retirement::Last,
+            "nobody else is awake"
+        );
         assert!(
             !roster.share(0, &[(4, vec![0, 1, 2, 3])]),
             "what belongs together stays"
@@ -303,10 +307,13 @@ fn one_worker_has_everything_until_it_is_overloaded() {
         assert!(!roster.share(2, &[(1, vec![2]), (4, vec![4])]));
         assert_eq!(homes(&roster), [1, 1, 0, 0, 0]);
         assert_eq!(roster.begin_turn(2, 40), 20);
-        assert!(roster.retire(1) && roster.retire(0));
+        assert_eq!(
+            [1, 0].map(|worker| roster.retire(worker)),
+            [Retirement::Done; 2]
+        );
         assert_eq!(homes(&roster), [2; 5]);
         assert_eq!(roster.begin_turn(2, 50), 50, "who rests has no turn");
-        assert!(!roster.retire(2));
+        assert_eq!(roster.retire(2), Retirement::Last);
         roster.scatter(2, |unit| unit);
         assert_eq!(homes(&roster), [0, 1, 2, 0, 1]);
         roster.stop();
@@ -359,9 +366,16 @@ impl Shop {
             if self.turn(worker) {
                 continue;
             }
-            if self.roster.retire(worker) {
-                self.roster.rest(worker);
-                continue;
+            match self.roster.retire(worker) {
+                Retirement::Done => {
+                    self.roster.rest(worker);
+                    continue;
+                }
+                Retirement::Later => {
+                    thread::yield_now();
+                    continue;
+                }
+                Retirement::Last => {}
             }
             self.waker.announce();
             if self.doorbell.load(Ordering::SeqCst) || self.second.take().has_letters() {

@@ -27,7 +27,7 @@ use crate::pci::Function;
 use crate::vfio_user::Device as _;
 use crate::vfio_user::message::{DmaMap, IrqSet, dma_flags};
 use crate::vfio_user::pci_device::PciDevice;
-use crate::virtio::Backend;
+use crate::virtio::{Backend, Notifier};
 
 /// Time between two turns.
 const STEP: Duration = Duration::from_micros(10);
@@ -64,7 +64,7 @@ impl Team {
             if self.home_of_any(number) {
                 worked |= self.step_after(time, number);
             } else {
-                self.shop.roster.retire(number);
+                let _ = self.shop.roster.retire(number);
             }
         }
         worked
@@ -330,6 +330,7 @@ fn what_a_command_changes_is_announced_before_its_reply() {
     let (mut executed, now) = (0, local.now);
     local.device.control(&mut shared, now, &mut |rnic| {
         executed += 1;
+        let rnic = rnic.unwrap();
         assert!(rnic.gids().any(|entry| entry.gid == gid(8).gid));
         assert!(guest.vm.reply::<SetGid>().is_none());
         true
@@ -363,6 +364,33 @@ fn what_a_command_changes_is_announced_before_its_reply() {
         .expect("a reply")
         .unwrap();
     assert_eq!(members().len(), 1);
+}
+
+#[test]
+fn a_reset_is_announced_before_the_driver_learns_of_it() {
+    struct Driver {
+        shop: &'static Workshop,
+        told: AtomicBool,
+    }
+
+    impl Notifier for Driver {
+        fn queue_used(&self, _: u16) {}
+        fn needs_reset(&self) {}
+        fn reset_done(&self, _: u64) {
+            assert!(!self.shop.fabric.has_gid(0, &gid(0).gid));
+            self.told.store(true, Ordering::SeqCst);
+        }
+    }
+
+    let stage = Stage::new(&[0]);
+    let _guest = stage.guest(0);
+    assert!(stage.shop.fabric.has_gid(0, &gid(0).gid));
+    let (shop, told) = (stage.shop, AtomicBool::new(false));
+    let driver = Arc::new(Driver { shop, told });
+    let mailbox = stage.device(0).device.mailbox().clone();
+    mailbox.reset(99, driver.clone());
+    stage.step(0);
+    assert!(driver.told.load(Ordering::SeqCst));
 }
 
 #[test]
@@ -628,7 +656,7 @@ fn a_worker_stays_awake_for_what_waits() {
     while stage.unread_of(0) > 0 {
         stage.step(1);
     }
-    assert!(stage.shop.roster.retire(1));
+    assert_eq!(stage.shop.roster.retire(1), Retirement::Done);
     assert!(stage.device(0).outgoing.is_paused());
     assert!(stage.team.borrow_mut().workers[0].has_work());
     stage.settle();
