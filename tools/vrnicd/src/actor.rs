@@ -74,8 +74,8 @@ impl<T, L> Held<'_, T, L> {
 
     /// Takes the oldest letter. Returns none if there are no letters, or if there are so many that it takes more calls
     /// to find the oldest one.
-    pub fn take_letter(&mut self, blanks: &mut Blanks<L>) -> Option<L> {
-        self.state.1.next(self.inbox, blanks)
+    pub fn take_letter(&mut self) -> Option<L> {
+        self.state.1.next(self.inbox)
     }
 }
 

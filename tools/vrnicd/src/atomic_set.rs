@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A set of small numbers to which any thread adds without waiting.
+//!
+//! `tests/model.rs` explores all orders in which threads can run this.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// A set of small numbers. Any thread may add to it; one thread empties it.
 pub struct AtomicSet {

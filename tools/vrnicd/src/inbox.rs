@@ -12,10 +12,17 @@
 //! that of the successful exchanges, so the letters of one sender stay in order. Nobody takes a single letter off the
 //! stack, so it does not matter if an address comes back (the ABA problem).
 //!
+//! **Memory of letters.** The receiver gives the memory of letters that it has read back through the inbox, as a stack
+//! that it puts there when there is none. A sender without [`Blanks`] takes that stack as a whole. So while letters go
+//! to an inbox, in whatever direction others go, nothing is allocated.
+//!
 //! **Memory order.** A sender writes a letter before its exchange, a release. The receiver's, an acquire, reads
 //! what the last sender wrote. All changes of the top of the stack are read-modify-write operations, so each continues
 //! the release sequences of all earlier ones, and the receiver's exchange synchronizes with every sender whose letter
-//! it takes. The receiver gives nothing back to the senders.
+//! it takes. It is the same with the stack that is given back: the receiver releases it, and a sender acquires it.
+//!
+//! **Provenance.** An address that comes back is that of another allocation, and a sender may have linked its letter
+//! to the address before. So links are addresses, whose provenance is exposed.
 //!
 //! **Bounded turns.** A stack has any length, so a call of [`Unread::next`] turns at most [`TURNED_AT_ONCE`] letters
 //! around. Until all are turned around, the oldest one is not known, and there is no letter yet.
@@ -25,55 +32,76 @@
 use std::marker::PhantomData;
 use std::ptr;
 
-use crate::sync::{AtomicPtr, Ordering};
+use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Largest number of letters that the receiver turns around in one call, which takes some microseconds.
 pub const TURNED_AT_ONCE: usize = 256;
-/// Largest number of blanks kept.
-pub const MAX_BLANKS: usize = 1024;
+/// Largest number of letters whose memory a receiver keeps until it can give it back.
+pub const MAX_SPENT: usize = 512;
 
 /// A letter with a link to the next one of its chain; without the letter, a blank.
 struct Sheet<L> {
     letter: Option<L>,
-    next: *mut Sheet<L>,
+    /// Address of the next sheet, or 0.
+    next: usize,
+}
+
+/// Makes an address of a sheet, which belongs to whoever knows that it is the owner.
+fn address_of<L>(sheet: Box<Sheet<L>>) -> usize {
+    Box::into_raw(sheet).expose_provenance()
+}
+
+/// Makes a sheet of its address.
+///
+/// # Safety
+///
+/// The address comes from [`address_of`], and belongs to the caller.
+#[expect(
+    clippy::unnecessary_box_returns,
+    reason = "the sheet was boxed when its address was made"
+)]
+unsafe fn sheet_at<L>(address: usize) -> Box<Sheet<L>> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { Box::from_raw(ptr::with_exposed_provenance_mut(address)) }
 }
 
 /// A chain of sheets, which it owns.
 ///
-/// Invariant: `first`, and `next` of each sheet of the chain, is null or comes from `Box::into_raw`. Nobody else uses
-/// that sheet.
+/// Invariant: `first`, and `next` of each sheet of the chain, is 0 or comes from [`address_of`]. Nobody else uses that
+/// sheet.
 struct Chain<L> {
-    first: *mut Sheet<L>,
-    owned: PhantomData<L>,
+    first: usize,
+    owned: PhantomData<Box<L>>,
 }
-
-// SAFETY: a chain owns its sheets, as a `Vec` owns its elements; only letters go from thread to thread with it.
-unsafe impl<L: Send> Send for Chain<L> {}
 
 impl<L> Chain<L> {
     const fn new() -> Self {
+        Self::from(0)
+    }
+
+    /// Makes a chain of the address of its first sheet, which must keep the invariant.
+    const fn from(first: usize) -> Self {
         Self {
-            first: ptr::null_mut(),
+            first,
             owned: PhantomData,
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.first.is_null()
+        self.first == 0
     }
 
     fn push(&mut self, mut sheet: Box<Sheet<L>>) {
         sheet.next = self.first;
-        self.first = Box::into_raw(sheet);
+        self.first = address_of(sheet);
     }
 
     fn pop(&mut self) -> Option<Box<Sheet<L>>> {
         if self.is_empty() {
             return None;
         }
-        // SAFETY: by the invariant, `first` comes from `Box::into_raw`, and nobody else uses it. The chain goes on with
-        // the next sheet.
-        let sheet = unsafe { Box::from_raw(self.first) };
+        // SAFETY: by the invariant. The chain goes on with the next sheet.
+        let sheet = unsafe { sheet_at(self.first) };
         self.first = sheet.next;
         Some(sheet)
     }
@@ -88,7 +116,9 @@ impl<L> Drop for Chain<L> {
 /// Letters from many senders to one receiver.
 pub struct Inbox<L> {
     /// The newest letter, the first one of a chain.
-    newest: AtomicPtr<Sheet<L>>,
+    newest: AtomicUsize,
+    /// The chain of sheets that the receiver gives back.
+    spent: AtomicUsize,
     /// May be shared between threads if letters may go from thread to thread.
     letters: PhantomData<std::sync::Mutex<L>>,
 }
@@ -97,18 +127,19 @@ impl<L> Inbox<L> {
     /// Creates an empty inbox.
     pub fn new() -> Self {
         Self {
-            newest: AtomicPtr::new(ptr::null_mut()),
+            newest: AtomicUsize::new(0),
+            spent: AtomicUsize::new(0),
             letters: PhantomData,
         }
     }
 
     /// Puts a letter into the inbox, on one of the sender's blanks if it has any.
     pub fn put(&self, letter: L, blanks: &mut Blanks<L>) {
-        let mut sheet = blanks.write(letter);
+        let mut sheet = blanks.write(letter, self);
         let mut newest = self.newest.load(Ordering::Relaxed);
         loop {
             sheet.next = newest;
-            let own = Box::into_raw(sheet);
+            let own = address_of(sheet);
             let put = self.newest.compare_exchange_weak(
                 newest,
                 own,
@@ -119,8 +150,8 @@ impl<L> Inbox<L> {
                 Ok(_) => return,
                 Err(other) => {
                     newest = other;
-                    // SAFETY: `own` comes from `Box::into_raw`, and the exchange failed, so nobody else knows of it.
-                    sheet = unsafe { Box::from_raw(own) };
+                    // SAFETY: the exchange failed, so nobody else knows of the sheet.
+                    sheet = unsafe { sheet_at(own) };
                 }
             }
         }
@@ -128,31 +159,49 @@ impl<L> Inbox<L> {
 
     /// Returns whether there are letters.
     pub fn has_letters(&self) -> bool {
-        !self.newest.load(Ordering::Acquire).is_null()
+        self.newest.load(Ordering::Acquire) != 0
     }
 
     /// Takes all letters, oldest first. For inboxes whose senders limit their length: this turns all of them around.
-    pub fn take(&self) -> impl Iterator<Item = L> + use<L> {
-        let (mut unturned, mut turned) = (self.take_all(), Chain::new());
+    /// Only the receiver may call this.
+    pub fn take(&self) -> impl Iterator<Item = L> + use<'_, L> {
+        let mut unread = Unread::new();
+        let mut unturned = self.take_all();
         while let Some(sheet) = unturned.pop() {
-            turned.push(sheet);
+            unread.turned.push(sheet);
         }
-        std::iter::from_fn(move || turned.pop()?.letter)
+        std::iter::from_fn(move || unread.read(self))
     }
 
     /// Takes everything, the newest letter first.
     fn take_all(&self) -> Chain<L> {
-        Chain {
-            // Whoever takes the letters off owns them.
-            first: self.newest.swap(ptr::null_mut(), Ordering::Acquire),
-            owned: PhantomData,
+        // Whoever takes the letters off owns them.
+        Chain::from(self.newest.swap(0, Ordering::Acquire))
+    }
+
+    /// Puts down the chain of sheets for senders, unless there is one already.
+    fn give_back(&self, spent: &mut Chain<L>) -> bool {
+        let (first, success, failure) = (spent.first, Ordering::Release, Ordering::Relaxed);
+        let given = self.spent.compare_exchange(0, first, success, failure);
+        if given.is_ok() {
+            // They belong to the next sender that takes them.
+            spent.first = 0;
         }
+        given.is_ok()
+    }
+
+    /// Takes the sheets that the receiver gave back.
+    fn take_spent(&self) -> Chain<L> {
+        if self.spent.load(Ordering::Relaxed) == 0 {
+            return Chain::new();
+        }
+        Chain::from(self.spent.swap(0, Ordering::Acquire))
     }
 }
 
 impl<L> Drop for Inbox<L> {
     fn drop(&mut self) {
-        drop(self.take_all());
+        drop((self.take_all(), self.take_spent()));
     }
 }
 
@@ -162,6 +211,10 @@ pub struct Unread<L> {
     turned: Chain<L>,
     /// Newer than the others, newest first. While there are any, `turned` does not begin with the oldest letter.
     unturned: Chain<L>,
+    /// Sheets of letters that were read.
+    spent: Chain<L>,
+    /// Their number.
+    count: usize,
 }
 
 impl<L> Unread<L> {
@@ -170,6 +223,8 @@ impl<L> Unread<L> {
         Self {
             turned: Chain::new(),
             unturned: Chain::new(),
+            spent: Chain::new(),
+            count: 0,
         }
     }
 
@@ -178,9 +233,9 @@ impl<L> Unread<L> {
         self.turned.is_empty() && self.unturned.is_empty()
     }
 
-    /// Returns the oldest letter and keeps its blank. Returns none if there is no letter, or if so many came that the
-    /// oldest one has not been found yet, which takes more calls.
-    pub fn next(&mut self, inbox: &Inbox<L>, blanks: &mut Blanks<L>) -> Option<L> {
+    /// Returns the oldest letter. Returns none if there is no letter, or if so many came that the oldest one has not
+    /// been found yet, which takes more calls.
+    pub fn next(&mut self, inbox: &Inbox<L>) -> Option<L> {
         if self.is_empty() && inbox.has_letters() {
             self.unturned = inbox.take_all();
         }
@@ -193,18 +248,28 @@ impl<L> Unread<L> {
         if !self.unturned.is_empty() {
             return None;
         }
+        self.read(inbox)
+    }
+
+    /// Returns the oldest letter of those that are turned around.
+    fn read(&mut self, inbox: &Inbox<L>) -> Option<L> {
         let mut sheet = self.turned.pop()?;
         let letter = sheet.letter.take();
-        blanks.keep(sheet);
+        if self.count < MAX_SPENT {
+            self.spent.push(sheet);
+            self.count += 1;
+        }
+        // Not with each letter, because senders keep changing the inbox.
+        if self.turned.is_empty() && inbox.give_back(&mut self.spent) {
+            self.count = 0;
+        }
         letter
     }
 }
 
-/// Blanks of one thread: memory of letters that it has read, for letters that it will send. So while letters go both
-/// ways, nothing is allocated.
+/// Blanks of one sender: memory for letters that it will send.
 pub struct Blanks<L> {
     sheets: Chain<L>,
-    count: usize,
 }
 
 impl<L> Blanks<L> {
@@ -212,37 +277,38 @@ impl<L> Blanks<L> {
     pub fn new() -> Self {
         Self {
             sheets: Chain::new(),
-            count: 0,
         }
     }
 
     /// Returns their number.
     #[cfg(test)]
-    pub fn count(&self) -> usize {
-        self.count
+    pub fn count(&mut self) -> usize {
+        let mut sheets = Chain::new();
+        let mut count = 0;
+        while let Some(sheet) = self.sheets.pop() {
+            sheets.push(sheet);
+            count += 1;
+        }
+        self.sheets = sheets;
+        count
     }
 
     #[expect(
         clippy::unnecessary_box_returns,
         reason = "a sheet stays where it is from one letter to the next"
     )]
-    fn write(&mut self, letter: L) -> Box<Sheet<L>> {
+    fn write(&mut self, letter: L, inbox: &Inbox<L>) -> Box<Sheet<L>> {
+        if self.sheets.is_empty() {
+            self.sheets = inbox.take_spent();
+        }
         let Some(mut sheet) = self.sheets.pop() else {
             return Box::new(Sheet {
                 letter: Some(letter),
-                next: ptr::null_mut(),
+                next: 0,
             });
         };
-        self.count -= 1;
         sheet.letter = Some(letter);
         sheet
-    }
-
-    fn keep(&mut self, sheet: Box<Sheet<L>>) {
-        if self.count < MAX_BLANKS {
-            self.count += 1;
-            self.sheets.push(sheet);
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::inbox::{Blanks, Inbox, Latest, MAX_BLANKS, TURNED_AT_ONCE, Unread};
+use crate::inbox::{Blanks, Inbox, Latest, MAX_SPENT, TURNED_AT_ONCE, Unread};
 
 #[test]
 fn letters_come_in_order_and_their_memory_is_used_again() {
@@ -13,20 +13,35 @@ fn letters_come_in_order_and_their_memory_is_used_again() {
     for round in 0..3 {
         for number in 0..10 {
             inbox.put(10 * round + number, &mut blanks);
+            // The first letter of a round takes the memory of all that the receiver has read.
+            let left = if round == 0 { 0 } else { 9 - number };
+            assert_eq!(blanks.count(), left);
         }
-        assert_eq!(blanks.count(), 0);
         for number in 0..10 {
-            let letter = unread.next(&inbox, &mut blanks);
-            assert_eq!(letter, Some(10 * round + number));
+            assert_eq!(unread.next(&inbox), Some(10 * round + number));
             if number == 0 {
                 assert!(!inbox.has_letters() && !unread.is_empty());
             }
         }
-        assert_eq!(
-            (unread.next(&inbox, &mut blanks), blanks.count()),
-            (None, 10)
-        );
+        assert_eq!(unread.next(&inbox), None);
     }
+}
+
+#[test]
+fn nobody_waits_for_memory_that_others_keep() {
+    let inbox = Inbox::new();
+    let (mut unread, mut blanks) = (Unread::new(), [Blanks::new(), Blanks::new()]);
+    let mut send = |sender: usize, unread: &mut Unread<usize>| {
+        inbox.put(sender, &mut blanks[sender]);
+        assert_eq!(unread.next(&inbox), Some(sender));
+        blanks[sender].count()
+    };
+    // The receiver keeps what it reads until a sender takes what it gave back before.
+    let kept = [0, 0, 1, 0, 1].map(|sender| send(sender, &mut unread));
+    assert_eq!(kept, [0; 5]);
+    (0..100).for_each(|number| inbox.put(number, &mut Blanks::new()));
+    (0..100).for_each(|number| assert_eq!(unread.next(&inbox), Some(number)));
+    assert!((0..4).any(|_| send(1, &mut unread) > 90));
 }
 
 #[test]
@@ -38,16 +53,17 @@ fn a_call_turns_a_bounded_number_of_letters_around() {
         inbox.put(number, &mut blanks);
     }
     for _ in 0..10 {
-        assert_eq!(unread.next(&inbox, &mut blanks), None);
+        assert_eq!(unread.next(&inbox), None);
         assert!(!unread.is_empty());
     }
     // What comes later is read later.
     inbox.put(count, &mut blanks);
     for number in 0..=count {
-        assert_eq!(unread.next(&inbox, &mut blanks), Some(number));
+        assert_eq!(unread.next(&inbox), Some(number));
     }
-    assert_eq!(unread.next(&inbox, &mut blanks), None);
-    assert_eq!(blanks.count(), MAX_BLANKS);
+    assert_eq!(unread.next(&inbox), None);
+    inbox.put(0, &mut blanks);
+    assert_eq!(blanks.count(), MAX_SPENT - 1, "not more than that is kept");
 }
 
 #[test]
@@ -58,7 +74,7 @@ fn nothing_that_is_not_read_is_leaked() {
     for _ in 0..2 * TURNED_AT_ONCE {
         inbox.put(letter.clone(), &mut blanks);
     }
-    assert_eq!(unread.next(&inbox, &mut blanks), None);
+    assert_eq!(unread.next(&inbox), None);
     inbox.put(letter.clone(), &mut blanks);
     drop((inbox, unread, blanks));
     let latest = Latest::new();
@@ -84,6 +100,8 @@ fn all_letters_can_be_taken_at_once() {
     (0..5).for_each(|number| inbox.put(number, &mut blanks));
     assert_eq!(inbox.take().collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     assert_eq!(inbox.take().next(), None);
+    inbox.put(5, &mut blanks);
+    assert_eq!(blanks.count(), 4, "their memory comes back, too");
 }
 
 #[test]
@@ -98,10 +116,10 @@ fn nothing_is_lost_between_threads() {
                 (0..LETTERS).for_each(|number| inbox.put((sender, number), &mut blanks));
             });
         }
-        let (mut unread, mut blanks) = (Unread::new(), Blanks::new());
+        let mut unread = Unread::new();
         let mut expected = [0; 3];
         while expected != [LETTERS; 3] {
-            match unread.next(&inbox, &mut blanks) {
+            match unread.next(&inbox) {
                 Some((sender, number)) => {
                     let expected: &mut u32 = &mut expected[sender];
                     assert_eq!(number, *expected);

@@ -742,7 +742,7 @@ impl<'a> Worker<'a> {
         } = local.device.budget(self.crowd);
         while units > 0
             && bytes > 0
-            && let Some(Letter { stamp, mut segment }) = local.take_letter(&mut self.blanks)
+            && let Some(Letter { stamp, mut segment }) = local.take_letter()
         {
             units -= 1;
             bytes = bytes.saturating_sub(segment.payload.len());

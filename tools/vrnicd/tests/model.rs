@@ -1,28 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Explores the orders in which workers can pass units, letters and sleep to each other, with the real modules `actor`,
-//! `attended`, `inbox` and `roster`.
+//! Explores the orders in which threads can pass units, letters, frames, messages and sleep to each other, with the
+//! real modules `actor`, `atomic_set`, `attended`, `inbox`, `lane` and `roster`.
 
 #![allow(dead_code, reason = "the modules have more than a model needs")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
+use vrnic_switch::QueueLimits;
 
 #[path = "../src/actor.rs"]
 mod actor;
+#[path = "../src/atomic_set.rs"]
+mod atomic_set;
 #[path = "../src/attended.rs"]
 mod attended;
 #[path = "../src/inbox.rs"]
 mod inbox;
+#[path = "../src/network/lane.rs"]
+mod lane;
 #[path = "../src/roster.rs"]
 mod roster;
 
 /// What the modules are made of here.
 mod sync {
-    pub use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
     pub use loom::sync::{Mutex, MutexGuard};
     pub use std::sync::{PoisonError, TryLockError};
 }
@@ -83,8 +89,10 @@ mod waker {
 }
 
 use actor::{Actor, Held};
+use atomic_set::AtomicSet;
 use attended::Attended;
 use inbox::{Blanks, Inbox, Latest, Unread};
+use lane::{FrameBlanks, Lane};
 use roster::{Retirement, Roster};
 use waker::Waker;
 
@@ -129,7 +137,7 @@ fn pass(receiver: &Receiver, number: u32) {
 
 /// Reads the letters of a receiver.
 fn empty(got: &mut Held<'_, Vec<u32>, Letter>) {
-    while let Some(letter) = got.take_letter(&mut Blanks::new()) {
+    while let Some(letter) = got.take_letter() {
         got.push(letter.read());
     }
 }
@@ -154,7 +162,7 @@ fn a_receiver_gets_everything_in_the_order_in_which_it_was_sent() {
         });
         // The receiver's home, which reads one letter in this turn.
         if let Some(mut got) = receiver.try_take()
-            && let Some(letter) = got.take_letter(&mut Blanks::new())
+            && let Some(letter) = got.take_letter()
         {
             got.push(letter.read());
         }
@@ -181,17 +189,17 @@ fn an_inbox_loses_nothing_and_keeps_the_letters_of_each_sender_in_order() {
                 inbox.put(Letter::new(first + 1), &mut blanks);
             })
         });
-        let (mut unread, mut blanks) = (Unread::new(), Blanks::new());
+        let mut unread = Unread::new();
         let mut got = Vec::new();
         for _ in 0..2 {
-            got.extend(unread.next(&inbox, &mut blanks));
+            got.extend(unread.next(&inbox));
         }
-        // A reader that sends as well, on the memory of what it has read.
-        inbox.put(Letter::new(30), &mut blanks);
+        // A reader that sends as well, maybe on the memory of what it has read.
+        inbox.put(Letter::new(30), &mut Blanks::new());
         for sender in senders {
             sender.join().unwrap();
         }
-        got.extend(std::iter::from_fn(|| unread.next(&inbox, &mut blanks)));
+        got.extend(std::iter::from_fn(|| unread.next(&inbox)));
         let got: Vec<_> = got.iter().map(Letter::read).collect();
         let of = |tens| -> Vec<u32> {
             let got = got.iter().copied();
@@ -201,6 +209,87 @@ fn an_inbox_loses_nothing_and_keeps_the_letters_of_each_sender_in_order() {
             (of(1), of(2), of(3)),
             (vec![10, 11], vec![20, 21], vec![30])
         );
+    });
+}
+
+#[test]
+fn memory_that_a_reader_gives_back_belongs_to_one_sender() {
+    explore(3, || {
+        let inbox: Arc<Inbox<Letter>> = Arc::new(Inbox::new());
+        let mut unread = Unread::new();
+        let mut got = Vec::new();
+        inbox.put(Letter::new(1), &mut Blanks::new());
+        got.extend(unread.next(&inbox));
+        let senders = [2, 3].map(|number| {
+            let inbox = inbox.clone();
+            thread::spawn(move || inbox.put(Letter::new(number), &mut Blanks::new()))
+        });
+        got.extend(unread.next(&inbox));
+        for sender in senders {
+            sender.join().unwrap();
+        }
+        got.extend(std::iter::from_fn(|| unread.next(&inbox)));
+        let mut got: Vec<_> = got.iter().map(Letter::read).collect();
+        got.sort_unstable();
+        assert_eq!(got, [1, 2, 3]);
+    });
+}
+
+#[test]
+fn a_lane_counts_what_is_in_it() {
+    explore(3, || {
+        let limits = QueueLimits {
+            frames: 2,
+            bytes: 100,
+        };
+        let lane = Arc::new(Lane::new(limits));
+        let sender = {
+            let lane = lane.clone();
+            thread::spawn(move || {
+                let mut blanks = FrameBlanks::new();
+                let put = |byte| lane.put(vec![byte; 10], &mut blanks).is_ok();
+                [1, 2, 3].map(put)
+            })
+        };
+        let mut got = Vec::new();
+        let mut take = || {
+            let mut frames = lane.take();
+            got.extend(std::iter::from_fn(|| frames.pop()));
+            assert!(lane.len() <= 2);
+        };
+        take();
+        let put = sender.join().unwrap();
+        take();
+        assert!(put[0] && put[1]);
+        let expected: Vec<u8> = (1..=3).filter(|&byte| put[usize::from(byte) - 1]).collect();
+        let got: Vec<u8> = got.iter().map(|frame| frame[0]).collect();
+        assert_eq!((got, lane.len()), (expected, 0));
+        assert!(lane.put(vec![0; 100], &mut FrameBlanks::new()).is_ok());
+    });
+}
+
+#[test]
+fn a_set_loses_no_number() {
+    explore(3, || {
+        let set = Arc::new(AtomicSet::new(128));
+        let adders = [[3, 4], [3, 70]].map(|numbers| {
+            let set = set.clone();
+            thread::spawn(move || numbers.into_iter().for_each(|number| set.insert(number)))
+        });
+        let (mut first, mut last) = (Vec::new(), Vec::new());
+        set.drain(|number| first.push(number));
+        for adder in adders {
+            adder.join().unwrap();
+        }
+        set.drain(|number| last.push(number));
+        assert!(set.is_empty() && [3, 4, 70].iter().all(|&number| !set.contains(number)));
+        // One that was added twice may be visited twice, but not in one call.
+        let all: BTreeSet<_> = first.iter().chain(&last).copied().collect();
+        assert_eq!(all, BTreeSet::from([3, 4, 70]));
+        for visited in [first, last] {
+            let different: BTreeSet<_> = visited.iter().collect();
+            assert_eq!(different.len(), visited.len());
+        }
     });
 }
 
@@ -267,11 +356,7 @@ fn one_worker_has_everything_until_it_is_overloaded() {
         };
         assert!(!roster.is_single());
         assert_eq!(homes(&roster), [0; 5]);
-        assert_eq!(
-            roster.retire(0),
-            Retirement::Last,
-            "nobody else is awake"
-        );
+        assert_eq!(roster.retire(0), Retirement::Last, "nobody else is awake");
         assert!(
             !roster.share(0, &[(4, vec![0, 1, 2, 3])]),
             "what belongs together stays"

@@ -4,11 +4,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vrnic_switch::{Queue, QueueLimits};
 
-use crate::inbox::{Blanks, Inbox};
+use super::lane::{FrameBlanks, Lane};
 use crate::waker::Waker;
 
 /// Limits of the queue of frames that came to a port from outside.
@@ -87,56 +87,6 @@ pub struct HubPort {
     outbound: Lane,
 }
 
-/// Frames from one thread to another one. The limits hold because only one thread adds frames.
-struct Lane {
-    frames: Inbox<Vec<u8>>,
-    limits: QueueLimits,
-    /// Number of the frames, which the one thread increases and the other one decreases.
-    count: AtomicUsize,
-    /// Their size in bytes.
-    bytes: AtomicUsize,
-}
-
-impl Lane {
-    fn new(limits: QueueLimits) -> Self {
-        Self {
-            frames: Inbox::new(),
-            limits,
-            count: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
-        }
-    }
-
-    /// Returns the number of frames.
-    fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
-    }
-
-    /// Adds a frame at the end; returns it as the error if there is no room.
-    fn put(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
-        let bytes = self.bytes.load(Ordering::Relaxed) + frame.len();
-        if self.len() >= self.limits.frames || bytes > self.limits.bytes {
-            return Err(frame);
-        }
-        // Counted first, so that the other thread never counts below zero.
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(frame.len(), Ordering::Relaxed);
-        self.frames.put(frame, &mut Blanks::new());
-        Ok(())
-    }
-
-    /// Takes all frames.
-    fn take(&self) -> Queue {
-        let mut queue = Queue::default();
-        for frame in self.frames.take() {
-            self.count.fetch_sub(1, Ordering::Relaxed);
-            self.bytes.fetch_sub(frame.len(), Ordering::Relaxed);
-            queue.push(frame);
-        }
-        queue
-    }
-}
-
 impl HubPort {
     fn new(limits: QueueLimits) -> Self {
         Self {
@@ -161,9 +111,9 @@ impl HubPort {
 
     /// Called by the network thread: queues frames for the worker. Frames for which there is no room are dropped and
     /// counted.
-    pub fn deliver(&self, frames: &mut Vec<Vec<u8>>) {
+    pub fn deliver(&self, frames: &mut Vec<Vec<u8>>, blanks: &mut FrameBlanks) {
         for frame in frames.drain(..) {
-            if self.inbound.put(frame).is_err() {
+            if self.inbound.put(frame, blanks).is_err() {
                 self.overruns.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -185,8 +135,8 @@ impl HubPort {
     }
 
     /// Called by the worker: queues a frame for the outside; returns the frame as the error if there is no room.
-    pub fn offer(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
-        self.outbound.put(frame)
+    pub fn offer(&self, frame: Vec<u8>, blanks: &mut FrameBlanks) -> Result<(), Vec<u8>> {
+        self.outbound.put(frame, blanks)
     }
 
     /// Called by the network thread: takes all frames for the outside.
@@ -209,21 +159,22 @@ mod tests {
         let hub = Hub::new(&[limits], worker).unwrap();
         let port = hub.port(0);
         let mut frames = vec![vec![0; 60]; INBOUND.frames + 5];
-        port.deliver(&mut frames);
+        let blanks = &mut FrameBlanks::new();
+        port.deliver(&mut frames, blanks);
         assert!(frames.is_empty());
         assert_eq!(port.overruns(), 5);
         let mut taken = port.take_inbound();
         assert_eq!(std::iter::from_fn(|| taken.pop()).count(), INBOUND.frames);
         assert!(port.take_inbound().is_empty());
 
-        assert!(port.offer(vec![1; 99]).is_ok() && port.offer(vec![2]).is_ok());
-        assert_eq!(port.offer(vec![3]), Err(vec![3]));
+        assert!(port.offer(vec![1; 99], blanks).is_ok() && port.offer(vec![2], blanks).is_ok());
+        assert_eq!(port.offer(vec![3], blanks), Err(vec![3]));
         assert_eq!(port.waiting(), 2);
         let mut queue = port.take_outbound();
         assert_eq!((queue.len(), port.waiting()), (2, 0));
         assert_eq!(queue.pop(), Some(vec![1; 99]));
         port.set_up(true);
-        assert!(port.is_up() && port.offer(vec![4]).is_ok());
+        assert!(port.is_up() && port.offer(vec![4], blanks).is_ok());
         port.set_up(false);
         assert!(!port.is_up() && port.take_outbound().is_empty());
     }

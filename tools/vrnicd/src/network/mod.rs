@@ -34,6 +34,7 @@ use crate::waker::Waker;
 mod datagrams;
 mod fault;
 mod hub;
+mod lane;
 mod link;
 mod losses;
 mod medium;
@@ -46,6 +47,7 @@ mod udp;
 
 use fault::{Made, PortFaults};
 use hub::Hub;
+use lane::FrameBlanks;
 use losses::Losses;
 pub use thread::NetworkThread;
 
@@ -72,6 +74,8 @@ pub struct Network {
     passed: VecDeque<(Endpoint, Vec<u8>)>,
     /// Whether the network thread has not been told of the last frames for the outside.
     offered: bool,
+    /// Memory for frames for the outside.
+    blanks: FrameBlanks,
 }
 
 /// A frame for an RNIC.
@@ -191,6 +195,7 @@ impl Network {
             hub: hub.clone(),
             passed: VecDeque::new(),
             offered: false,
+            blanks: FrameBlanks::new(),
         };
         for port in &settings.ports {
             let named = |device: &config::Device| Some(&device.name) == port.device.as_ref();
@@ -422,7 +427,7 @@ impl Network {
         let owners = self.owners[port.index()];
         let (reason, frame) = match owners.outside.filter(|_| owners.connected) {
             None => (Drop::DownLeaving, frame),
-            Some(outside) => match self.hub.port(outside).offer(frame) {
+            Some(outside) => match self.hub.port(outside).offer(frame, &mut self.blanks) {
                 Ok(()) => {
                     self.offered = true;
                     return;
@@ -704,7 +709,11 @@ mod tests {
         network.set_rnic_up(0, true);
         network.set_rnic_up(1, true);
         network.set_steering(0, true);
-        while hub.port(0).offer(vec![0; 60]).is_ok() {}
+        while hub
+            .port(0)
+            .offer(vec![0; 60], &mut FrameBlanks::new())
+            .is_ok()
+        {}
         let full = hub.port(0).waiting();
         let frame = |number: u8| [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5, number]].concat();
         for number in 0..10 {
@@ -804,7 +813,8 @@ mod tests {
         network.set_rnic_up(1, true);
         let hub = network.hub.clone();
         hub.port(0).set_up(true);
-        hub.port(0).deliver(&mut vec![roce(1, 0), roce(1, 9)]);
+        hub.port(0)
+            .deliver(&mut vec![roce(1, 0), roce(1, 9)], &mut FrameBlanks::new());
         assert!(!network.has_messages());
         hub.tell_worker();
         assert!(network.has_messages() && network.turn(now, &captures));
@@ -884,7 +894,7 @@ mod tests {
         network.set_rnic_up(1, true);
         let from_vm = |network: &mut Network, frames: Vec<Vec<u8>>| {
             let mut frames = frames;
-            hub.port(0).deliver(&mut frames);
+            hub.port(0).deliver(&mut frames, &mut FrameBlanks::new());
             hub.tell_worker();
             network.turn(Instant::default(), &Captures::new(Vec::new()));
             arrive(network)
@@ -963,7 +973,11 @@ mod tests {
         hub.tell_worker();
         turn(&mut network);
         arm(&mut network, "vm", "drop dir=in nth=2");
-        while hub.port(0).offer(vec![0; 60]).is_ok() {}
+        while hub
+            .port(0)
+            .offer(vec![0; 60], &mut FrameBlanks::new())
+            .is_ok()
+        {}
         send(&mut network, 1, packet(0, 1, 1));
         for _ in 0..3 {
             assert!(next(&mut network).is_none());

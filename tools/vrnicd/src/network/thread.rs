@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
 use super::hub::Hub;
+use super::lane::FrameBlanks;
 use super::medium::Medium;
 use crate::stop::Stop;
 
@@ -32,6 +33,8 @@ pub struct NetworkThread {
     buffers: Vec<Vec<u8>>,
     /// Frames that have been read; kept for its allocation.
     received: Vec<Vec<u8>>,
+    /// Memory for frames for the worker.
+    blanks: FrameBlanks,
 }
 
 struct Port {
@@ -69,6 +72,7 @@ impl NetworkThread {
             ports: media.into_iter().map(port).collect(),
             buffers: Vec::new(),
             received: Vec::new(),
+            blanks: FrameBlanks::new(),
         }
     }
 
@@ -168,7 +172,7 @@ impl NetworkThread {
             received.push(buffer);
         });
         if !received.is_empty() {
-            self.hub.port(index).deliver(received);
+            self.hub.port(index).deliver(received, &mut self.blanks);
             self.hub.tell_worker();
         }
         if let Err(error) = outcome

@@ -763,9 +763,7 @@ fn events_are_published_in_the_turn_of_their_cause() {
     let mut held = stage.device(0);
     let mut team = stage.team.borrow_mut();
     let worker = &mut team.workers[0];
-    let mut letter = held
-        .take_letter(&mut worker.blanks)
-        .expect("an acknowledgement");
+    let mut letter = held.take_letter().expect("an acknowledgement");
     let sender = &*letter.stamp.sender;
     held.receive(&mut worker.shared, &mut letter.segment, Some(sender));
     drop(team);
