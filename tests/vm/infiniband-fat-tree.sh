@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # OpenSM in a VM brings up a fat tree with 72 HCAs, of which 70 are simulated. Each of them has a LID and answers, and
-# two VMs at different leaves reach each other. When switches and links fail until a ring is left, vrnicctl shows that
+# two VMs at different leaves reach each other. Links, lanes and the MTU are as the topology says. When switches and links fail until a ring is left, vrnicctl shows that
 # OpenSM's routes have a credit loop.
 # lab: crowd
 # lab: timeout=600
@@ -20,6 +20,12 @@ memory = 768
 name = "net"
 fabric = "infiniband"
 
+[network.topology]
+speed = "qdr"
+width = "8x"
+mtu = 2048
+lanes = 4
+
 [network.topology.fat-tree]
 spines = 4
 leaves = 8
@@ -34,6 +40,13 @@ name = "b"
 rnic = [{ hca = "leaf8-h9" }]
 end
 "$LAB_BIN" up "$LAB_DIR/tree.toml"
+
+on b ibv_devinfo -v -d vrnic0 >"$LAB_DIR/port"
+on b ibstat vrnic0 1 >>"$LAB_DIR/port"
+for wanted in 'active_mtu: *2048 (4)' 'max_vl_num: *4 (3)' 'active_width: *8X (4)' 'active_speed: *10.0 Gbps (4)' \
+	'link_layer: *InfiniBand' 'Rate: 80'; do
+	tr -s '\t ' ' ' <"$LAB_DIR/port" | found "^ *$wanted" || fail "not \"$wanted\" as in the topology: $(cat "$LAB_DIR/port")"
+done
 
 on b ibnetdiscover >"$LAB_DIR/net"
 grep -c '^Ca' "$LAB_DIR/net" | found -x 72 || fail "ibnetdiscover finds other HCAs: $(cat "$LAB_DIR/net")"
@@ -56,6 +69,10 @@ for vm in a b; do
 		on $vm ibping -c 1 -t 5000 "$lid" | found "^Pong from leaf$leaf-h5" || fail "leaf$leaf-h5 does not answer VM $vm"
 	done
 done
+
+path=$(on a saquery -p --src-to-dst "$(printf '%d:%d' "$(cat "$LAB_DIR/lid_a")" "$(cat "$LAB_DIR/lid_b")")")
+# A path record's code for 80 Gb/s is 9, and that for 2048 bytes is 4. In both, 0x80 means that the value is exact.
+found 'rate\.*0x89' <<<"$path" && found 'mtu\.*0x84' <<<"$path" || fail "other rate or MTU in the path record: $path"
 
 pingpong="ibv_rc_pingpong -d vrnic0 -p 18600 -n 100"
 on b $pingpong >/dev/null &
