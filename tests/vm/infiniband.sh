@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Unmodified software works on an InfiniBand subnet: OpenSM in VM a manages it, infiniband-diags show it, programs
-# connect by LIDs and by GIDs, and IPoIB carries IP in datagrams and connections. rdma_cm finds its paths by IPoIB.
+# connect by LIDs and by GIDs, and IPoIB carries IP in datagrams and connections. rdma_cm finds its paths by IPoIB. A
+# capture has the packets of all of this as they are on a cable, and tshark dissects them.
 # lab: needs CONFIG_INFINIBAND_IPOIB=m
 # lab: fabric=infiniband
 # lab: timeout=400
@@ -12,6 +13,7 @@
 attribute() { on "$1" ibstat $DEV 1 | sed -n "s/^ *$2: //p"; }
 [ "$(attribute b 'Link layer')" = InfiniBand ] || fail "the link layer is not InfiniBand"
 [ "$(attribute b State)" = Active ] || fail "the port of VM b is not active"
+on b cat /sys/class/infiniband/$DEV/node_type | found -x '1: CA' || fail "VM b has no channel adapter"
 lid_a=$(attribute a 'Base lid') lid_b=$(attribute b 'Base lid')
 [ "$lid_a" -gt 0 ] && [ "$lid_b" -gt 0 ] && [ "$lid_a" != "$lid_b" ] || fail "the LIDs are $lid_a and $lid_b"
 [ "$(attribute b 'SM lid')" = "$lid_a" ] || fail "the subnet manager is not that of VM a"
@@ -27,6 +29,8 @@ on b ibtracert "$lid_b" "$lid_a" | found 'To ca' || fail "there is no route"
 on b ibqueryerrors >"$LAB_DIR/errors" || true
 found ' 0 bad nodes found' <"$LAB_DIR/errors" || fail "ports have errors: $(cat "$LAB_DIR/errors")"
 
+capture=$LAB_DIR/subnet.pcapng
+vrnicctl capture start -d b "$capture"
 # run PROGRAM...: runs the server in VM a and the client in VM b.
 port=18600
 run() {
@@ -45,6 +49,29 @@ for program in ib_write_bw ib_read_bw ib_send_bw "ib_send_bw -c UD -s 1024" ib_a
 	run "$program -n 100"
 done
 [ "$(sent)" -gt "$before" ] || fail "the port has counted nothing"
+on b smpquery nodedesc "$lid_a" >/dev/null
+vrnicctl capture stop
+# Wireshark has no dissector for the link type of InfiniBand. editcap gives the packets one for users, which it can map.
+editcap -T user0 "$capture" "$capture.user" 2>/dev/null
+# dissect ARGUMENTS...: runs tshark on the capture, without the protocols that it would take payload for.
+dissect() {
+	tshark -n -r "$capture.user" -o 'uat:user_dlts:"User 0 (DLT=147)","infiniband","0","","0",""' --disable-protocol ethertype \
+		--disable-protocol infiniband.eoib --disable-protocol infiniband_sdp --disable-protocol iser --disable-protocol lnet \
+		--disable-protocol nvme-rdma --disable-protocol rpcordma --disable-protocol smb_direct "$@" 2>/dev/null
+}
+said=$(dissect -Y '_ws.malformed || _ws.expert.severity >= 0x400000 || !infiniband' | head -n 5)
+[ -z "$said" ] || fail "tshark complains: $said"
+# seen WHAT FILTER: checks that the capture has such packets from VM b to VM a.
+seen() {
+	dissect -Y "infiniband.lrh.slid == $lid_b && infiniband.lrh.dlid == $lid_a && $2" | found . || fail "no $1 in the capture"
+}
+seen "RC packet without a GRH" 'infiniband.bth.opcode == 0 && !infiniband.grh'
+seen "RC packet with a GRH" 'infiniband.bth.opcode == 0 && infiniband.grh'
+seen "UC packet" 'infiniband.bth.opcode == 0x20'
+seen "datagram" 'infiniband.bth.opcode == 0x64 && infiniband.deth.srcqp > 1'
+seen "RDMA write" 'infiniband.bth.opcode == 6 && infiniband.variant.crc && infiniband.invariant.crc'
+seen "atomic operation" 'infiniband.bth.opcode == 0x14'
+seen "subnet management datagram" 'infiniband.mad.mgmtclass == 1 && infiniband.lrh.vl == 15'
 
 # The static rate of a path limits how fast a connection sends. perftest prints Gbit/s in its fourth column.
 limited="ib_write_bw -d $DEV -p 18650 -s 65536 -n 2000 --report_gbits"
