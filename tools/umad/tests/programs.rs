@@ -4,8 +4,10 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
-    os::unix::net::UnixListener,
+    env,
+    fs::{self, File, Permissions},
+    io::{self, Read},
+    os::unix::{fs::PermissionsExt, fs::symlink, net::UnixListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
@@ -21,7 +23,7 @@ use vrnic_infiniband::{
 };
 use vrnic_umad::Server;
 
-/// Directories in which Debian installs the programs.
+/// Directories with what the programs' scripts run.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// How long to wait for the effects of a program.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -32,83 +34,53 @@ const KEY: &str = "0x1234567890abcdef";
 /// Milliseconds that the programs wait for responses, because this machine may be busy.
 const TIMEOUT: &str = "60000";
 
-/// Returns the directory with the programs, and that with their libraries if they are not installed.
-fn programs() -> &'static (PathBuf, Option<PathBuf>) {
-    static PROGRAMS: OnceLock<(PathBuf, Option<PathBuf>)> = OnceLock::new();
+/// Returns the directory with the programs. They are those of the guest image, which run here with the image's loader
+/// and libraries. The setup does not install them, because Debian's opensm starts itself.
+fn programs() -> &'static Path {
+    static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
-        let all = |directory: &Path| {
-            ["opensm", "saquery"].map(|name| directory.join(name).exists()) == [true; 2]
-        };
-        if let Some(installed) = env::split_paths(PATH).find(|directory| all(directory)) {
-            return (installed, None);
+        let image = concat!(env!("CARGO_MANIFEST_DIR"), "/../../build/setup/guest");
+        let image = fs::canonicalize(image).expect("the guest image (make setup-guest)");
+        let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let whole = scratch.join(format!(
+            "programs-{}",
+            image.file_name().expect("a name").display()
+        ));
+        if !whole.exists() {
+            let new = tempfile::tempdir_in(scratch).expect("a directory");
+            link_programs(&image, new.path()).expect("links to the programs");
+            let made = fs::rename(new.path(), &whole);
+            assert!(whole.exists(), "{made:?}");
         }
-        // Do not install the package just for a test, because Debian's opensm starts itself.
-        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
-        let bin = root.join("usr/sbin");
-        if !all(&bin) {
-            download(&root);
-        }
-        let libraries = fs::read_dir(root.join("usr/lib")).expect("libraries");
-        let libraries = libraries.map(|entry| entry.expect("a directory").path());
-        let found = libraries
-            .into_iter()
-            .find(|path| path.to_string_lossy().contains("-linux-"));
-        (bin, found)
+        whole
     })
 }
 
-/// Downloads and unpacks the packages with the programs and their libraries.
-fn download(root: &Path) {
-    let said = |command: &mut Command| {
-        let output = command.output().expect("apt and dpkg");
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "install opensm and infiniband-diags: {errors}"
-        );
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
-    let parts = tempfile::tempdir().expect("a directory");
-    let needed = said(Command::new("apt-cache").args([
-        "depends",
-        "--recurse",
-        "--no-recommends",
-        "--no-suggests",
-        "--no-conflicts",
-        "--no-breaks",
-        "--no-replaces",
-        "--no-enhances",
-        "opensm",
-        "infiniband-diags",
-    ]));
-    let own = [
-        "opensm",
-        "infiniband-diags",
-        "libopensm",
-        "libosm",
-        "libib",
-        "libwrap",
-    ];
-    let mut names: Vec<&str> = needed
-        .lines()
-        .filter(|line| own.iter().any(|name| line.starts_with(name)) && !line.contains("dev"))
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    said(
-        Command::new("apt-get")
-            .arg("download")
-            .args(names)
-            .current_dir(&parts),
-    );
-    for part in fs::read_dir(&parts).expect("packages") {
-        said(
-            Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(part.expect("a package").path())
-                .arg(root),
-        );
+/// Fills a directory with links to the scripts of an image, and to a script that runs the program of the link's name.
+fn link_programs(image: &Path, directory: &Path) -> io::Result<()> {
+    let run = directory.join("run");
+    fs::write(
+        &run,
+        format!(
+            "#!/bin/sh\nexec {0}/lib64/ld-linux-x86-64.so.2 --library-path {0}/usr/lib/x86_64-linux-gnu \\\n\t\
+             \"{0}/usr/sbin/${{0##*/}}\" \"$@\"\n",
+            image.display()
+        ),
+    )?;
+    fs::set_permissions(&run, Permissions::from_mode(0o755))?;
+    fs::set_permissions(directory, Permissions::from_mode(0o755))?;
+    for program in fs::read_dir(image.join("usr/sbin"))? {
+        let program = program?;
+        let mut start = [0; 4];
+        // Not each link leads somewhere.
+        let Ok(mut file) = File::open(program.path()) else {
+            continue;
+        };
+        let is_elf = file.read_exact(&mut start).is_ok() && start == *b"\x7fELF";
+        let target = if is_elf { "run".into() } else { program.path() };
+        symlink(target, directory.join(program.file_name()))?;
     }
+    Ok(())
 }
 
 struct Scene {
@@ -134,10 +106,10 @@ impl Scene {
             .expect("this test")
             .with_file_name("libvrnic_umad.so");
         assert!(library.exists(), "{}", library.display());
-        let (directory, libraries) = programs();
+        let directory = programs();
         let mut command = Command::new(directory.join(name));
         let path = env::join_paths(
-            [directory.clone()]
+            [directory.to_owned()]
                 .into_iter()
                 .chain(env::split_paths(PATH)),
         );
@@ -148,9 +120,6 @@ impl Scene {
             .env("VRNIC_SUBNET", self.directory.path().join("socket"))
             .env("VRNIC_HCA", hca)
             .stdin(Stdio::null());
-        if let Some(libraries) = libraries {
-            command.env("LD_LIBRARY_PATH", libraries);
-        }
         command
     }
 
@@ -280,7 +249,6 @@ fn lines(text: &str, beginning: &str) -> usize {
 
 /// OpenSM brings up a fat tree, other programs see it, and traffic is routed around a cut link.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn opensm_manages_a_fat_tree_of_64_hcas() {
     let scene = Scene::new("[fat-tree]\nspines = 4\nleaves = 8\nhosts = 8");
     let (_opensm, log) = scene.opensm("leaf1-h1", "");
@@ -313,9 +281,65 @@ fn opensm_manages_a_fat_tree_of_64_hcas() {
     scene.wait_until_all_reach_all(&log);
 }
 
+/// OpenSM brings up the other shapes as well, with links of other rates, and gives each port two LIDs.
+#[test]
+fn opensm_manages_the_other_shapes() {
+    for (shape, switches, hcas) in [
+        ("[ring]\nswitches = 6\nhosts = 2", 6, 12),
+        ("[torus]\nsize = [3, 3, 2]\nhosts = 1", 18, 18),
+        ("[random]\nswitches = 9\nhosts = 14\nextra_links = 5", 9, 14),
+    ] {
+        let scene = Scene::new(&format!(
+            "seed = 11\nspeed = \"qdr\"\nwidth = \"12x\"\nmtu = 2048\nlanes = 4\n{shape}"
+        ));
+        let first = if shape.starts_with("[random]") {
+            "h1"
+        } else {
+            "switch1-h1"
+        };
+        let (_opensm, log) = scene.opensm(first, "lmc 1\n");
+        scene.wait_until_all_reach_all(&log);
+        let nodes = scene.said("ibnetdiscover", &["-t", TIMEOUT]);
+        assert_eq!(
+            (lines(&nodes, "Switch"), lines(&nodes, "Ca")),
+            (switches, hcas),
+            "{nodes}"
+        );
+        assert!(nodes.contains("lmc 1 \"switch"), "{nodes}");
+        assert!(!nodes.contains("4xEDR") && nodes.contains(" 12xQDR"), "{nodes}");
+        let own = scene.lid(first);
+        assert_eq!(own % 2, 0, "two LIDs");
+        for other in scene.hcas() {
+            let other = scene
+                .server
+                .change(|subnet| *subnet.agent(other).end_port().info());
+            // SL 0 has a lane on each link, of which each has four.
+            assert_eq!(
+                (other.lmc, other.operational_vls, other.neighbor_mtu),
+                (1, 3, 4)
+            );
+            for lid in [other.lid, other.lid + 1] {
+                let pair = format!("{own}:{lid}");
+                let path = scene.said("saquery", &["-t", TIMEOUT, "--src-to-dst", &pair]);
+                // 120 Gb/s, and 2048 bytes.
+                for wanted in [
+                    "rate....................0x8A",
+                    "mtu.....................0x84",
+                ] {
+                    assert!(path.contains(wanted), "{shape}, {pair}: {path}");
+                }
+                let way = scene.said(
+                    "ibtracert",
+                    &["-t", TIMEOUT, &own.to_string(), &lid.to_string()],
+                );
+                assert!(way.contains("To ca"), "{shape}, {pair}: {way}");
+            }
+        }
+    }
+}
+
 /// Each program of infiniband-diags shows the state of the subnet.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn diagnostics_show_the_subnet() {
     let scene = Scene::new("[fat-tree]\nspines = 2\nleaves = 2\nhosts = 2");
     let (_opensm, log) = scene.opensm("leaf1-h1", "");
@@ -520,7 +544,6 @@ fn datagram(lid: u16, queue: u32) -> Packet {
 /// The manager with the higher priority is the master. When it is gone, the other one takes over. When it is back, it
 /// becomes the master again.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_standby_takes_over() {
     let scene = Scene::new("[fat-tree]\nspines = 2\nleaves = 3\nhosts = 2");
     let first = || scene.opensm("leaf1-h1", &format!("{QUICK}sm_priority 14\n"));
@@ -567,7 +590,6 @@ fn a_standby_takes_over() {
 /// In a ring, the shortest paths of OpenSM have a credit loop. Its up/down routing avoids the loop, and LASH assigns
 /// another lane to paths that would cause one, which path records show.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn credit_loops_depend_on_the_routing_engine() {
     for engine in ["minhop", "updn", "lash"] {
         let scene = Scene::new("[ring]\nswitches = 5\nhosts = 1");
@@ -615,7 +637,6 @@ fn credit_loops_depend_on_the_routing_engine() {
 
 /// OpenSM repeatedly reports a GUID that two nodes have, and makes no progress.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn opensm_tells_of_two_nodes_with_one_guid() {
     let names = ["one", "two", "three"];
     let switch = "[[switch]]\nname = \"switch\"\nports = 4\n".to_owned();
@@ -642,7 +663,6 @@ fn opensm_tells_of_two_nodes_with_one_guid() {
 /// When two HCAs with one GUID are plugged in, OpenSM says so and configures neither, but the others still reach each
 /// other. OpenSM goes on when one of the two is gone.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn twins_that_come_later_stop_no_traffic() {
     let twins = [("twin1", "spine1/9"), ("twin2", "spine2/9")].map(|(name, port)| {
         format!(
@@ -676,7 +696,6 @@ fn twins_that_come_later_stop_no_traffic() {
 
 /// Switches are members of the default partition, too: if they are limited ones, only full members read their counters.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn counters_are_for_members_of_the_partition() {
     for (switches, key, told) in [("", 0x7fff, false), ("ALL_SWITCHES=full, ", 0xffff, true)] {
         let scene = Scene::new("[fat-tree]\nspines = 1\nleaves = 2\nhosts = 1");
@@ -713,7 +732,6 @@ fn counters_are_for_members_of_the_partition() {
 /// An HCA that sends faster than agents can process only harms itself: excess packets are dropped and counted, and the
 /// manager continues to work.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_flood_is_counted_and_the_manager_goes_on() {
     let scene = Scene::new("[fat-tree]\nspines = 2\nleaves = 2\nhosts = 2");
     let (_opensm, log) = scene.opensm("leaf1-h1", "sweep_interval 1\n");
@@ -771,7 +789,6 @@ fn a_flood_is_counted_and_the_manager_goes_on() {
 
 /// The source LID of an HCA cannot be forged: the manager's log has the HCA's own LID.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_forged_lid_is_replaced() {
     let scene = Scene::new("[single]\nhosts = 3");
     let (_opensm, log) = scene.opensm("switch1-h1", "");
@@ -807,7 +824,6 @@ fn a_forged_lid_is_replaced() {
 
 /// A request without the management key gets no response. The port counts it and sends a trap to the manager.
 #[test]
-#[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_wrong_m_key_is_counted_and_told() {
     let scene = Scene::new("[single]\nhosts = 3");
     let (_opensm, log) = scene.opensm(
