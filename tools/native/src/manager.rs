@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use vrnic::ring::send::Target;
 use vrnic_infiniband::attributes::{
-    LinearForwarding, NodeInfo, NodeType, PhysicalState, PortInfo, PortState, SwitchInfo, id,
+    LinearForwarding, NodeInfo, NodeType, Notice, PhysicalState, PortInfo, PortState, SwitchInfo,
+    id,
 };
 use vrnic_infiniband::directed::{Place, Step};
 use vrnic_infiniband::mad::{MAD_LENGTH, Method, Route, Smp, Status};
+use vrnic_infiniband::trap::Trap;
 use vrnic_wire::command::{MadResult, ProcessMad, QueryPort};
 use vrnic_wire::port::{GidEntry, PERMISSIVE_LID};
 use vrnic_wire::qp::{QpType, SMI_QPN};
@@ -148,14 +150,7 @@ impl Manager {
             .post(&mut end.vm, &send, self.mr.sge(0, MAD_LENGTH))?;
         self.sends.wait()?;
         loop {
-            let cqe = self.receives.wait()?;
-            ensure!(cqe.byte_length.get() as usize == RECEIVE, "{cqe:?}");
-            let mad: Vec<u8> = (RECEIVE + GRH_LENGTH..2 * RECEIVE)
-                .map(|at| self.mr.area.byte(at))
-                .collect();
-            self.qp.push_receive(0, self.mr.sge(RECEIVE, RECEIVE))?;
-            self.qp.offer(&mut end.vm)?;
-            let mut response = Smp::parse(&mad)?;
+            let mut response = self.receive(end)?;
             // Traps, which are not answered, may arrive as well.
             if response.header.transaction != self.transaction {
                 continue;
@@ -167,7 +162,36 @@ impl Manager {
         }
     }
 
-    fn get(
+    /// Returns the next trap that a node has sent to this manager.
+    ///
+    /// # Errors
+    /// None arrives in time.
+    pub fn trap(&mut self, end: &mut End) -> Result<Trap> {
+        loop {
+            let smp = self.receive(end)?;
+            if smp.header.method == Method::TRAP {
+                return Trap::of(&Notice::read(&smp.data)).context("an unknown trap");
+            }
+        }
+    }
+
+    /// Returns the next datagram.
+    fn receive(&mut self, end: &mut End) -> Result<Smp> {
+        let cqe = self.receives.wait()?;
+        ensure!(cqe.byte_length.get() as usize == RECEIVE, "{cqe:?}");
+        let mad: Vec<u8> = (RECEIVE + GRH_LENGTH..2 * RECEIVE)
+            .map(|at| self.mr.area.byte(at))
+            .collect();
+        self.qp.push_receive(0, self.mr.sge(RECEIVE, RECEIVE))?;
+        self.qp.offer(&mut end.vm)?;
+        Ok(Smp::parse(&mad)?)
+    }
+
+    /// Reads an attribute of the node at the end of a path.
+    ///
+    /// # Errors
+    /// The node does not answer, or refuses the request.
+    pub fn get(
         &mut self,
         end: &mut End,
         path: &[u8],
@@ -177,7 +201,11 @@ impl Manager {
         self.ask(end, path, Smp::request(Method::GET, attribute, modifier))
     }
 
-    fn set(
+    /// Writes an attribute of the node at the end of a path.
+    ///
+    /// # Errors
+    /// The node does not answer, or refuses the request.
+    pub fn set(
         &mut self,
         end: &mut End,
         path: &[u8],

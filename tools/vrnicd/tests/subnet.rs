@@ -7,19 +7,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use vrnic::ring::send::Target;
-use vrnic_infiniband::attributes::{PortCounters, id};
+use vrnic_infiniband::attributes::{GuidInfo, PKeyTable, PortCounters, PortInfo, id};
 use vrnic_infiniband::directed::{Place, Step};
 use vrnic_infiniband::mad::{MAD_LENGTH, MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp};
+use vrnic_infiniband::trap::{KeyViolation, Trap};
 use vrnic_native::daemon::{Daemon, Fabric};
 use vrnic_native::manager::{self, Manager};
 use vrnic_native::pair::{self, End};
 use vrnic_native::queues::{Cq, Mr, Qp, request};
-use vrnic_wire::command::{QueryGids, QuerySubnetPort};
+use vrnic_wire::command::{QueryGids, QueryPkeys, QueryPort, QuerySubnetPort};
 use vrnic_wire::completion::{Cqe, LidSource, Status, flags, packet_flags};
 use vrnic_wire::event::EventType;
 use vrnic_wire::port::{GidEntry, PERMISSIVE_LID};
 use vrnic_wire::qp::{QpType, SMI_QPN};
 use vrnic_wire::work::{AddressVector, GRH_LENGTH, LidAddress, SendOpcode, lid_flags, send_flags};
+use vrnicd::control::client::Client;
 
 /// Bytes of each region, which has the data to send followed by the received data.
 const REGION: usize = 2 * MESSAGE;
@@ -229,6 +231,21 @@ fn datagrams_of_ip_over_infiniband_have_checksums() {
     exchange(&mut ends).with_context(|| daemon.log()).unwrap();
 }
 
+/// Waits for these events, in any order. Fails if there is another one.
+fn hears(end: &mut End, events: &[EventType]) -> Result<()> {
+    let mut wanted: Vec<u16> = events.iter().map(|kind| kind.raw()).collect();
+    while !wanted.is_empty() {
+        let Some(event) = end.vm.async_event(PATIENCE)? else {
+            bail!("no event of {events:?}");
+        };
+        let place = wanted
+            .iter()
+            .position(|kind| *kind == event.event_type.get());
+        wanted.remove(place.with_context(|| format!("{event:?}, not {events:?}"))?);
+    }
+    Ok(())
+}
+
 #[test]
 fn guests_hear_what_a_subnet_manager_does() {
     let (daemon, mut ends, mut manager) = subnet().unwrap();
@@ -243,17 +260,26 @@ fn guests_hear_what_a_subnet_manager_does() {
             "{port:?}"
         );
         while b.vm.async_event(Duration::ZERO)?.is_some() {}
-        manager.change_port(a, &[1, 2], 1, |info| {
+        let path = &[1, 2];
+        manager.change_port(a, path, 1, |info| {
             info.sm_lid = 5;
             info.client_reregister = true;
         })?;
-        let mut wanted = vec![EventType::SmChange, EventType::ClientReregister];
-        while !wanted.is_empty() {
-            let Some(event) = b.vm.async_event(PATIENCE)? else {
-                bail!("no event of {wanted:?}");
-            };
-            wanted.retain(|kind| kind.raw() != event.event_type.get());
-        }
+        hears(b, &[EventType::SmChange, EventType::ClientReregister])?;
+        let mut pkeys = PKeyTable::default();
+        pkeys.keys[..2].copy_from_slice(&[0xffff, 0x8001]);
+        manager.set(a, path, (id::PKEY_TABLE, 0), pkeys.to_data())?;
+        hears(b, &[EventType::PkeyChange])?;
+        let mut guids = GuidInfo::read(&manager.get(a, path, id::GUID_INFO, 0)?);
+        guids.guids[1] = 0x1234;
+        manager.set(a, path, (id::GUID_INFO, 0), guids.to_data())?;
+        hears(b, &[EventType::GidChange])?;
+        manager.change_port(a, path, 1, |info| info.lid = 12)?;
+        hears(b, &[EventType::LidChange])?;
+        ensure!(
+            b.vm.async_event(Duration::ZERO)?.is_none(),
+            "one more event"
+        );
         Ok(())
     };
     hear(&mut ends).with_context(|| daemon.log()).unwrap();
@@ -306,6 +332,107 @@ fn guests_cannot_forge_a_lid() {
         Ok(())
     };
     forge(&mut ends).with_context(|| daemon.log()).unwrap();
+}
+
+/// A datagram with a P_Key that the receiver does not have does not arrive. The receiver's port counts it, and tells the
+/// subnet manager who sent it. So does a datagram with a wrong Q_Key.
+#[test]
+fn wrong_keys_are_counted_and_told() {
+    let (daemon, mut ends, mut manager) = subnet().unwrap();
+    let mut send_wrong = |ends: &mut [End; 2]| {
+        let [a, b] = ends;
+        let mut qps = Vec::new();
+        for end in [&mut *a, &mut *b] {
+            let cqs = (&mut end.sends, &mut end.receives);
+            qps.push(Qp::datagrams(
+                QpType::UnreliableDatagram,
+                &mut end.vm,
+                16,
+                cqs,
+                QKEY,
+            )?);
+        }
+        let [sender, receiver] = &mut qps[..] else {
+            bail!("two queue pairs");
+        };
+        receiver.push_receive(3, b.mr.sge(MESSAGE, MESSAGE))?;
+        receiver.offer(&mut b.vm)?;
+        let entry = address(8, [0; 16], false);
+        let address = AddressVector {
+            dmac: entry.mac,
+            ..AddressVector::default()
+        };
+        // First a wrong Q_Key; then the manager takes the P_Key away, and gives it back.
+        for (qkey, pkey, arrives) in [
+            (QKEY, 0xffff, true),
+            (7, 0xffff, false),
+            (QKEY, 0x8001, false),
+            (QKEY, 0xffff, true),
+        ] {
+            let mut table = PKeyTable::default();
+            table.keys[0] = pkey;
+            manager.set(a, &[1, 2], (id::PKEY_TABLE, 0), table.to_data())?;
+            let deadline = Instant::now() + PATIENCE;
+            let knows = |b: &mut End| {
+                let reply = b.vm.execute(&QueryPkeys {
+                    port: 1.into(),
+                    ..QueryPkeys::default()
+                })?;
+                anyhow::Ok(reply.pkeys[0].get() == pkey)
+            };
+            while !knows(b)? {
+                ensure!(Instant::now() < deadline, "the port does not get the P_Key");
+            }
+            let target = Target::Datagram {
+                address: &address,
+                remote_qpn: receiver.qpn(),
+                qkey,
+            };
+            let send = request(SendOpcode::Send, 4, target);
+            sender.post(&mut a.vm, &send, a.mr.sge(0, 64))?;
+            sent(a, 4)?;
+            if arrives {
+                b.receives.wait()?;
+                receiver.push_receive(3, b.mr.sge(MESSAGE, MESSAGE))?;
+                receiver.offer(&mut b.vm)?;
+                continue;
+            }
+            // Nobody represses the traps, so earlier ones are repeated.
+            let details = loop {
+                ensure!(Instant::now() < deadline, "the manager is not told");
+                match (manager.trap(a)?, pkey) {
+                    (Trap::QKey(details), 0xffff) | (Trap::PKey(details), 0x8001) => break details,
+                    _ => {}
+                }
+            };
+            let wanted = KeyViolation {
+                source: 5,
+                destination: 9,
+                key: if pkey == 0xffff { 7 } else { 0xffff },
+                source_qp: sender.qpn(),
+                destination_qp: receiver.qpn(),
+                ..details
+            };
+            ensure!(details == wanted, "{details:?}, not {wanted:?}");
+        }
+        let port = b.vm.execute(&QueryPort {
+            port: 1.into(),
+            ..QueryPort::default()
+        })?;
+        let counted = (port.bad_pkey_count.get(), port.qkey_violation_count.get());
+        ensure!(counted == (1, 1), "{port:?}");
+        let info = PortInfo::read(&manager.get(a, &[1, 2], id::PORT_INFO, 1)?);
+        ensure!(
+            (info.p_key_violations, info.q_key_violations) == (1, 1),
+            "{info:?}"
+        );
+        ensure!(
+            b.receives.poll().is_none(),
+            "a datagram with a wrong key arrived"
+        );
+        Ok(())
+    };
+    send_wrong(&mut ends).with_context(|| daemon.log()).unwrap();
 }
 
 /// Reads the counters of a port of the switch through a queue pair with the `Q_Key` of management.
@@ -420,6 +547,49 @@ fn a_flood_of_management_harms_only_its_sender() {
         manager.change_port(a, &[1, 2], 1, |info| info.sm_lid = 5)
     };
     flood(&mut ends).with_context(|| daemon.log()).unwrap();
+}
+
+/// A link that damages bits loses packets. They are sent again, and no damaged byte arrives. The port that receives them
+/// counts errors, the more the more bits are damaged.
+#[test]
+fn damaged_bits_are_counted_and_harm_no_message() {
+    const MESSAGES: u8 = 64;
+    let (daemon, mut ends, _manager) = subnet().unwrap();
+    let exchange = |ends: &mut [End; 2]| {
+        ends[0].address = address(4, [0; 16], false);
+        ends[1].address = address(8, [0; 16], false);
+        pair::connect(ends, 1, 16)?;
+        let [a, b] = &mut *ends;
+        let cqs = (&mut a.sends, &mut a.receives);
+        let kind = QpType::UnreliableDatagram;
+        let mut reader = Qp::datagrams(kind, &mut a.vm, 16, cqs, MANAGEMENT_QKEY)?;
+        let mut control = Client::connect(&daemon.control())?;
+        let mut errors = Vec::new();
+        for rate in [0.0, 3e-7, 3e-6] {
+            control.set_subnet_link("1", None, Some(rate))?;
+            let before = counters(a, &mut reader, 2)?;
+            for seed in 0..MESSAGES {
+                b.mr.area.fill(seed, 0..MESSAGE);
+                a.mr.area.clear(MESSAGE..REGION);
+                let write = request(SendOpcode::Write, 7, a.mr.target(MESSAGE));
+                b.qps[0].post(&mut b.vm, &write, b.mr.sge(0, MESSAGE))?;
+                sent(b, 7)?;
+                arrived(a, seed, 0, MESSAGE)?;
+            }
+            let after = counters(a, &mut reader, 2)?;
+            errors.push(after.symbol_errors - before.symbol_errors);
+            ensure!(
+                (after.receive_errors == before.receive_errors) == (rate == 0.0),
+                "{after:?}"
+            );
+        }
+        ensure!(
+            errors[0] == 0 && (1..errors[2]).contains(&errors[1]),
+            "{errors:?}"
+        );
+        Ok(())
+    };
+    exchange(&mut ends).with_context(|| daemon.log()).unwrap();
 }
 
 #[test]
