@@ -10,6 +10,7 @@ use plotters::style::{FontStyle, register_font};
 
 use vrnic_native::bench::{Figure, Report as Native};
 
+use crate::goodput;
 use crate::report::{Entry, Report};
 
 const SIZE: (u32, u32) = (960, 540);
@@ -168,7 +169,7 @@ where
     let bad_wires: Vec<&Entry> = report
         .results
         .iter()
-        .filter(|entry| crate::goodput::is_rate(entry))
+        .filter(|entry| goodput::is_rate(entry))
         .collect();
     let mut rates: Vec<f64> = bad_wires.iter().filter_map(|entry| entry.loss).collect();
     rates.sort_by(f64::total_cmp);
@@ -185,7 +186,7 @@ where
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(area)
         .caption(
-            format!("Goodput by loss ({})", crate::goodput::PROGRAM),
+            format!("Goodput by loss ({})", goodput::PROGRAM),
             (FONT, 22),
         )
         .margin(16)
@@ -197,7 +198,7 @@ where
         let mut rates = rates.iter().enumerate();
         rates
             .find(|(number, _)| (to_f64(*number) - place).abs() < 0.01)
-            .map(|(_, rate)| crate::goodput::percent(*rate))
+            .map(|(_, rate)| goodput::percent(*rate))
             .unwrap_or_default()
     };
     chart
@@ -206,11 +207,13 @@ where
         .x_labels(2 * rates.len() + 1)
         .x_label_formatter(&name)
         .y_label_formatter(&|value| crate::report::bandwidth(*value))
-        .x_desc("frames lost in each direction")
+        .x_desc("packets lost in each direction")
         .label_style((FONT, 15))
         .draw()?;
-    for (device, color, above) in [("vrnic", VRNIC, 1.5), ("rxe", RXE, 0.75)] {
-        let runs = bad_wires.iter().filter(|entry| entry.device == device);
+    let looks = [(VRNIC, 1.5), (INFINIBAND, 0.6), (RXE, 0.75)];
+    for (line, (color, above)) in goodput::LINES.iter().zip(looks) {
+        let name = line.0;
+        let runs = bad_wires.iter().filter(|entry| goodput::is_of(entry, line));
         let mut points = Vec::new();
         for entry in runs {
             let place = rates.iter().position(|rate| Some(*rate) == entry.loss);
@@ -221,7 +224,7 @@ where
                 let at = (place, low * 1.3);
                 chart.draw_series([Cross::new(at, 5, color.stroke_width(2))])?;
                 let label = Text::new(
-                    format!("{device}: connection died"),
+                    format!("{name}: connection died"),
                     (place - 0.4, low * 1.9),
                     (FONT, 14),
                 );
@@ -238,7 +241,7 @@ where
                 .map(|&point| Circle::new(point, 4, color.filled())),
         )?;
         chart.draw_series(points.iter().map(|&(x, y)| {
-            let label = format!("{device} {}", crate::report::bandwidth(y));
+            let label = format!("{name} {}", crate::report::bandwidth(y));
             Text::new(label, (x - 0.25, y * above), (FONT, 14))
         }))?;
     }
@@ -431,7 +434,12 @@ mod tests {
             assert!(native.contains(text), "{text}");
         }
         let goodput = std::fs::read_to_string(dir.path().join("goodput.svg")).unwrap();
-        for text in ["vrnic 300.0 MB/s", "rxe: connection died", "0.1 %"] {
+        for text in [
+            "vrnic 300.0 MB/s",
+            "infiniband 100.0 MB/s",
+            "rxe: connection died",
+            "0.1 %",
+        ] {
             assert!(goodput.contains(text), "{text}");
         }
     }
@@ -475,6 +483,10 @@ mod tests {
                 Entry {
                     loss: Some(0.001),
                     ..entry("vrnic", "roce", 300e6)
+                },
+                Entry {
+                    loss: Some(0.001),
+                    ..entry("vrnic", "infiniband", 100e6)
                 },
                 Entry {
                     loss: Some(0.001),

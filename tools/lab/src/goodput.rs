@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Goodput on a wire that loses, repeats and reorders frames: vrnic and rxe on the same line of vrnicd's switch, with
-//! the same seed. perftest measures but does not check any data, so a stress test that checks every byte follows.
+//! the same seed. perftest measures but does not check any data, so a stress test that checks every byte follows. On an
+//! InfiniBand subnet, a link damages bits, so that as many packets are lost.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use vrnicd::control::client::Client;
 
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::output::say;
@@ -17,8 +19,8 @@ use crate::vm::{Device, Fabric, Family, NAMES};
 
 /// Fractions of frames that are lost in each direction.
 const LOSSES: [f64; 5] = [0.0, 0.001, 0.01, 0.05, 0.1];
-/// Number of programs: one per loss and device, and one that checks vrnic's data.
-pub const RUNS: usize = LOSSES.len() * 3;
+/// Number of programs: one per loss and device, one on InfiniBand, and one that checks vrnic's data.
+pub const RUNS: usize = LOSSES.len() * 4;
 /// Description of the measurement for display.
 pub const PROGRAM: &str = "ib_write_bw, 64 KiB, two VMs";
 /// perftest's arguments: the duration in seconds, and how many seconds at the start and the end do not count.
@@ -30,6 +32,14 @@ const STRESS_ARGS: &str = "--seconds 8 --qps 4 --max-size 131072 --patience 60";
 /// How long a program may take. Its own TCP connection uses the same wire.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// Bits of a packet of InfiniBand with 4096 bytes of a write: those, the headers LRH and BTH, and both CRCs.
+const PACKET_BITS: f64 = 8.0 * (4096.0 + 8.0 + 12.0 + 4.0 + 2.0);
+
+/// Returns the probability that a bit arrives wrong with which this fraction of full packets is lost.
+fn bit_error_rate(loss: f64) -> f64 {
+    1.0 - (1.0 - loss).powf(1.0 / PACKET_BITS)
+}
+
 /// Returns the configuration line that makes a port's wire lose frames. Without loss, the wire is perfect.
 fn impairment(loss: f64) -> Option<String> {
     (loss > 0.0).then(|| {
@@ -39,14 +49,20 @@ fn impairment(loss: f64) -> Option<String> {
     })
 }
 
-/// Measures only this and prints the table. The logs go to `out`.
+/// Measures only this and prints the table: on all fabrics, or only on InfiniBand if the settings say so. The logs go to
+/// `out`.
 ///
 /// # Errors
 /// The same as for [`measure`], or a program of vrnic failed, or vrnicd did.
 pub fn run(settings: &Settings, out: &Path) -> Result<()> {
-    let step = Step::of("programs", RUNS);
+    let alone = settings.fabric == Fabric::Infiniband;
+    let step = Step::of("programs", if alone { LOSSES.len() } else { RUNS });
     let mut clean = true;
-    let results = measure(settings, out, &step, &mut clean)?;
+    let results = if alone {
+        on_subnet(settings, out, &step, &mut clean)?
+    } else {
+        measure(settings, out, &step, &mut clean)?
+    };
     step.done();
     say!("\n{}", table(&results));
     let failed = results
@@ -59,8 +75,8 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 }
 
 /// Runs both devices on a wire with each loss: first vrnic, then rxe on the virtio-net of the same VMs without the
-/// RNIC's driver, so that its frames take the same path. Returns one entry per loss and device, and one for the bytes
-/// checked.
+/// RNIC's driver, so that its frames take the same path. Then vrnic on an InfiniBand subnet. Returns one entry per loss,
+/// device and fabric, and one for the bytes checked.
 ///
 /// # Errors
 /// A lab did not come up. Failures of programs are in their entries.
@@ -98,13 +114,7 @@ pub fn measure(
             let ends: [End; 2] = ends.try_into().expect("two VMs");
             let [client, server] = ends.clone();
             let pair = Pair::new("ib_write_bw", ARGS, client, server);
-            let mut entry = perf::run_on_bad_wire(&lab, &pair, PATIENCE);
-            entry.loss = Some(loss);
-            if let Some(error) = &entry.error {
-                step.note(&format!("{} at {}: {error}", device.name(), percent(loss)));
-            }
-            step.advance();
-            results.push(entry);
+            results.push(rate(&lab, &pair, loss, step));
             if device == Device::Vrnic {
                 step.at(&format!("{STRESS} at {}", percent(loss)));
                 let entry = check_bytes(&lab, &ends, loss)?;
@@ -117,6 +127,50 @@ pub fn measure(
         }
         *clean &= lab.shut_down();
     }
+    results.extend(on_subnet(settings, out, step, clean)?);
+    Ok(results)
+}
+
+/// Measures the goodput of a pair on a wire with this loss.
+fn rate(lab: &Lab, pair: &Pair, loss: f64, step: &Step) -> Entry {
+    let mut entry = perf::run_on_bad_wire(lab, pair, PATIENCE);
+    entry.loss = Some(loss);
+    if let Some(error) = &entry.error {
+        let name = pair.client.device.name();
+        step.note(&format!("{name} at {}: {error}", percent(loss)));
+    }
+    step.advance();
+    entry
+}
+
+/// Measures vrnic on an InfiniBand subnet in which the link of VM a's HCA damages bits.
+fn on_subnet(settings: &Settings, out: &Path, step: &Step, clean: &mut bool) -> Result<Vec<Entry>> {
+    let lab = Lab::boot(
+        &settings.with_fabric(Fabric::Infiniband),
+        Options {
+            device: Device::Vrnic,
+            logs: out.join("logs-bit-errors"),
+            vrnicd: Extra::default(),
+            no_rnic: false,
+            module: Module::Plain,
+        },
+    )?;
+    let mut ends = Vec::new();
+    for name in NAMES {
+        let gid = lab.wait_rdma(name, Device::Vrnic)?;
+        ends.push(End::new(name, Device::Vrnic, gid));
+    }
+    let [client, server] = ends.try_into().expect("two VMs");
+    let mut pair = Pair::new("ib_write_bw", ARGS, client, server);
+    pair.by_lid = true;
+    let mut vrnicd = Client::connect(&lab.control())?;
+    let mut results = Vec::new();
+    for loss in LOSSES {
+        step.at(&format!("infiniband {ARGS} at {}", percent(loss)));
+        vrnicd.set_subnet_link(NAMES[0], None, Some(bit_error_rate(loss)))?;
+        results.push(rate(&lab, &pair, loss, step));
+    }
+    *clean &= lab.shut_down();
     Ok(results)
 }
 
@@ -181,16 +235,36 @@ pub fn is_rate(entry: &Entry) -> bool {
     entry.loss.is_some() && entry.program != STRESS
 }
 
+/// Names of the measured lines, and the device and the fabric of their entries.
+pub const LINES: [(&str, Device, Fabric); 3] = [
+    ("vrnic", Device::Vrnic, Fabric::Roce),
+    ("infiniband", Device::Vrnic, Fabric::Infiniband),
+    ("rxe", Device::Rxe, Fabric::Roce),
+];
+
+/// Returns whether the entry is a rate of one of [`LINES`].
+#[must_use]
+pub fn is_of(entry: &Entry, (_, device, fabric): &(&str, Device, Fabric)) -> bool {
+    is_rate(entry) && entry.device == device.name() && entry.fabric == fabric.name()
+}
+
 /// Returns the table of results, vrnic next to rxe.
 #[must_use]
 pub fn table(results: &[Entry]) -> String {
-    let mut rows =
-        vec![["frames lost", "vrnic", "rxe", "vrnic, every byte checked"].map(str::to_owned)];
+    let [roce, infiniband, rxe] = LINES.map(|line| line.0);
+    let heading = [
+        "packets lost",
+        roce,
+        infiniband,
+        rxe,
+        "vrnic, every byte checked",
+    ];
+    let mut rows = vec![heading.map(str::to_owned)];
     for loss in LOSSES {
-        let cell = |device: Device| {
-            let found = results.iter().find(|entry| {
-                is_rate(entry) && entry.loss == Some(loss) && entry.device == device.name()
-            });
+        let cell = |line| {
+            let found = results
+                .iter()
+                .find(|entry| is_of(entry, line) && entry.loss == Some(loss));
             match found {
                 Some(entry) if entry.exit == 0 => entry
                     .bandwidth_bytes_per_s
@@ -210,15 +284,12 @@ pub fn table(results: &[Entry]) -> String {
                 Some(bytes) if entry.exit == 0 => format!("{bytes}, all right"),
                 _ => "FAILED".to_owned(),
             });
-        rows.push([
-            percent(loss),
-            cell(Device::Vrnic),
-            cell(Device::Rxe),
-            checked,
-        ]);
+        let [roce, infiniband, rxe] = LINES.each_ref().map(cell);
+        rows.push([percent(loss), roce, infiniband, rxe, checked]);
     }
     format!(
-        "goodput ({PROGRAM}); from 0.1 % on also 1 % of frames twice and 1 % late by 200 us\n{}",
+        "goodput ({PROGRAM}); on Ethernet, from 0.1 % on also 1 % of frames twice and 1 % late by 200 us; on \
+         InfiniBand, packets are lost because bits are damaged\n{}",
         align(&rows)
     )
 }
@@ -244,6 +315,9 @@ mod tests {
         assert_eq!(shares, ["0 %", "0.1 %", "1 %", "5 %", "10 %"]);
         assert!(impairment(0.0).is_none());
         assert!(impairment(0.05).unwrap().contains("loss = 0.05,"));
+        assert_eq!(bit_error_rate(0.0), 0.0);
+        let rate = bit_error_rate(0.01);
+        assert!((3.04e-7..3.06e-7).contains(&rate), "1 % in 33 kbit: {rate}");
     }
 
     #[test]
@@ -268,8 +342,9 @@ mod tests {
 
     #[test]
     fn the_table_says_what_died() {
-        let entry = |device: &str, error: Option<&str>| Entry {
+        let entry = |device: &str, fabric: &str, error: Option<&str>| Entry {
             device: device.into(),
+            fabric: fabric.into(),
             loss: Some(0.1),
             exit: i32::from(error.is_some()),
             error: error.map(str::to_owned),
@@ -277,12 +352,22 @@ mod tests {
             ..Entry::default()
         };
         let row = |error| {
-            let text = table(&[entry("vrnic", None), entry("rxe", Some(error))]);
+            let text = table(&[
+                entry("vrnic", "roce", None),
+                Entry {
+                    bandwidth_bytes_per_s: Some(7e6),
+                    ..entry("vrnic", "infiniband", None)
+                },
+                entry("rxe", "roce", Some(error)),
+            ]);
             let words = text.lines().last().unwrap().split_whitespace();
             words.collect::<Vec<_>>().join(" ")
         };
         let died = " Completion with error at client\n Failed status 12: wr_id 0";
-        assert_eq!(row(died), "10 % 5.0 MB/s connection died");
-        assert_eq!(row("Couldn't connect to b"), "10 % 5.0 MB/s no result");
+        assert_eq!(row(died), "10 % 5.0 MB/s 7.0 MB/s connection died");
+        assert_eq!(
+            row("Couldn't connect to b"),
+            "10 % 5.0 MB/s 7.0 MB/s no result"
+        );
     }
 }

@@ -120,11 +120,11 @@ pub fn charts(report: &Report, costs: &[(u32, f64)]) -> Vec<Chart> {
         .filter(|entry| goodput::is_rate(entry))
         .collect();
     if !lossy.is_empty() {
-        let series = ["vrnic", "rxe"].map(|device| Series {
-            name: device.into(),
+        let series = goodput::LINES.map(|line| Series {
+            name: line.0.into(),
             points: lossy
                 .iter()
-                .filter(|entry| entry.device == device && entry.exit == 0)
+                .filter(|entry| goodput::is_of(entry, &line) && entry.exit == 0)
                 // A logarithmic axis has no place for zero loss.
                 .filter_map(|entry| {
                     Some((100.0 * entry.loss?.max(1e-5), entry.bandwidth_bytes_per_s?))
@@ -137,7 +137,7 @@ pub fn charts(report: &Report, costs: &[(u32, f64)]) -> Vec<Chart> {
                 goodput::PROGRAM
             ),
             x: Axis {
-                title: "frames lost in each direction",
+                title: "packets lost in each direction",
                 unit: Unit::Percent,
             },
             y: Axis {
@@ -271,10 +271,12 @@ mod tests {
                 entry("ib_read_bw", "rxe", 17e6),
                 Entry {
                     loss: Some(0.001),
+                    fabric: "roce".into(),
                     ..entry("ib_write_bw", "vrnic", 300e6)
                 },
                 Entry {
                     loss: Some(0.01),
+                    fabric: "roce".into(),
                     ..entry("ib_write_bw", "vrnic", 30e6)
                 },
                 Entry {
