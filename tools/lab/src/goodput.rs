@@ -49,8 +49,8 @@ fn impairment(loss: f64) -> Option<String> {
     })
 }
 
-/// Measures only this and prints the table: on all fabrics, or only on InfiniBand if the settings say so. The logs go to
-/// `out`.
+/// Measures only this and prints the table: on all fabrics, or only on InfiniBand if the settings say so. The logs go
+/// to `out`.
 ///
 /// # Errors
 /// The same as for [`measure`], or a program of vrnic failed, or vrnicd did.
@@ -75,8 +75,8 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 }
 
 /// Runs both devices on a wire with each loss: first vrnic, then rxe on the virtio-net of the same VMs without the
-/// RNIC's driver, so that its frames take the same path. Then vrnic on an InfiniBand subnet. Returns one entry per loss,
-/// device and fabric, and one for the bytes checked.
+/// RNIC's driver, so that its frames take the same path. Then vrnic on an InfiniBand subnet. Returns one entry per
+/// loss, device and fabric, and one for the bytes checked.
 ///
 /// # Errors
 /// A lab did not come up. Failures of programs are in their entries.

@@ -237,7 +237,7 @@ enum Command {
         /// Directory for the report, the charts and the logs
         #[arg(long, default_value = "build/bench")]
         out: PathBuf,
-        /// Measure only the goodput on lossy wires, with `--fabric infiniband` only there; write no report and no charts
+        /// Measure only the goodput on lossy wires (with --fabric infiniband, only there); write no report, no charts
         #[arg(long)]
         goodput: bool,
         /// Measure only the device, without VMs (the program plays the guests); write native.json and its chart

@@ -306,7 +306,10 @@ fn opensm_manages_the_other_shapes() {
             "{nodes}"
         );
         assert!(nodes.contains("lmc 1 \"switch"), "{nodes}");
-        assert!(!nodes.contains("4xEDR") && nodes.contains(" 12xQDR"), "{nodes}");
+        assert!(
+            !nodes.contains("4xEDR") && nodes.contains(" 12xQDR"),
+            "{nodes}"
+        );
         let own = scene.lid(first);
         assert_eq!(own % 2, 0, "two LIDs");
         for other in scene.hcas() {

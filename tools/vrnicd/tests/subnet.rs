@@ -334,8 +334,8 @@ fn guests_cannot_forge_a_lid() {
     forge(&mut ends).with_context(|| daemon.log()).unwrap();
 }
 
-/// A datagram with a P_Key that the receiver does not have does not arrive. The receiver's port counts it, and tells the
-/// subnet manager who sent it. So does a datagram with a wrong Q_Key.
+/// A datagram with a wrong `P_Key` or `Q_Key` does not arrive. The receiver's port counts it, and tells the subnet
+/// manager who sent it.
 #[test]
 fn wrong_keys_are_counted_and_told() {
     let (daemon, mut ends, mut manager) = subnet().unwrap();
@@ -549,8 +549,8 @@ fn a_flood_of_management_harms_only_its_sender() {
     flood(&mut ends).with_context(|| daemon.log()).unwrap();
 }
 
-/// A link that damages bits loses packets. They are sent again, and no damaged byte arrives. The port that receives them
-/// counts errors, the more the more bits are damaged.
+/// A link that damages bits loses packets. They are sent again, and no damaged byte arrives. The port that receives
+/// them counts errors, the more the more bits are damaged.
 #[test]
 fn damaged_bits_are_counted_and_harm_no_message() {
     const MESSAGES: u8 = 64;
