@@ -112,6 +112,7 @@ packages: setup-packaging ## make Debian packages of vrnicd, the provider and th
 
 # Not in `make test`: it takes half an hour, most of which apt, a second build and compilers of kernels need.
 test-packages: packages ## install the packages in fresh systems, build modules with DKMS, build packages again (T=part of a name)
+	@VRNIC_KERNEL= KDIR= $(SETUP) packages qemu kernel
 	@for test in tests/packages/*$(T)*.sh; do echo "$$test"; bash $$test || exit; done
 
 # Not in `make test`: it needs a second guest image, and boots sixteen VMs.
@@ -129,10 +130,14 @@ clean: ## remove everything built in this tree (keeps the cache outside the tree
 setup-packages:
 	@$(SETUP) packages
 
+# Without the toolchain of setup-packages: vrnic-dkms on the same machine needs the rustc of Debian's kernels.
+setup-packaging:
+	@$(SETUP) packaging
+
 setup-tests: setup-packages
 	@$(SETUP) tests
 
-setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging setup-disk: setup-%: setup-packages
+setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-disk: setup-%: setup-packages
 	@$(SETUP) $*
 
 # Each kernel has builds of its own, and each build of the module a copy of the sources of its own.

@@ -5,7 +5,7 @@
 #   build.sh DIRECTORY      puts the packages there; the sources are in DIRECTORY/vrnic-VERSION meanwhile
 #
 # Inside that root directory the sources always have the same path, since cargo derives names from it. The crates come
-# from the same registry as for `make build`; nothing else is downloaded.
+# from the same registry as for `make build`; nothing else is downloaded. No compiler of this machine is needed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/packages
@@ -32,40 +32,56 @@ step() {
 	echo "$what: done in $((SECONDS - start))s"
 }
 
-# inside COMMAND: runs COMMAND in the Debian 13 root directory, which is mounted read-only, with DIRECTORY as /build and
-# without a network.
+# inside [--network] COMMAND: runs COMMAND in the Debian 13 root directory, which is mounted read-only, with DIRECTORY
+# as /build. Without --network, there is no network. For the test that packages are reproducible, BUILD_ENVIRONMENT can
+# give more variables, and BUILD_HOSTNAME another name of the machine.
 inside() {
-	as_root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8 unshare --mount --net --pid --fork --kill-child \
-		sh -euc '
+	local network=--net environment=() variable
+	if [ "$1" = --network ]; then
+		network=
+		shift
+		for variable in http_proxy https_proxy no_proxy; do environment+=("$variable=${!variable:-}"); done
+	fi
+	as_root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8 "${environment[@]}" ${BUILD_ENVIRONMENT:-} \
+		unshare --mount --uts --pid --fork --kill-child $network sh -euc '
+			[ -z "$4" ] || hostname "$4"
 			mount --make-rprivate /
 			mount --bind "$1" "$1"
 			mount --bind "$2" "$1/build"
 			mount -t proc proc "$1/proc"
 			mount -t tmpfs tmp "$1/tmp"
 			mount -t tmpfs shm "$1/dev/shm"
+			for file in /etc/hosts /etc/resolv.conf /etc/ssl/certs/ca-certificates.crt; do
+				[ ! -f "$file" ] || mount --bind "$file" "$1$file"
+			done
 			mount -o remount,bind,ro "$1"
 			exec chroot "$1" sh -euc "cd /build; $3"
-		' sh "$root" "$out" "$1"
+		' sh "$root" "$out" "$1" "${BUILD_HOSTNAME:-}"
 }
 
-# Copies the sources without build results, adds the Debian packaging, and downloads the crates.
+# Copies the sources without build results, and adds the Debian packaging and the user's settings of cargo.
 copy_sources() {
-	rm -rf "${out:?}/$source" "$out/cargo" "$out"/*.deb "$out"/*.changes "$out"/*.buildinfo
-	mkdir -p "$out/$source"
+	local settings=${CARGO_HOME:-$HOME/.cargo}/config.toml
+	as_root rm -rf "${out:?}/$source" "$out/cargo" "$out/fetch" "$out"/*.deb "$out"/*.changes "$out"/*.buildinfo
+	mkdir -p "$out/$source" "$out/cargo" "$out/fetch"
 	rsync -rlt --exclude=/build --exclude=/.git --exclude=target --filter=':- .gitignore' ./ "$out/$source"
 	cp -r $here/debian "$out/$source/"
-	mkdir "$out/cargo"
-	(cd tools && env -u MAKEFLAGS -u MFLAGS cargo vendor --locked --versioned-dirs "$out/cargo/crates") |
-		sed 's|^directory = .*|directory = "/build/cargo/crates"|' >"$out/cargo/config.toml"
+	[ ! -f "$settings" ] || cp "$settings" "$out/fetch/"
 }
 
 : >"$log"
-step "sources and crates" copy_sources
-step "packages (about 5 minutes on 2 cores)" inside "
+free=$(df --output=avail -BM "$out" | tail -n 1 | tr -dc 0-9)
+[ "$free" -ge 4000 ] ||
+	{ echo "packages: the build needs 4000 MiB in $out, but only $free MiB are free: make room there" >&2; exit 1; }
+step "sources" copy_sources
+step "crates" inside --network "
+	cd $source/tools
+	CARGO_HOME=/build/fetch cargo vendor --locked --versioned-dirs /build/cargo/crates >/build/cargo/config.toml"
+step "packages (5 to 10 minutes on 2 cores)" inside "
 	chmod -R u=rwX,go=rX $source
 	cd $source
 	CARGO_HOME=/build/cargo dpkg-buildpackage --build=binary --no-sign"
 [ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$out"
 step "lintian" inside "lintian --allow-root --fail-on error,warning *.changes"
-rm -rf "${out:?}/$source" "$out/cargo"
+rm -rf "${out:?}/$source" "$out/cargo" "$out/fetch"
 ls -1 "$out"/*.deb

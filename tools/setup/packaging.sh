@@ -4,7 +4,9 @@
 # that the packages do not depend on what this machine runs. build/setup/packaging becomes a link to it. Sourced by
 # setup.sh.
 
-PACKAGING_PACKAGES=(debhelper dh-dkms libibverbs-dev lintian cargo rustc rsync binutils libc6-dev gcc man-db systemd)
+PACKAGING_PACKAGES=(
+	debhelper dh-dkms libibverbs-dev lintian cargo rustc rsync binutils libc6-dev gcc man-db systemd ca-certificates
+)
 
 packaging_build() {
 	local dir=$1 uri=$2 preferences=$1.preferences suite sources=()
@@ -17,13 +19,15 @@ packaging_build() {
 	as_root mmdebstrap --variant=buildd --architectures=amd64 \
 		--include="$(IFS=,; echo "${PACKAGING_PACKAGES[*]}")" --aptopt="$dir.apt.conf" \
 		--setup-hook="install -D -m 644 '$preferences' \"\$1/etc/apt/preferences.d/rust\"" \
-		--customize-hook='mkdir "$1/build"' \
+		--customize-hook='mkdir "$1/build"; touch "$1/etc/resolv.conf" "$1/etc/hosts"' \
 		trixie "$dir" "${sources[@]}"
 	rm -f "$dir.apt.conf" "$preferences"
 }
 
 setup_packaging() {
 	local root
+	[ -n "${VRNIC_NO_PACKAGES:-}" ] ||
+		install_missing "tools for packages" mmdebstrap debian-archive-keyring ca-certificates rsync
 	root=$CACHE/packaging/$(key_of "$SETUP_DIR/packaging.sh")
 	if [ ! -f "$root.complete" ]; then
 		need_space 2500 "the Debian 13 that packages are built in"
