@@ -11,6 +11,27 @@
 //! on both sides of the wire and safe to copy out of hostile memory: copy the bytes once, then
 //! validate and use the copy. Raw values that have not been validated are plain integers. Validated
 //! values are enums, which `TryFrom` converts to.
+//!
+//! # Example
+//!
+//! The driver writes a request for a protection domain, and the device reads it:
+//!
+//! ```
+//! use vrnic_wire::command::{Command, CommandCode, CommandHeader, CreatePd};
+//! use zerocopy::{FromBytes, IntoBytes};
+//!
+//! let body = CreatePd { context: 3.into(), ..CreatePd::default() };
+//! let header = CommandHeader {
+//!     code: CreatePd::CODE.raw().into(),
+//!     reserved: 0.into(),
+//!     length: (size_of::<CreatePd>() as u32).into(),
+//! };
+//! let request = [header.as_bytes(), body.as_bytes()].concat();
+//!
+//! let (header, body) = CommandHeader::read_from_prefix(&request).unwrap();
+//! assert_eq!(CommandCode::try_from(header.code.get()), Ok(CommandCode::CreatePd));
+//! assert_eq!(CreatePd::read_from_bytes(body).unwrap().context, 3);
+//! ```
 
 #![cfg_attr(not(CONFIG_RUST), no_std)]
 // `P_Key`, `Q_Key` and `RoCE` are RDMA terms, not code.
