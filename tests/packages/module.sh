@@ -1,13 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnic-dkms in a fresh Debian 13 with kernels of its backports: the module is built when the package is installed, and
-# for another kernel when that is; kernels that cannot have it are skipped; sources of other versions are passed over;
-# what is missing is said; purged, nothing is left.
+# when the kernel is upgraded; kernels that cannot have it are skipped; sources of other versions are passed over; what
+# is missing is said; purged, nothing is left.
 . "$(dirname "$0")/fresh.bash"
 fresh trixie trixie-backports <<'INSIDE'
 headers=$(apt-cache pkgnames linux-headers-7.3 | grep -E '^linux-headers-7\.3[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
 first=${headers#linux-headers-}
-second=${first%amd64}rt-amd64
 old=$(apt-cache pkgnames linux-headers-7.2 | grep -E '^linux-headers-7\.2[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
 old=${old#linux-headers-}
 
@@ -21,7 +20,9 @@ built() {
 }
 
 dependencies vrnic-dkms >/dev/null
-apt-get -yqq install dkms "linux-headers-$first" "linux-headers-$old" >/dev/null
+apt-get -yqq install dkms "linux-headers-$old" >/dev/null
+# As Documentation/install.rst has it.
+apt-get -yqq install linux-headers-amd64/trixie-backports >/dev/null
 state >/tmp/before
 
 echo "--- without the source of the kernel"
@@ -47,22 +48,66 @@ apt-get -yqq install "linux-source-7.3"
 built "$first"
 [ ! -e "/lib/modules/$old/updates/dkms" ] || fail "there is a module for $old"
 
-echo "--- a kernel is installed later, when the right source is in linux-$version"
-mkdir "/usr/src/linux-$version"
-tar -C "/usr/src/linux-$version" --strip-components=1 -xf /usr/src/linux-source-7.3.tar.xz
-rm /usr/src/linux-source-7.3.tar.xz
-apt-get -yqq install "linux-headers-$second"
-built "$second"
-apt-get -yqq purge "linux-headers-$second" linux-source-7.3 >/dev/null
+echo "--- the kernel is upgraded, together with its source"
+# What Debian would publish: headers and source of the next version, and the meta package that needs these headers.
+next=7.3.99${first#"$version"}
+mkdir -p /tmp/repository /tmp/{headers,source,meta}
+archive() { ls -t "/var/cache/apt/archives/$1"_*.deb | head -n 1; }
+dpkg-deb -R "$(archive "linux-headers-$first")" /tmp/headers
+mv "/tmp/headers/usr/src/linux-headers-$first" "/tmp/headers/usr/src/linux-headers-$next"
+mv "/tmp/headers/usr/lib/modules/$first" "/tmp/headers/usr/lib/modules/$next"
+ln -sfn "/usr/src/linux-headers-$next" "/tmp/headers/usr/lib/modules/$next/build"
+grep -rlIF "$first" /tmp/headers | xargs sed -i "s/${first//./\\.}/$next/g"
+sed -i "s/ ${version//./\\.} / ${next%%+*} /" "/tmp/headers/usr/src/linux-headers-$next/.config"
+sed -i -e 's/^Version:.*/Version: 7.3.99-1/' -e "s/ linux-base-$next ([^)]*),//" /tmp/headers/DEBIAN/control
+rm -r /tmp/headers/DEBIAN/md5sums /tmp/headers/usr/share
+dpkg-deb -R "$(archive linux-source-7.3)" /tmp/source
+cd /tmp/source
+# The later of two files in an archive wins.
+xz -dc usr/src/linux-source-7.3.tar.xz >archive
+tar -xf archive linux-source-7.3/Makefile
+sed -i 's/^SUBLEVEL = .*/SUBLEVEL = 99/' linux-source-7.3/Makefile
+tar -rf archive linux-source-7.3/Makefile
+gzip -1 <archive >usr/src/linux-source-7.3.tar.xz
+rm -r archive linux-source-7.3 DEBIAN/md5sums
+sed -i 's/^Version:.*/Version: 7.3.99-1/' DEBIAN/control
+mkdir /tmp/meta/DEBIAN
+printf '%s\n' 'Package: linux-headers-amd64' 'Version: 7.3.99-1' 'Architecture: amd64' 'Maintainer: t <t@invalid>' \
+	"Depends: linux-headers-$next" 'Description: headers' >/tmp/meta/DEBIAN/control
+cd /tmp/repository
+for package in headers source meta; do
+	dpkg-deb -Znone -b "/tmp/$package" . >/dev/null
+	rm -r "/tmp/$package"
+done
+for file in *.deb; do
+	dpkg-deb -f "$file"
+	printf '%s\n' "Filename: ./$file" "Size: $(stat -c %s "$file")" "SHA256: $(sha256sum "$file" | cut -d ' ' -f 1)" ''
+done >Packages
+cd /
+echo 'deb [trusted=yes] file:/tmp/repository ./' >/etc/apt/sources.list.d/next.list
+apt-get -qq -o Dir::Etc::sourcelist=/etc/apt/sources.list.d/next.list -o Dir::Etc::sourceparts=- \
+	-o APT::Get::List-Cleanup=0 update
+apt-get -yqq --with-new-pkgs upgrade
+built "$next"
+built "$first"
+# The package of a kernel calls this when it is removed.
+linux-run-hooks image prerm "$first" "/boot/vmlinuz-$first" -- remove
+apt-get -yqq purge "linux-headers-$first" >/dev/null
+[ -z "$(find /lib/modules -path "*/$first/*" -name 'vrnic.ko*')" ] || fail "the module of the removed kernel stays"
+apt-get -yqq purge linux-source-7.3 >/dev/null
 apt-get -yqq autoremove --purge >/dev/null
-rm -r /usr/src/linux-source-7.3 "/usr/src/linux-$version"
+rm /etc/apt/sources.list.d/next.list
+rm -r /usr/src/linux-source-7.3
 
 echo "--- purged"
 dpkg --purge vrnic-dkms
 # A kernel that went before the module did has left its directory, which is nobody's then.
 find /usr/lib/modules -type d -empty -delete
 state >/tmp/after
-# Keys for signing are dkms's own.
-diff /tmp/before <(grep -v '^/var/lib/dkms/mok\.' /tmp/after) || fail "files are left after the removal"
+# The headers are of another version now. Keys for signing are dkms's own.
+others() { grep -vE '/linux-|/usr/lib/modules/|^/var/lib/dkms/mok\.|[-/]7\.3\.' "$1"; }
+diff <(others /tmp/before) <(others /tmp/after) || fail "files are left after the removal"
+left=$(find / -xdev -path /tmp -prune -o -path /packages -prune -o -path /tree -prune -o -name '*vrnic*' -print)
+[ -z "$left" ] || fail "left: $left"
 INSIDE
 echo "ok: vrnic-dkms builds modules and leaves nothing"
