@@ -56,6 +56,21 @@ guest = "/mnt/shared"
 host = "file"
 guest = "/mnt/new/"
 end
+# Another program uses the port of the link: this is reported, and nothing is left.
+exec 4< <(exec python3 -c 'import socket, sys, time
+other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+other.bind(("127.0.0.1", int(sys.argv[1])))
+print("bound", flush=True)
+time.sleep(1000)' "$udp")
+other=$!
+read -r <&4
+if said=$("$LAB_BIN" up "$LAB_DIR/three.toml" 2>&1); then fail "a lab started although its port is in use"; fi
+found -F "cannot use the address 127.0.0.1:$udp (if another program uses it, give \`local\` another port)" <<<"$said" ||
+	fail "the error message does not name the port: $said"
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "files are left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
+kill "$other"
+exec 4<&-
+
 # A running lab continues when its program is replaced or, as here, deleted. VMs boot again below, for which the lab
 # starts its own processes.
 cp "$LAB_BIN" "$LAB_DIR/program"

@@ -52,12 +52,22 @@ key_of() {
 ready() { [ -f "$1/.complete" ]; }
 finish() { date -u +%FT%TZ >"$1/.complete"; }
 
-# need_space MIB WHAT: fails if there is too little space, before something is left half made.
+# need_space MIB WHAT [DIRECTORY]: fails if there is too little space, in the cache unless a directory is given, before
+# something is left half made.
 need_space() {
-	local free
-	free=$(df --output=avail -BM "$CACHE" | tail -n 1 | tr -dc 0-9)
-	[ "$free" -ge "$1" ] || die "$2 needs $1 MiB in $CACHE, but only $free MiB are free" \
-		"make room there, or set VRNIC_CACHE= to a directory on a larger disk"
+	local dir=${3:-$CACHE} free instead=', or set VRNIC_CACHE= to a directory on a larger disk'
+	[ -z "${3:-}" ] || instead=
+	free=$(df --output=avail -BM "$dir" | tail -n 1 | tr -dc 0-9)
+	[ "$free" -ge "$1" ] || die "$2 needs $1 MiB in $dir, but only $free MiB are free" "make room there$instead"
+}
+
+# cause LOG: prints why a step failed, if its log shows that it was this machine's fault, and what to do.
+cause() {
+	if grep -q 'No space left on device' "$1"; then
+		echo ", because a disk is full; make room in $CACHE, $TREE and ${TMPDIR:-/tmp}"
+	elif grep -qE 'Temporary failure (in )?resolving|Could not (resolve|connect)|Unable to connect|Network is unreachable|onnection (refused|timed out)' "$1"; then
+		echo ", because the network does not answer; check it, and the proxy in the settings of apt"
+	fi
 }
 
 # step WHAT LOG LINES COMMAND...: runs COMMAND with its output in LOG and reports progress every 20 seconds, in complete
@@ -94,7 +104,8 @@ step() {
 	else
 		say "--- last lines of $log" >&2
 		tail -n 20 "$log" >&2
-		die "$what failed" "the whole log is $log; correct the cause and run the same command again (finished parts are kept)"
+		die "$what failed$(cause "$log")" \
+			"the whole log is $log; correct the cause and run the same command again (finished parts are kept)"
 	fi
 	STEP_PID=
 }
@@ -103,7 +114,8 @@ STEP_PID=
 end_all() {
 	local child
 	for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_all "$child"; done
-	kill "$1" 2>/dev/null || true
+	# What sudo started belongs to root.
+	kill "$1" 2>/dev/null || [ ! -e "/proc/$1" ] || as_root kill "$1" 2>/dev/null || true
 }
 trap '[ -z "$STEP_PID" ] || end_all "$STEP_PID"' EXIT
 trap 'exit 130' INT TERM
@@ -136,6 +148,7 @@ apt_state() {
 	local name=$1 status=$2 dir suite uri stamp options
 	shift 2
 	dir=$CACHE/apt/$name
+	need_space 500 "what is downloaded from the Debian mirror"
 	uri=$(mirror)
 	mkdir -p "$dir"/{etc/preferences.d,state,lists/partial,cache/archives/partial}
 	# Other parts of the setup may use this state at the same time.

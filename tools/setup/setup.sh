@@ -16,6 +16,15 @@
 #   disk        a disk image with cloud-init, for `make test-disk`
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
+# A subshell knows no traps, and what it starts ignores ^C. So this process only waits, and ends all others when it is
+# ended.
+if [ -z "${SETUP_SUPERVISED:-}" ]; then
+	SETUP_SUPERVISED=yes bash "$0" "$@" &
+	STEP_PID=$!
+	wait "$STEP_PID" && status=0 || status=$?
+	STEP_PID=
+	exit "$status"
+fi
 . "$SETUP_DIR/packages.sh"
 . "$SETUP_DIR/compilers.sh"
 . "$SETUP_DIR/source.sh"
@@ -31,8 +40,18 @@ set -euo pipefail
 . "$SETUP_DIR/packaging.sh"
 . "$SETUP_DIR/disk.sh"
 
+deepest=$TREE
+for dir in "$TREE/build" "$TREE/build/setup"; do [ ! -e "$dir" ] || deepest=$dir; done
+for dir in "$deepest" "$TREE/tools/target"; do
+	[ ! -e "$dir" ] || [ -w "$dir" ] || {
+		echo "setup: this user may not write to $dir, which belongs to $(stat -c %U "$dir")" >&2
+		echo "       use a source tree of your own, or give this one to this user with chown -R" >&2
+		exit 1
+	}
+done
 mkdir -p "$TREE/build/setup"
 rm -f "$FAILED"
+[ -d "$TREE/tools/target/release" ] || need_space 2000 "what is built" "$TREE"
 for part in "$@"; do
 	case $part in
 	packages | tests | kernel | qemu | guest | apps | image | userland | bundle | packaging | disk) ;;

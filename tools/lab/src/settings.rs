@@ -36,7 +36,8 @@ impl Settings {
     /// Finds what the setup left in build/. `KDIR`, `QEMU` and `VRNIC_GUEST` in the environment take precedence.
     ///
     /// # Errors
-    /// This is not in the source tree, the setup has not run, or a bundle does not have the kernel.
+    /// This is not in the source tree, the setup has not run, a bundle does not have the kernel, or `QEMU` names one
+    /// that cannot be used.
     pub fn load(kernel: kernel::Name) -> Result<Self> {
         let bundled = is_bundled();
         if bundled && kernel != kernel::Name::Stock {
@@ -59,7 +60,14 @@ impl Settings {
         };
         Ok(Self {
             kernel: Kernel::load(&tree, kernel)?,
-            qemu: pick("QEMU", "qemu")?,
+            qemu: {
+                let qemu = pick("QEMU", "qemu")?;
+                // The setup has checked its own.
+                if std::env::var_os("QEMU").is_some_and(|value| !value.is_empty()) {
+                    check_qemu(&qemu)?;
+                }
+                qemu
+            },
             guest_root: pick("VRNIC_GUEST", "guest")?,
             userland: setup.join("userland").canonicalize().ok(),
             fabric: Fabric::default(),
@@ -143,7 +151,8 @@ fn processors() -> u32 {
     u32::try_from(all).unwrap_or(u32::MAX)
 }
 
-/// Returns the memory that this machine has left, in MiB, if it can be found out.
+/// Returns the memory that this machine has left, in MiB, if it can be found out: at most the limit of the control
+/// group that this process is in, for example that of a container.
 #[must_use]
 pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -151,7 +160,36 @@ pub fn available_memory() -> Option<u64> {
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kilobytes / 1024)
+    let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limit = group
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .and_then(|path| group_limit(Path::new("/sys/fs/cgroup"), Path::new(path)));
+    let available = kilobytes / 1024;
+    Some(limit.map_or(available, |limit| available.min(limit)))
+}
+
+/// Returns the lowest memory limit, in MiB, of the control group `path` below `root` and of the groups that it is in.
+fn group_limit(root: &Path, path: &Path) -> Option<u64> {
+    let limits = path.ancestors().filter_map(|group| {
+        let limit = std::fs::read_to_string(root.join(group).join("memory.max")).ok()?;
+        limit.trim().parse::<u64>().ok()
+    });
+    limits.min().map(|bytes| bytes >> 20)
+}
+
+/// Checks that a QEMU that the user names has the device that VMs need for an RNIC.
+fn check_qemu(qemu: &Path) -> Result<()> {
+    let name = qemu.display();
+    let help = Command::new(qemu)
+        .args(["-device", "help"])
+        .output()
+        .with_context(|| format!("QEMU={name} cannot be run: name a qemu-system-x86_64"))?;
+    ensure!(
+        String::from_utf8_lossy(&help.stdout).contains("\"vfio-user-pci\""),
+        "QEMU={name} has no vfio-user-pci device: use QEMU 10.1 or newer, or leave QEMU unset"
+    );
+    Ok(())
 }
 
 /// Returns where this program is installed: the directory above `bin`.
@@ -227,5 +265,50 @@ mod tests {
             assert_eq!(found, expected, "{processors} {available:?}");
         }
         assert!(available_memory().is_some_and(|memory| memory > 0));
+    }
+
+    #[test]
+    fn the_limits_of_control_groups_count() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("job/step")).unwrap();
+        let limit = |group: &str| group_limit(root.path(), Path::new(group));
+        let write = |group: &str, text| {
+            std::fs::write(root.path().join(group).join("memory.max"), text).unwrap();
+        };
+        assert_eq!(limit("job/step"), None);
+        write("job/step", "max\n");
+        assert_eq!(limit("job/step"), None);
+        write("job", "2147483648\n");
+        assert_eq!(limit("job/step"), Some(2048));
+        write("job/step", "1073741824\n");
+        assert_eq!(limit("job/step"), Some(1024));
+        assert_eq!(limit(""), None);
+    }
+
+    #[test]
+    fn an_old_qemu_is_named_with_what_to_do() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let qemu = directory.path().join("qemu");
+        let check = || check_qemu(&qemu).map_err(|error| format!("{error:#}"));
+        let said = check().unwrap_err();
+        assert!(said.contains("cannot be run: name a qemu-"), "{said}");
+        let write = |device: &str| {
+            let script = format!("#!/bin/sh\necho 'name \"{device}\", bus PCI'\n");
+            std::fs::write(&qemu, script).unwrap();
+            std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        write("vfio-pci");
+        let said = check().unwrap_err();
+        assert!(
+            said.ends_with("use QEMU 10.1 or newer, or leave QEMU unset"),
+            "{said}"
+        );
+        assert!(
+            said.contains("qemu has no vfio-user-pci device: "),
+            "{said}"
+        );
+        write("vfio-user-pci");
+        check().unwrap();
     }
 }

@@ -216,12 +216,7 @@ fn base() -> Result<PathBuf> {
     };
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&base);
     made.with_context(|| format!("making {}", base.display()))?;
-    let metadata = fs::symlink_metadata(&base)?;
-    ensure!(
-        metadata.is_dir() && metadata.uid() == user && metadata.mode() & 0o022 == 0,
-        "{} is not a directory that only you may write to: remove it, or set XDG_RUNTIME_DIR",
-        base.display()
-    );
+    check_owner(&base, user)?;
     // A "/" and the name of a lab.
     let longest = base.as_os_str().len() + 16 + SOCKET_NAME;
     ensure!(
@@ -230,6 +225,17 @@ fn base() -> Result<PathBuf> {
         base.display()
     );
     Ok(base)
+}
+
+/// Checks that only this user may write to a directory: another user may have made it first.
+fn check_owner(base: &Path, user: u32) -> Result<()> {
+    let metadata = fs::symlink_metadata(base)?;
+    ensure!(
+        metadata.is_dir() && metadata.uid() == user && metadata.mode() & 0o022 == 0,
+        "{} is not a directory that only you may write to: remove it, or set XDG_RUNTIME_DIR",
+        base.display()
+    );
+    Ok(())
 }
 
 /// Makes the lab match `file`, and starts it if it is not up.
@@ -562,7 +568,32 @@ fn copy_out(control: &Path, vm: &str, guest: &str, host: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, end};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::{Place, check_owner, end};
+
+    #[test]
+    fn the_directory_of_another_user_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let user = nix::unistd::geteuid().as_raw();
+        let refused = |path, user| {
+            let said = check_owner(path, user).unwrap_err().to_string();
+            assert!(
+                said.contains("only you may write to: remove it, or set"),
+                "{said}"
+            );
+        };
+        let base = directory.path().join("base");
+        fs::create_dir(&base).unwrap();
+        check_owner(&base, user).unwrap();
+        refused(&base, user + 1);
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&base, &link).unwrap();
+        refused(&link, user);
+        fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
+        refused(&base, user);
+    }
 
     #[test]
     fn a_name_leads_nowhere_else() {

@@ -2,6 +2,7 @@
 //! What `tools/setup` says when it cannot go on, and what it leaves behind then. Nothing is downloaded or installed.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -156,4 +157,144 @@ fn an_end_from_outside_ends_what_was_started() {
     while alive() {
         sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn an_old_qemu_is_told() {
+    let tree = tree();
+    let script = r#"printf '%s\n' '#!/bin/sh' "echo 'name \"vfio-pci\"'" >qemu; chmod +x qemu
+        QEMU=$PWD/qemu exec bash tools/setup/setup.sh qemu"#;
+    let text = words(&bash(&tree, script).output().unwrap());
+    assert!(text.contains("qemu has no vfio-user-pci device"), "{text}");
+    assert!(text.contains("use QEMU 10.1 or newer"), "{text}");
+    let text = words(
+        &bash(&tree, "exec bash tools/setup/setup.sh qemu")
+            .env("QEMU", "/no/such/qemu")
+            .output()
+            .unwrap(),
+    );
+    assert!(text.contains("/no/such/qemu is not a program"), "{text}");
+}
+
+#[test]
+fn a_tree_of_another_user_is_told() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let tree = tree();
+    let modes = [
+        ("", 0o755),
+        ("build", 0o755),
+        ("build/setup", 0o555),
+        ("cache", 0o777),
+        ("cache/logs", 0o777),
+    ];
+    for (directory, mode) in modes {
+        let directory = tree.path().join(directory);
+        fs::create_dir_all(&directory).unwrap();
+        fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    // To root, no directory is closed.
+    let script = "[ $(id -u) != 0 ] || as='setpriv --reuid=65534 --regid=65534 --clear-groups'
+        exec ${as:-} bash tools/setup/setup.sh packages";
+    let text = words(&bash(&tree, script).output().unwrap());
+    assert!(text.contains("this user may not write to "), "{text}");
+    assert!(text.contains("use a source tree of your own"), "{text}");
+}
+
+#[test]
+fn why_a_step_failed_is_told() {
+    for (said, expected) in [
+        (
+            "Temporary failure resolving 'mirror.example'",
+            "broken failed, because the network does not answer; check it",
+        ),
+        (
+            "tar: usr: Cannot write: No space left on device",
+            "broken failed, because a disk is full; make room in ",
+        ),
+        ("what broke", "broken failed\n"),
+    ] {
+        let tree = tree();
+        let script = ". tools/setup/lib.sh
+            step broken \"$LOGS/broken.log\" 9 bash -c 'echo \"$SAID\"; exit 3'";
+        let output = bash(&tree, script).env("SAID", said).output().unwrap();
+        let text = words(&output);
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+/// Makes the setup of the tree take QEMU from an `apt-get` that notes its downloads in the file `downloads`, and that
+/// hangs in the middle of the first.
+fn replace_downloads(tree: &TempDir) {
+    let script = r#"
+        mirror() { echo http://mirror.invalid; }
+        qemu_find() { qemu_unpacked; }
+        apt-get() {
+            case "$*" in *--download-only*) ;; *) return ;; esac
+            echo download >>"$TREE/downloads"
+            local archives=$CACHE/apt/guest-only/qemu
+            echo half >"$archives/qemu.deb"
+            if [ "$(wc -l <"$TREE/downloads")" = 1 ]; then sleep 1000; fi
+            echo whole >"$archives/qemu.deb"
+        }
+        dpkg-deb() {
+            grep -q whole "$2" || return
+            local lib=$3/usr/lib/x86_64-linux-gnu
+            mkdir -p "$lib"
+            printf '%s\n' '#!/bin/sh' "echo 'name \"vfio-user-pci\"'" >"$lib/ld-linux-x86-64.so.2"
+            chmod +x "$lib/ld-linux-x86-64.so.2"
+        }
+"#;
+    let mut file = fs::File::options()
+        .append(true)
+        .open(tree.path().join("tools/setup/qemu.sh"))
+        .unwrap();
+    file.write_all(script.as_bytes()).unwrap();
+}
+
+/// Returns whether a process works in the directory of the tree.
+fn works_in(tree: &TempDir) -> bool {
+    let directory = tree.path().canonicalize().unwrap();
+    let processes = fs::read_dir("/proc").unwrap();
+    processes
+        .filter_map(|process| fs::read_link(process.ok()?.path().join("cwd")).ok())
+        .any(|cwd| cwd == directory)
+}
+
+#[test]
+fn an_interrupted_download_starts_again() {
+    let tree = tree();
+    replace_downloads(&tree);
+    let setup = || bash(&tree, "exec bash tools/setup/setup.sh qemu");
+    let downloads = tree.path().join("downloads");
+    let count = || fs::read_to_string(&downloads).map_or(0, |text| text.lines().count());
+    let mut child = setup().spawn().unwrap();
+    while count() == 0 {
+        sleep(Duration::from_millis(20));
+        assert_eq!(child.try_wait().unwrap(), None);
+    }
+    let ended = Command::new("kill").arg(child.id().to_string()).status();
+    assert!(ended.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // Nothing goes on, also not in subshells.
+    while works_in(&tree) {
+        sleep(Duration::from_millis(20));
+    }
+
+    // What is half made does not count as done.
+    let complete = || {
+        let qemus = fs::read_dir(tree.path().join("cache/qemu")).unwrap();
+        let complete = qemus.filter(|it| it.as_ref().unwrap().path().join(".complete").exists());
+        complete.count()
+    };
+    assert_eq!(complete(), 0);
+    for _ in 0..2 {
+        let output = setup().output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!((count(), complete()), (2, 1));
+    }
+    let qemu = Command::new(tree.path().join("build/setup/qemu"))
+        .args(["-device", "help"])
+        .output()
+        .unwrap();
+    assert_eq!(qemu.stdout, b"name \"vfio-user-pci\"\n");
 }

@@ -39,8 +39,12 @@ impl Link {
     /// # Errors
     /// The address does not belong to this host or is in use, or there is no route to the peer.
     pub fn open(settings: &switch::Link, losses: Arc<Losses>) -> Result<Self> {
-        let socket = UdpSocket::bind(settings.local)
-            .with_context(|| format!("cannot use the address {}", settings.local))?;
+        let socket = UdpSocket::bind(settings.local).with_context(|| {
+            format!(
+                "cannot use the address {} (if another program uses it, give `local` another port)",
+                settings.local
+            )
+        })?;
         socket
             .connect(settings.peer)
             .with_context(|| format!("cannot reach {}", settings.peer))?;
@@ -128,6 +132,22 @@ mod tests {
         let mut frames = Vec::new();
         link.read(&mut |frame| frames.push(frame.to_vec())).unwrap();
         frames
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let [local, peer, _] = addresses();
+        let _other = UdpSocket::bind(local).unwrap();
+        let settings = switch::Link {
+            local,
+            peer,
+            vni: 1,
+        };
+        let refused = Link::open(&settings, Arc::default()).err().unwrap();
+        let refused = format!("{refused:#}");
+        let expected = format!("cannot use the address {local} (if another program uses it, ");
+        assert!(refused.starts_with(&expected), "{refused}");
+        assert!(refused.contains("Address already in use"), "{refused}");
     }
 
     #[test]
