@@ -6,6 +6,7 @@
 mod conduct;
 mod packet;
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::IpAddr;
@@ -281,6 +282,21 @@ struct Outcome {
     findings: Vec<Finding>,
 }
 
+impl Outcome {
+    /// Judges a peer by a capture.
+    fn of(name: &str, capture: &Path, peer: IpAddr, ack_timeout: Option<u8>) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            about: None,
+            fault: None,
+            fired: None,
+            failed: None,
+            capture: capture.to_owned(),
+            findings: conduct::judge(&Trace::read(capture, peer)?, ack_timeout),
+        })
+    }
+}
+
 /// Runs a command that needs no daemon. Returns `None` if `command` needs one.
 pub fn without_daemon(command: &Command, json: bool) -> Option<Result<()>> {
     match command {
@@ -414,15 +430,8 @@ fn captures(
 ) -> Result<()> {
     let mut outcomes = Vec::new();
     for file in files {
-        outcomes.push(Outcome {
-            name: file.display().to_string(),
-            about: None,
-            fault: None,
-            fired: None,
-            failed: None,
-            capture: file.clone(),
-            findings: conduct::judge(&Trace::read(file, peer)?, ack_timeout),
-        });
+        let name = file.display().to_string();
+        outcomes.push(Outcome::of(&name, file, peer, ack_timeout)?);
     }
     show(&outcomes, json, packets.map(|around| (peer, around)))
 }
@@ -448,8 +457,15 @@ fn show(outcomes: &[Outcome], json: bool, listed: Option<(IpAddr, usize)>) -> Re
     if json {
         serde_json::to_writer_pretty(&mut out, outcomes)?;
         writeln!(out)?;
-        return Ok(());
+    } else {
+        write!(out, "{}", in_words(outcomes, listed)?)?;
     }
+    Ok(())
+}
+
+/// Describes outcomes, and packets as for [`show`].
+fn in_words(outcomes: &[Outcome], listed: Option<(IpAddr, usize)>) -> Result<String> {
+    let mut out = String::new();
     for outcome in outcomes {
         writeln!(
             out,
@@ -483,10 +499,41 @@ fn show(outcomes: &[Outcome], json: bool, listed: Option<(IpAddr, usize)>) -> Re
             };
             writeln!(out, "  {}: {word}{}{source}", finding.topic, finding.text)?;
             if let Some((peer, around)) = listed {
-                let packets = packet::listing(&outcome.capture, peer, &finding.packets, around)?;
-                write!(out, "{packets}")?;
+                out += &packet::listing(&outcome.capture, peer, &finding.packets, around)?;
             }
         }
     }
-    Ok(())
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The captures of Documentation/captures show what Documentation/judge.rst says about them.
+    #[test]
+    fn the_captures_of_soft_roce_show_what_the_guide_says() {
+        let documentation = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Documentation");
+        let guide = fs::read_to_string(documentation.join("judge.rst")).unwrap();
+        let (peer, ack_timeout) = ("10.77.0.2".parse().unwrap(), Some(17));
+        let entries = fs::read_dir(documentation.join("captures/soft-roce")).unwrap();
+        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        for file in &files {
+            let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+            let outcome = Outcome::of(&name, file, peer, ack_timeout).unwrap();
+            assert!(!outcome.findings.is_empty(), "{name}");
+            let experiment = name.trim_end_matches(".pcapng");
+            assert!(
+                EXPERIMENTS.iter().any(|one| one.name == experiment),
+                "{name}"
+            );
+            for line in in_words(&[outcome], None).unwrap().lines() {
+                // The guide breaks long lines.
+                let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+                assert!(words(&guide).contains(&words(line)), "{name}: {line}");
+            }
+        }
+        assert!(files.len() >= 6);
+    }
 }
