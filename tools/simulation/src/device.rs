@@ -4,7 +4,7 @@
 
 use crate::{
     network::mac_of,
-    plan::{CQS, DevicePlan, Loss, SHARED_SLOT, XRC_CQ},
+    plan::{CQS, DevicePlan, Loss, MOST_FAULTS, SHARED_SLOT, XRC_CQ},
     random::Random,
 };
 use std::{collections::HashMap, time::Duration};
@@ -26,15 +26,15 @@ use vrnic_wire::{
 };
 
 /// Number of receives in the shared receive queue.
-const SHARED: usize = 64;
+pub const SHARED: usize = 64;
 /// Length of each of its buffers in bytes.
 const SHARED_BUFFER: usize = SHARED_SLOT + GRH_LENGTH;
 /// Bit that marks the `wr_id`s of its receives.
 pub const SHARED_NAME: u64 = 1 << 63;
 /// Bit that marks the `wr_id`s of receives of XRC queue pairs.
 const XRC_NAME: u64 = 1 << 62;
-/// How many times a program tries a command that a fault refuses.
-const TRIES: usize = 5;
+/// How many times a program tries a command that faults refuse: more often than all faults of a plan refuse one.
+const TRIES: usize = 2 * MOST_FAULTS + 1;
 
 /// A completion queue, and how the program learns of completions.
 #[derive(Debug)]

@@ -47,7 +47,7 @@ pub fn run(plan: &Plan) -> Result<Tally, String> {
     let tally = attempt(|| world.run())?;
     let mut ended = None;
     for (device, recording) in world.recordings() {
-        if let Some(why) = check(&recording, &mut ended) {
+        if let Some(why) = attempt(|| check(&recording, &mut ended))? {
             return Err(format!("device {device}: {why}"));
         }
     }

@@ -13,6 +13,8 @@ use vrnic_wire::{completion::Status, port::Mtu, qp::QpType};
 
 /// Largest number of devices in a simulation.
 pub const MOST_DEVICES: usize = 30;
+/// Largest number of faults in a simulation.
+pub const MOST_FAULTS: usize = 6;
 /// Number of completion queues of a device.
 pub const CQS: usize = 3;
 /// Index of the completion queue for receives of XRC queue pairs.
@@ -523,7 +525,7 @@ impl Plan {
         let faults = match random.below(4) {
             0 => 0,
             1 => 1,
-            _ => random.below(devices.min(6) + 1),
+            _ => random.below(devices.min(MOST_FAULTS) + 1),
         };
         let faults: Vec<_> = (0..faults)
             .map(|_| fault::plan(&flows[random.below(flows.len())], random))

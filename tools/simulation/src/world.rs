@@ -5,7 +5,7 @@
 
 use crate::{
     circle::Circle,
-    device::{Device, SHARED_NAME},
+    device::{Device, SHARED, SHARED_NAME},
     fault::Known,
     flow::{Circumstances, Flow},
     network::{Network, Parcel, Place, Travelling},
@@ -858,7 +858,10 @@ fn cq_entries(plan: &Plan, device: usize) -> [u32; CQS] {
                     changes[cq].extend([(flow.start, false, count), (over, true, count)]);
                 };
                 needs(send, flow.ops[side].len());
-                needs(receive, flow.receives(side));
+                // Of unreliable messages, a shared receive queue gets each that the network repeats.
+                let repeats = flow.shared[side] && !flow.is_reliable();
+                let most = if repeats { SHARED } else { flow.receives(side) };
+                needs(receive, most);
             }
         }
     }
