@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Workloads of `vrnic-lab chaos` beyond those that tests/vm/chaos.sh uses: each works without a fault. When its twelfth
-# packet is lost, each recovers, except udaddy, which has only datagrams; rdma-client has fewer packets. It boots a lab
-# of its own.
+# packet is lost, each recovers, except udaddy, which has only datagrams; rdma-client has fewer packets. Then the
+# scenarios that come with vrnic. It boots labs of its own.
 # lab: crowd
 # lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: timeout=900
@@ -35,3 +35,26 @@ for workload in sys.argv[2:]:
     if without not in ("unaffected", "recovered") or lost not in allowed:
         sys.exit(f"{workload} is {without} without a fault, and {lost} when a packet is lost")
 EOF2
+
+# under WORKLOAD SCENARIO...: the workload gets as far as each scenario, which ends as it should. Under some, the
+# programs must not notice it.
+under() {
+	local workload=$1
+	shift
+	"$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" "$workload" "${@/#/--scenario=}" || fail "$workload: the run failed"
+	python3 - "$out/report.json" $# <<'EOF2'
+import json, sys
+cases = [case for case in json.load(open(sys.argv[1])) if case["fault"]]
+survived = {"lost-ack", "cable-pulled", "slow-receiver", "slow-device"}
+for case in cases:
+    scenario, workload, verdict = case["fault"]["fault"], case["profile"], case["verdict"]
+    print(f"{workload} under {scenario}: {verdict}, {case['fired']} phases and faults")
+    allowed = ("unaffected", "recovered") if scenario in survived else ("reported", "hang", "recovered")
+    if verdict not in allowed or not case["fired"] or "FAILED" in case["scenario"]:
+        sys.exit(case["scenario"])
+if len(cases) != int(sys.argv[2]):
+    sys.exit(f"{len(cases)} runs")
+EOF2
+}
+under steady lost-ack cable-pulled both-links-down peer-gone slow-receiver slow-device error-under-load \
+	reset-while-flushing fatal-without-completion gid-changes

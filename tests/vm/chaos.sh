@@ -41,6 +41,14 @@ chaos pingpong --on server --traffic --fault 'engine-panic' --fault 'nak-remote-
 chaos pingpong --on server --traffic --fault 'nak-remote-access type=rc' --fault 'engine-panic' --fault 'partition type=rc for=20ms' || fail "the run failed"
 judged nak-remote-access=reported engine-panic=hang/reported partition=recovered
 
+# Scenarios are played while programs run. The evidence has their phases.
+send='ib_send_bw -b -F -d $DEV -x $GID -s 16384 -f 1 -D 3 -p 18517'
+chaos --listen 18517 --scenario cable-pulled --scenario error-under-load -- "$send" --- "$send \$SERVER" || fail "the run failed"
+judged cable-pulled=recovered error-under-load=reported/hang
+grep -q 'ok      the cable is back' "$out/report.json" || fail "the report does not say what the scenario found"
+grep -q 'The phases of the scenario:' "$out/index.html" || fail "the page has no phases"
+chaos pingpong --scenario no-such-scenario && fail "a scenario that does not exist is accepted"
+
 # Custom programs. No fault fires, because they send nothing. How the lab judges programs does not depend on the fabric.
 # A crash, damaged data, a kernel report and no effect, under the first, second, third and fourth fault.
 misbehaves='echo x >>/tmp/runs; case $(wc -l </tmp/runs) in 2) kill -SEGV $$ ;; 3) echo "byte 7 differs at the end" ;; 4) echo "BUG: not really" >/dev/kmsg ;; esac'

@@ -6,6 +6,7 @@ pub mod verdict;
 
 mod case;
 mod page;
+mod scene;
 mod window;
 
 use std::fs;
@@ -61,7 +62,7 @@ pub fn list(profiles: &[Profile], faults: &[Fault]) {
         } else {
             ""
         };
-        say!("  {:7} {mark} {}{when}", fault.on.name(), fault.fault);
+        say!("  {:7} {mark} {}{when}", fault.on.name(), fault.words());
     }
 }
 
@@ -240,7 +241,7 @@ impl Lane<'_> {
 fn name(plan: &Plan, run: &Run<'_>) -> String {
     let title = plan.title(run.device, &run.profile.name);
     match run.fault {
-        Some(fault) => format!("{title}: {} on the {}", fault.fault, fault.on.name()),
+        Some(fault) => format!("{title}: {} on the {}", fault.words(), fault.on.name()),
         None => format!("{title}: no fault"),
     }
 }
@@ -267,8 +268,10 @@ fn beside(plan: &Plan, cases: &[Case]) -> String {
     );
     let mut rows = vec![head];
     for fault in std::iter::once(None).chain(plan.faults.iter().map(Some)) {
-        let (words, on) = fault.map_or(("none", ""), |it| (it.fault.as_str(), it.on.name()));
-        let mut row = vec![words.to_owned(), on.to_owned()];
+        let mut row = match fault {
+            Some(it) => vec![it.words(), it.on.name().to_owned()],
+            None => vec!["none".to_owned(), String::new()],
+        };
         row.extend(plan.columns().map(|(device, profile)| {
             let found = cases.iter().find(|case| case.is_of(device, profile, fault));
             found

@@ -46,7 +46,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::control::Ask;
@@ -351,6 +351,9 @@ struct ChaosArguments {
     /// Inject only this fault: NAME [KEY=VALUE]…, as in `vrnicctl fault add`. Can be given more than once
     #[arg(long, value_name = "FAULT")]
     fault: Vec<String>,
+    /// Play only this scenario, one of tools/vrnicctl/scenarios, while the workload runs. Can be given more than once
+    #[arg(long, value_name = "NAME")]
+    scenario: Vec<String>,
     /// The end whose RNIC, or port, gets the faults given with --fault
     #[arg(long, value_enum, default_value = "client", requires = "fault")]
     on: chaos::plan::Side,
@@ -551,13 +554,24 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
     };
     let chosen = arguments.fault.into_iter().map(|fault| chaos::plan::Fault {
         fault,
+        scenario: false,
         on: arguments.on,
         traffic: arguments.traffic,
     });
-    let mut faults: Vec<_> = chosen.collect();
+    let known_faults = chaos::plan::faults()?;
+    let scenarios = arguments.scenario.into_iter().map(|name| {
+        let mut all = known_faults.iter();
+        all.find(|fault| fault.scenario && fault.fault == name)
+            .cloned()
+            .with_context(|| {
+                format!("no scenario is called {name:?}; `vrnic-lab chaos --list` lists all")
+            })
+    });
+    let scenarios = scenarios.collect::<Result<Vec<_>>>()?;
+    let mut faults: Vec<_> = chosen.chain(scenarios).collect();
     let at_ports = arguments.ports || arguments.device.contains(&Device::Rxe);
     if faults.is_empty() {
-        faults = chaos::plan::faults()?;
+        faults = known_faults;
         faults.retain(|fault| fault.check(at_ports).is_ok());
     }
     for fault in &faults {

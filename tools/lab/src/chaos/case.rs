@@ -11,9 +11,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::PORT;
+use vrnicd::control::protocol::{Firing, PORT};
 
 use super::plan::{Fault, Profile, Side};
+use super::scene::{self, Scene};
 use super::verdict::{Ending, Seen, TROUBLE, Verdict, complaint};
 use super::window;
 use crate::agent::{Agent, Program};
@@ -42,8 +43,11 @@ pub struct Case {
     /// Observations.
     #[serde(flatten)]
     pub seen: Seen,
-    /// Each time the fault fired.
+    /// Each time the fault fired, or faults of the scenario did.
     pub firings: Vec<String>,
+    /// The phases of the scenario.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scenario: Option<String>,
     /// The RNICs' explanations of failures.
     pub explain: Vec<String>,
     /// Output of the programs.
@@ -86,6 +90,8 @@ impl Case {
         if let Some(after) = seen.after.filter(|_| !parts.is_empty()) {
             parts.push(format!("{after:.1} s after the fault"));
         }
+        let failed = self.scenario.as_deref().and_then(scene::failed);
+        parts.extend(failed.map(|phase| format!("scenario: {phase}")));
         parts.extend(seen.wrong_data.iter().map(|line| line.trim().to_owned()));
         parts.extend(seen.leak.iter().cloned());
         parts.extend(
@@ -159,7 +165,12 @@ impl<'a> Bench<'a> {
         let fired = self.fired()?;
         let scratch = tempfile::NamedTempFile::new()?;
         let capture = self.start_capture(scratch.as_file())?;
-        let armed = fault.map(|fault| self.arm(fault)).transpose()?;
+        let (mut armed, mut scene) = (None, None);
+        match fault {
+            Some(fault) if fault.scenario => scene = Some(Scene::start(self.lab, &fault.fault)?),
+            Some(fault) => armed = Some(self.arm(fault)?),
+            None => {}
+        }
 
         let mut seen = Seen::default();
         let (output, ended) = self.play(profile, &mut seen)?;
@@ -168,8 +179,15 @@ impl<'a> Bench<'a> {
 
         let _ = self.control.stop_capture(capture);
         let mut firings = Vec::new();
+        let scenario = scene.map(Scene::end).transpose()?;
+        if let Some(said) = &scenario {
+            firings = self.firings(fired, |_, _| true)?;
+            seen.fired = Some(firings.len() as u64 + scene::phases(said));
+        }
         if let (Some(fault), Some(armed)) = (fault, armed) {
-            firings = self.firings(fault, armed, fired)?;
+            let here = self.places[index(fault.on)].clone();
+            let of_it = |place: &str, firing: &Firing| place == here && firing.id == armed;
+            firings = self.firings(fired, of_it)?;
             let all = self.control.faults(&self.places[index(fault.on)])?;
             let one = all.iter().find(|fault| fault.id == armed);
             seen.fired = Some(one.map_or(0, |fault| fault.fired));
@@ -186,7 +204,8 @@ impl<'a> Bench<'a> {
         seen.kernel = self.complaints().err().map(|error| format!("{error:#}"));
         let packets = fs::read(scratch.path())?;
         if let (Some(fault), Some(ended)) = (fault, ended) {
-            let first = window::first_firing(&packets, fault.name());
+            let name = if fault.scenario { "" } else { fault.name() };
+            let first = window::first_firing(&packets, name);
             let after = first.and_then(|first| ended.duration_since(first).ok());
             seen.after = after.map(|after| after.as_secs_f64());
         }
@@ -197,6 +216,7 @@ impl<'a> Bench<'a> {
             verdict: Verdict::of(&seen),
             seen,
             firings,
+            scenario,
             explain,
             output,
             capture: window::around_faults(&packets).map(|bytes| STANDARD.encode(bytes)),
@@ -341,25 +361,27 @@ impl<'a> Bench<'a> {
         Ok(next)
     }
 
-    /// Returns when the fault has fired since then, and on what.
-    fn firings(&mut self, fault: &Fault, id: u64, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
-        let index = index(fault.on);
-        let from = from[index];
-        let log = self.control.fault_log(&self.places[index])?;
-        let ours = log
-            .iter()
-            .filter(|firing| firing.number >= from && firing.id == id);
-        Ok(ours
-            .map(|firing| {
-                format!(
-                    "{} {} #{}: {}",
-                    time(firing.nanoseconds),
-                    firing.name,
-                    firing.position,
-                    firing.what
-                )
-            })
-            .collect())
+    /// Returns when faults have fired since then, and on what. `wanted` chooses the firings.
+    fn firings(
+        &mut self,
+        from: [u64; NAMES.len()],
+        wanted: impl Fn(&str, &Firing) -> bool,
+    ) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        for (place, from) in self.places.iter().zip(from) {
+            let log = self.control.fault_log(place)?;
+            let new = log.iter().filter(|firing| firing.number >= from);
+            lines.extend(new.filter(|firing| wanted(place, firing)).map(|firing| {
+                let Firing {
+                    name,
+                    position,
+                    what,
+                    ..
+                } = firing;
+                format!("{} {name} #{position}: {what}", time(firing.nanoseconds))
+            }));
+        }
+        Ok(lines)
     }
 
     /// Returns the RDMA objects of both VMs.

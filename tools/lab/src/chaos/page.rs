@@ -33,8 +33,8 @@ fn class(verdict: Verdict) -> String {
 
 fn describe(fault: Option<&Fault>) -> String {
     match fault {
-        Some(fault) if fault.traffic => format!("{} (when there is traffic)", fault.fault),
-        Some(fault) => fault.fault.clone(),
+        Some(fault) if fault.traffic => format!("{} (when there is traffic)", fault.words()),
+        Some(fault) => fault.words(),
         None => "no fault".to_owned(),
     }
 }
@@ -42,6 +42,9 @@ fn describe(fault: Option<&Fault>) -> String {
 /// Returns the command that repeats a run.
 fn command(plan: &Plan, case: &Case) -> String {
     let fault = case.fault.as_ref().map_or_else(String::new, |fault| {
+        if fault.scenario {
+            return format!(" --scenario {}", fault.fault);
+        }
         let traffic = if fault.traffic { " --traffic" } else { "" };
         format!(
             " --fault '{}' --on {}{traffic}",
@@ -133,6 +136,8 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
         "When the fault fired (seconds of the RNICs' clock):",
         &case.firings.join("\n"),
     );
+    let phases = case.scenario.as_deref().unwrap_or_default();
+    block(page, "The phases of the scenario:", phases);
     block(page, "Explanations of the RNICs:", &case.explain.join("\n"));
     block(page, "The client printed:", &case.output[0]);
     block(page, "The server printed:", &case.output[1]);
@@ -253,12 +258,14 @@ mod tests {
             profile: "pingpong".into(),
             fault: Some(Fault {
                 fault: "drop type=rc".into(),
+                scenario: false,
                 on: Side::Server,
                 traffic: true,
             }),
             verdict: Verdict::Reported,
             seen: Seen::default(),
             firings: Vec::new(),
+            scenario: None,
             explain: Vec::new(),
             output: ["<script>\u{1b}[2J&".into(), String::new()],
             capture: None,
@@ -297,6 +304,14 @@ mod tests {
         assert_eq!(
             command(&plan, &case()),
             "vrnic-lab chaos pingpong --fault 'drop type=rc' --on server --traffic"
+        );
+        let mut scene = case();
+        if let Some(fault) = &mut scene.fault {
+            (fault.fault, fault.scenario) = ("gid-changes".into(), true);
+        }
+        assert_eq!(
+            command(&plan, &scene),
+            "vrnic-lab chaos pingpong --scenario gid-changes"
         );
         plan.at_ports = true;
         assert_eq!(

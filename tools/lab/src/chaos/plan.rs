@@ -4,11 +4,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 use vrnic_engine::fault::Spec;
+
+use super::scene;
 
 /// An end of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -81,13 +83,16 @@ impl Profile {
     }
 }
 
-/// A fault, and the end at whose RNIC or switch port it is injected.
+/// A fault, and the end at whose RNIC or switch port it is injected. Or a scenario, which names its RNICs itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// Its description, as for `vrnicctl fault add`.
+    /// Its description, as for `vrnicctl fault add`, or the name of the scenario.
     pub fault: String,
-    /// End with the fault.
+    /// Whether it is a scenario of `vrnicctl fault run`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scenario: bool,
+    /// End with the fault. Of a scenario, the end that it strikes first.
     pub on: Side,
     /// Whether to wait until the RNIC has sent some packets of a reliable connection.
     #[serde(default)]
@@ -163,11 +168,28 @@ impl Fault {
         self.fault.split(' ').next().unwrap_or_default()
     }
 
+    /// Returns what it is for display.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let kind = if self.scenario { "scenario " } else { "" };
+        format!("{kind}{}", self.fault)
+    }
+
     /// Checks that an RNIC, or a switch port, accepts the fault.
     ///
     /// # Errors
     /// The fault is not valid; the message says why.
     pub fn check(&self, at_ports: bool) -> Result<()> {
+        if self.scenario {
+            scene::find(&self.fault)
+                .with_context(|| format!("no scenario is called {:?}", self.fault))?;
+            ensure!(
+                !at_ports,
+                "scenario {}: a port of a switch has no scenarios",
+                self.fault
+            );
+            return Ok(());
+        }
         let spec = self.fault.parse::<Spec>();
         spec.and_then(|spec| {
             if at_ports {
@@ -228,8 +250,12 @@ mod tests {
     fn faults_that_cannot_be_are_refused() {
         let told = |fault: &str, at_ports| {
             let (fault, on) = (fault.to_owned(), Side::Client);
-            let traffic = false;
-            let fault = Fault { fault, on, traffic };
+            let fault = Fault {
+                fault,
+                scenario: false,
+                on,
+                traffic: false,
+            };
             fault.check(at_ports).map_err(|error| format!("{error:#}"))
         };
         assert!(told("drip", false).unwrap_err().contains("fault `drip`"));

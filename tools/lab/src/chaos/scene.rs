@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A scenario of `vrnicctl fault run` that is played while a workload runs.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::lab::Lab;
+use crate::process::{Process, text};
+
+/// Expands to the name and the text of a scenario.
+macro_rules! scenario {
+    ($name:literal) => {
+        (
+            $name,
+            include_str!(concat!("../../../vrnicctl/scenarios/", $name, ".toml")),
+        )
+    };
+}
+
+/// The scenarios that need one RNIC in each VM, by name.
+const SCENARIOS: &[(&str, &str)] = &[
+    scenario!("lost-ack"),
+    scenario!("cable-pulled"),
+    scenario!("both-links-down"),
+    scenario!("peer-gone"),
+    scenario!("slow-receiver"),
+    scenario!("slow-device"),
+    scenario!("error-under-load"),
+    scenario!("reset-while-flushing"),
+    scenario!("fatal-without-completion"),
+    scenario!("gid-changes"),
+];
+
+/// Name of the file with what `vrnicctl` prints.
+const LOG: &str = "log";
+
+/// How long `vrnicctl` may take to clear the faults and to bring up the links.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Returns the text of the scenario with this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static str> {
+    let mut all = SCENARIOS.iter();
+    all.find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// A scenario that is being played. Its first phase waits for the workload.
+pub struct Scene {
+    player: Process,
+    /// Holds the scenario and what `vrnicctl` prints.
+    directory: TempDir,
+}
+
+impl Scene {
+    /// Starts to play a scenario in a lab.
+    ///
+    /// # Errors
+    /// There is no such scenario, or `vrnicctl` cannot be started.
+    pub fn start(lab: &Lab, name: &str) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let file = directory.path().join("scenario.toml");
+        fs::write(&file, find(name).context("no such scenario")?)?;
+        let player = Process::start(
+            "vrnicctl",
+            &lab.settings.programs().join("vrnicctl"),
+            &["fault".to_owned(), "run".to_owned(), text(&file)],
+            &[("VRNIC_CONTROL".to_owned(), text(&lab.control()))],
+            &directory.path().join(LOG),
+        )?;
+        Ok(Self { player, directory })
+    }
+
+    /// Ends the scenario, wherever it is, and returns what `vrnicctl` printed about each phase.
+    ///
+    /// # Errors
+    /// Its output cannot be read.
+    pub fn end(mut self) -> Result<String> {
+        self.player.stop(FAREWELL);
+        let said = fs::read_to_string(self.directory.path().join(LOG))?;
+        // The first line has the name of the file, and what the scenario is about.
+        let phases = said.split_once('\n').map_or("", |(_, phases)| phases);
+        Ok(phases.to_owned())
+    }
+}
+
+/// Returns how many phases of a scenario ended as they should after the first, which waits for traffic.
+#[must_use]
+pub fn phases(said: &str) -> u64 {
+    let good = said.lines().filter(|line| line.starts_with("  ok "));
+    good.skip(1).count() as u64
+}
+
+/// Returns the line about the phase that did not end as it should, if there is one.
+#[must_use]
+pub fn failed(said: &str) -> Option<&str> {
+    let mut lines = said.lines().map(str::trim);
+    lines.find(|line| line.starts_with("FAILED"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn each_scenario_for_one_rnic_is_known() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vrnicctl/scenarios");
+        let entries = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let files: Vec<_> = entries.filter(|path| path.is_file()).collect();
+        for file in &files {
+            let name = file.file_stem().unwrap().to_str().unwrap();
+            let text = fs::read_to_string(file).unwrap();
+            assert_eq!(find(name), Some(&*text), "{name}");
+        }
+        assert_eq!(files.len(), SCENARIOS.len());
+        assert_eq!(find("cable"), None);
+    }
+
+    #[test]
+    fn phases_are_counted_after_the_first() {
+        let said =
+            "  ok      traffic (0.1 s)\n          yes 3 QPs (found 4)\n  ok      down (0.2 s)\n";
+        assert_eq!((phases(said), phases("")), (1, 0));
+        assert_eq!(failed(said), None);
+        let said =
+            format!("{said}  FAILED  up (60.0 s)\n          NO  port is active (found down)\n");
+        assert_eq!(
+            (phases(&said), failed(&said)),
+            (1, Some("FAILED  up (60.0 s)"))
+        );
+    }
+}
