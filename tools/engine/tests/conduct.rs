@@ -2,46 +2,47 @@
 
 //! Which errors each end sees, between guests and in packets. `tools/roce` does the same in frames.
 
-use crate::matrix::{BOTH_HALVES, check, check_flags, check_states};
-use vrnic_engine::Segmentation::{Local, PathMtu};
+use crate::matrix::{BOTH_HALVES, Network, check, check_flags, check_states};
 use vrnic_wire::qp::QpType::{Gsi, ReliableConnection, UnreliableConnection, UnreliableDatagram};
 
 #[test]
 fn of_reliable_connections_between_guests() {
-    check(ReliableConnection, Local, None, 3800);
+    check(ReliableConnection, Network::LOCAL, 5500);
 }
 
 #[test]
 fn of_reliable_connections_in_packets() {
-    check(ReliableConnection, PathMtu, None, 3800);
+    check(ReliableConnection, Network::PACKETS, 5500);
 }
 
 #[test]
 fn of_unreliable_connections_between_guests() {
-    check(UnreliableConnection, Local, None, 1000);
+    check(UnreliableConnection, Network::LOCAL, 3900);
 }
 
 #[test]
 fn of_unreliable_connections_in_packets() {
-    check(UnreliableConnection, PathMtu, None, 1000);
+    check(UnreliableConnection, Network::PACKETS, 3900);
 }
 
 #[test]
 fn of_datagrams() {
-    check(UnreliableDatagram, Local, None, 500);
-    check(Gsi, Local, None, 500);
+    for network in [Network::LOCAL, Network::PACKETS] {
+        check(UnreliableDatagram, network, 2000);
+        check(Gsi, network, 2000);
+    }
 }
 
 #[test]
 fn in_every_state() {
     for qp_type in BOTH_HALVES {
-        for segmentation in [Local, PathMtu] {
-            check_states(qp_type, segmentation, None);
+        for network in [Network::LOCAL, Network::PACKETS, Network::SUBNET] {
+            check_states(qp_type, network);
         }
     }
 }
 
 #[test]
 fn solicited_and_fenced_requests_fail_alike() {
-    check_flags(None, PathMtu);
+    check_flags(Network::PACKETS);
 }

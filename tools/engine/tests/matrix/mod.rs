@@ -9,8 +9,8 @@
 //! Documentation/virtio-rdma.rst).
 
 use vrnic_engine::{
-    Cause, Recovery, RnicConfig, Segmentation,
-    testing::{Completion, Connection, Mr, QpOptions, Send, Wire, World, gid_of},
+    Cause, LinkLayer, Recovery, RnicConfig, Segmentation,
+    testing::{Completion, Connection, Mr, QpOptions, Send, Wire, World, gid_of, lid_of},
 };
 use vrnic_wire::{
     completion::Status,
@@ -21,7 +21,7 @@ use vrnic_wire::{
         QpType::{self, *},
         attribute,
     },
-    work::{AddressVector, SendOpcode, Sge, placement, send_flags},
+    work::{AddressVector, LidAddress, SendOpcode, Sge, placement, send_flags},
 };
 
 const MR: usize = 1 << 16;
@@ -34,6 +34,93 @@ const GSI_QKEY: u32 = 0x8001_0000;
 
 /// Number of a queue pair that does not exist.
 const NOBODY: u32 = 0x777;
+
+/// What is between the two ends.
+#[derive(Copy, Clone, Debug)]
+pub struct Network {
+    /// How long segments are.
+    segmentation: Segmentation,
+    /// How segments travel as frames, if they do.
+    wire: Option<Wire>,
+    /// How the ends address each other.
+    link_layer: LinkLayer,
+}
+
+impl Network {
+    /// The guests of one process.
+    #[allow(dead_code, reason = "frames have no use for it")]
+    pub const LOCAL: Self = Self {
+        segmentation: Segmentation::Local,
+        wire: None,
+        link_layer: LinkLayer::Ethernet,
+    };
+
+    /// Packets on Ethernet.
+    pub const PACKETS: Self = Self {
+        segmentation: Segmentation::PathMtu,
+        ..Self::LOCAL
+    };
+
+    /// Packets on InfiniBand.
+    pub const SUBNET: Self = Self {
+        link_layer: LinkLayer::InfiniBand,
+        ..Self::PACKETS
+    };
+
+    /// Returns the same network, with frames.
+    #[allow(dead_code, reason = "the engine has no frames")]
+    pub const fn with(self, wire: Wire) -> Self {
+        Self {
+            wire: Some(wire),
+            ..self
+        }
+    }
+
+    /// Creates two devices.
+    fn world(&self, seed: u64) -> World {
+        let config = RnicConfig {
+            segmentation: self.segmentation,
+            link_layer: self.link_layer,
+            recovery: Recovery::GoBackN,
+            ..RnicConfig::default()
+        };
+        let mut world = World::new(2, 256, &config, seed);
+        world.wire = self.wire;
+        // A port on a subnet has changed when it works.
+        for node in &mut world.nodes {
+            while node.rnic.next_async_event().is_some() {}
+        }
+        world
+    }
+
+    /// Returns the address of a node.
+    fn address(&self, node: usize) -> AddressVector {
+        match self.link_layer {
+            LinkLayer::InfiniBand => AddressVector {
+                dmac: LidAddress {
+                    dlid: lid_of(node).into(),
+                    ..LidAddress::default()
+                }
+                .to_bytes(),
+                ..AddressVector::default()
+            },
+            LinkLayer::Ethernet => AddressVector {
+                dgid: gid_of(node),
+                ..AddressVector::default()
+            },
+        }
+    }
+
+    /// Returns the attributes of the queue pair of a node whose peer has this number.
+    fn attributes(&self, node: usize, peer: u32) -> QpAttributes {
+        QpAttributes {
+            qkey: QKEY.into(),
+            access: (access::QUEUE_PAIR | access::PLACEMENT).into(),
+            address: self.address(1 - node),
+            ..World::attributes(1 - node, peer)
+        }
+    }
+}
 
 /// State of the local memory of the request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -73,8 +160,7 @@ enum Receive {
 
 #[derive(Copy, Clone, Debug)]
 struct Case {
-    segmentation: Segmentation,
-    wire: Option<Wire>,
+    network: Network,
     qp_type: QpType,
     opcode: SendOpcode,
     /// More than one packet, on fabrics with packets.
@@ -85,6 +171,8 @@ struct Case {
     receive: Receive,
     /// Whether a SEND with invalidate names a key that may be invalidated.
     invalidates: bool,
+    /// State of the queue pair when the request is posted. Then it becomes ready to send.
+    own: QpState,
     /// State of the queue pair of the peer.
     peer: QpState,
 }
@@ -335,7 +423,7 @@ impl Case {
 
     /// Returns whether the request is one packet.
     fn is_one_packet(&self) -> bool {
-        !self.long || self.segmentation == Segmentation::Local
+        !self.long || self.network.segmentation == Segmentation::Local
     }
 
     /// Returns whether the case is possible.
@@ -356,7 +444,14 @@ impl Case {
                 && self.remote == Remote::Valid
                 && self.receive == Receive::Valid
                 && self.invalidates);
-        has_memory && has_length && remote && receive && invalidates && carried
+        // A send queue fails alone only in unreliable services.
+        let peer = self.peer != QpState::SendQueueError || !self.is_reliable();
+        // When the request is posted, only the sender knows of it.
+        let own = self.own == QpState::ReadyToSend
+            || (self.peer == QpState::ReadyToSend
+                && self.receive == Receive::Valid
+                && self.invalidates);
+        has_memory && has_length && remote && receive && invalidates && carried && peer && own
     }
 
     /// Returns the decisive fault, if there is one.
@@ -499,7 +594,7 @@ impl Case {
             Remote::Qkey => QKEY + 1,
             _ => qkey(self.qp_type),
         };
-        datagram(send, 1, qpn, qkey)
+        send.datagram(self.network.address(1), qpn, qkey)
     }
 
     /// Builds a request that needs nothing of the peer but an answer.
@@ -513,26 +608,23 @@ impl Case {
 
     /// Runs the case and returns what both ends see.
     fn perform(&self) -> Seen {
-        let config = RnicConfig {
-            segmentation: self.segmentation,
-            recovery: Recovery::GoBackN,
-            ..RnicConfig::default()
-        };
-        let mut world = World::new(2, 256, &config, 1);
-        world.wire = self.wire;
+        let mut world = self.network.world(1);
         let options = QpOptions {
             qp_type: self.qp_type,
             entries: 4,
             ..QpOptions::default()
         };
-        let forbids = self.remote == Remote::QueuePair;
-        let mut c = world.connect([0, 1], &options, MR, |side, attributes| {
+        let attributes = |side, peer| {
+            let mut attributes = self.network.attributes(side, peer);
             attributes.rnr_retry = 0;
             attributes.retry_count = 1;
-            attributes.qkey = QKEY.into();
-            if side == 1 && forbids {
+            if side == 1 && self.remote == Remote::QueuePair {
                 attributes.access = 0.into();
             }
+            attributes
+        };
+        let mut c = world.connect([0, 1], &options, MR, |side, given| {
+            *given = attributes(side, given.dest_qpn.get());
         });
         let node = &mut world.nodes[1];
         let read_only = node.guest.mr(&mut node.rnic, MR, access::LOCAL_WRITE);
@@ -548,12 +640,26 @@ impl Case {
         } else {
             c.mrs[1].key
         };
-        self.post_receives(&mut world, &mut c);
-        put(&mut world, 1, &mut c, self.qp_type, self.peer);
+        let [own, peer] = [0, 1].map(|side| attributes(side, c.qps[1 - side].qpn));
+        // A reset on the way to this state would remove the receives.
+        let receives_later = self.peer == QpState::ReadyToReceive;
+        if !receives_later {
+            self.post_receives(&mut world, &mut c);
+        }
+        put(&mut world, 1, &mut c, self.qp_type, self.peer, peer);
+        if receives_later {
+            self.post_receives(&mut world, &mut c);
+        }
         let request = self.request(&c, &read_only, key);
         let next = self.next(&c);
+        put(&mut world, 0, &mut c, self.qp_type, self.own, own);
         c.send(&mut world, 0, &request);
         c.send(&mut world, 0, &next);
+        if self.own != QpState::ReadyToSend {
+            world.settle();
+            assert!(c.send_cqs[0].poll().is_none(), "{self:?} is early");
+            make_ready(&mut world, 0, &c, self.qp_type, self.own, own);
+        }
         world.settle();
         self.look(&mut world, &mut c)
     }
@@ -600,6 +706,16 @@ impl Case {
                 (event.expect("event type"), cause)
             })
             .collect();
+        // A peer that does not send yet is told that the connection works. The device tells it once, with the first
+        // request that it executes, and may do so with one that it refuses.
+        let established = |event: &(EventType, _)| event.0 == EventType::CommunicationEstablished;
+        let (told, events): (Vec<_>, Vec<_>) = events.into_iter().partition(established);
+        let may_be_told = self.peer == QpState::ReadyToReceive && !is_datagram(self.qp_type);
+        assert!(told.len() <= usize::from(may_be_told), "{told:?}");
+        assert!(
+            told.len() == 1 || !may_be_told || !self.expected().done,
+            "no event"
+        );
         assert!(events.len() <= 1, "{events:?}");
         assert!(world.nodes[0].rnic.next_async_event().is_none());
         let states = [0, 1].map(|side| world.state(side, c.qps[side].qpn));
@@ -653,23 +769,6 @@ fn qkey(qp_type: QpType) -> u32 {
     }
 }
 
-/// Adds a destination to a datagram.
-fn datagram(send: Send, node: usize, qpn: u32, qkey: u32) -> Send {
-    let address = AddressVector {
-        dgid: gid_of(node),
-        ..AddressVector::default()
-    };
-    send.datagram(address, qpn, qkey)
-}
-
-/// Returns the attributes of the queue pair of a node whose peer has this number.
-fn attributes(node: usize, peer: u32) -> QpAttributes {
-    QpAttributes {
-        qkey: QKEY.into(),
-        ..World::attributes(1 - node, peer)
-    }
-}
-
 /// Changes only the state of a queue pair.
 fn go(world: &mut World, node: usize, qpn: u32, state: QpState) {
     let attributes = QpAttributes {
@@ -680,16 +779,23 @@ fn go(world: &mut World, node: usize, qpn: u32, state: QpState) {
     world.modify(node, qpn, attributes);
 }
 
-/// Moves the queue pair of a node, which is ready to send, to another state.
-fn put(world: &mut World, node: usize, c: &mut Connection, qp_type: QpType, state: QpState) {
-    let (qpn, peer) = (c.qps[node].qpn, c.qps[1 - node].qpn);
+/// Moves the queue pair of a node, which is ready to send and has these attributes, to another state.
+fn put(
+    world: &mut World,
+    node: usize,
+    c: &mut Connection,
+    qp_type: QpType,
+    state: QpState,
+    attributes: QpAttributes,
+) {
+    let qpn = c.qps[node].qpn;
     match state {
         QpState::ReadyToSend => {}
         QpState::Init | QpState::ReadyToReceive => {
             go(world, node, qpn, QpState::Reset);
             let way = [QpState::Init, QpState::ReadyToReceive];
             let steps = 1 + usize::from(state == QpState::ReadyToReceive);
-            world.climb(node, qpn, attributes(node, peer), qp_type, &way[..steps]);
+            world.climb(node, qpn, attributes, qp_type, &way[..steps]);
         }
         QpState::SendQueueError => {
             // Unreliable services do not have this operation.
@@ -702,17 +808,39 @@ fn put(world: &mut World, node: usize, c: &mut Connection, qp_type: QpType, stat
     assert_eq!(world.state(node, qpn), state);
 }
 
-fn all_of(
+/// Makes the queue pair of a node ready to send, which is in a state from which that is possible.
+fn make_ready(
+    world: &mut World,
+    node: usize,
+    c: &Connection,
     qp_type: QpType,
-    segmentation: Segmentation,
-    wire: Option<Wire>,
-) -> impl Iterator<Item = Case> {
+    from: QpState,
+    attributes: QpAttributes,
+) {
+    let qpn = c.qps[node].qpn;
+    let way = match from {
+        QpState::Init => &[QpState::ReadyToReceive, QpState::ReadyToSend][..],
+        QpState::ReadyToReceive => &[QpState::ReadyToSend],
+        _ => return go(world, node, qpn, QpState::ReadyToSend),
+    };
+    world.climb(node, qpn, attributes, qp_type, way);
+}
+
+fn all_of(qp_type: QpType, network: Network) -> impl Iterator<Item = Case> {
     let bools = [false, true];
+    let owns = [
+        QpState::ReadyToSend,
+        QpState::Init,
+        QpState::ReadyToReceive,
+        QpState::SendQueueDrain,
+    ];
     let peers = [
         QpState::ReadyToSend,
         QpState::Reset,
         QpState::Init,
+        QpState::ReadyToReceive,
         QpState::SendQueueDrain,
+        QpState::SendQueueError,
         QpState::Error,
     ];
     let locals = [Local::Valid, Local::Key, Local::Bounds];
@@ -741,8 +869,7 @@ fn all_of(
             index
         };
         Case {
-            segmentation,
-            wire,
+            network,
             qp_type,
             opcode: OPCODES[next(OPCODES.len())],
             long: bools[next(2)],
@@ -751,18 +878,20 @@ fn all_of(
             local: locals[next(locals.len())],
             remote: remotes[next(remotes.len())],
             receive: receives[next(receives.len())],
+            own: owns[next(owns.len())],
             peer: peers[next(peers.len())],
         }
     };
-    let count = OPCODES.len() * 8 * locals.len() * remotes.len() * receives.len() * peers.len();
+    let memory = locals.len() * remotes.len() * receives.len();
+    let count = OPCODES.len() * 8 * memory * owns.len() * peers.len();
     (0..count).map(product).filter(Case::makes_sense)
 }
 
 /// Tries every case for a type of queue pair. There must be at least this many.
-pub fn check(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>, at_least: usize) {
+pub fn check(qp_type: QpType, network: Network, at_least: usize) {
     let mut count = 0;
     let mut wrong = Vec::new();
-    for case in all_of(qp_type, segmentation, wire) {
+    for case in all_of(qp_type, network) {
         count += 1;
         let (seen, expected) = (case.perform(), case.expected());
         if seen != expected && wrong.len() < 20 {
@@ -788,10 +917,11 @@ fn posted_in(qp_type: QpType, state: QpState) -> Option<(Option<Ended>, Ended)> 
 }
 
 /// Builds a message of 64 bytes from one end to the other.
-fn message(c: &Connection, from: usize, qp_type: QpType) -> Send {
+fn message(network: &Network, c: &Connection, from: usize, qp_type: QpType) -> Send {
     let send = Send::new(1, SendOpcode::Send).element(c.mrs[from].sge(0, 64));
     if is_datagram(qp_type) {
-        datagram(send, 1 - from, c.qps[1 - from].qpn, qkey(qp_type))
+        let address = network.address(1 - from);
+        send.datagram(address, c.qps[1 - from].qpn, qkey(qp_type))
     } else {
         send
     }
@@ -806,33 +936,29 @@ pub const BOTH_HALVES: [QpType; 4] = [
 ];
 
 /// Tries posting and receiving in every state.
-pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>) {
+pub fn check_states(qp_type: QpType, network: Network) {
     for &state in QpState::ALL {
         let Some((at_once, at_last)) = posted_in(qp_type, state) else {
             continue;
         };
         for arrives in [false, true] {
             let what = format!("{qp_type:?} in {state:?}");
-            let config = RnicConfig {
-                segmentation,
-                ..RnicConfig::default()
-            };
-            let mut world = World::new(2, 256, &config, 1);
-            world.wire = wire;
+            let mut world = network.world(1);
             let options = QpOptions {
                 qp_type,
                 ..QpOptions::default()
             };
-            let mut c = world.connect([0, 1], &options, MR, |_, attributes| {
-                attributes.qkey = QKEY.into();
+            let mut c = world.connect([0, 1], &options, MR, |side, given| {
+                *given = network.attributes(side, given.dest_qpn.get());
             });
-            put(&mut world, 0, &mut c, qp_type, state);
+            let attributes = network.attributes(0, c.qps[1].qpn);
+            put(&mut world, 0, &mut c, qp_type, state, attributes);
             for side in 0..2 {
                 let element = c.mrs[side].sge(MR / 2, 256);
                 c.receive(&mut world, side, 7, &[element]);
             }
             if arrives {
-                let message = message(&c, 1, qp_type);
+                let message = message(&network, &c, 1, qp_type);
                 c.send(&mut world, 1, &message);
                 world.settle();
                 let received = c.recv_cqs[0].poll().as_ref().map(ended);
@@ -851,23 +977,14 @@ pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wi
                 assert_eq!(told, Some(sent), "{what}");
                 continue;
             }
-            let message = message(&c, 0, qp_type);
+            let message = message(&network, &c, 0, qp_type);
             c.send(&mut world, 0, &message);
             world.settle();
             let told = c.send_cqs[0].poll().as_ref().map(ended);
             assert_eq!(told, at_once, "{what}");
             if at_once.is_none() {
                 assert!(c.recv_cqs[1].poll().is_none(), "{what}");
-                let (qpn, peer) = (c.qps[0].qpn, c.qps[1].qpn);
-                let up = match state {
-                    QpState::Init => &[QpState::ReadyToReceive, QpState::ReadyToSend][..],
-                    QpState::ReadyToReceive => &[QpState::ReadyToSend],
-                    _ => &[],
-                };
-                world.climb(0, qpn, attributes(0, peer), qp_type, up);
-                if up.is_empty() {
-                    go(&mut world, 0, qpn, QpState::ReadyToSend);
-                }
+                make_ready(&mut world, 0, &c, qp_type, state, attributes);
                 world.settle();
                 let told = c.send_cqs[0].poll().as_ref().map(ended);
                 assert_eq!(told, Some(at_last), "{what}");
@@ -879,15 +996,12 @@ pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wi
 }
 
 /// The flags of a request do not affect its errors.
-pub fn check_flags(wire: Option<Wire>, segmentation: Segmentation) {
+pub fn check_flags(network: Network) {
     for flags in [send_flags::SOLICITED, send_flags::FENCE] {
-        let config = RnicConfig {
-            segmentation,
-            ..RnicConfig::default()
-        };
-        let mut world = World::new(2, 256, &config, 3);
-        world.wire = wire;
-        let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
+        let mut world = network.world(3);
+        let mut c = world.connect([0, 1], &QpOptions::default(), MR, |side, given| {
+            *given = network.attributes(side, given.dest_qpn.get());
+        });
         let write = Send::new(1, SendOpcode::Write)
             .rdma(c.mrs[1].iova, c.mrs[1].key ^ 0x10)
             .element(c.mrs[0].sge(0, 64))
