@@ -14,13 +14,16 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        ContextKind, CreateFlow, CreateScalingQp, DestroyQp, FlowType, MAX_SCALING_ENTRIES,
-        ModifyQp, QpCreated, QueryDevice, Status, hash_fields as hash,
+        ContextKind, CreateFlow, CreateQp, CreateScalingQp, DestroyQp, FlowType,
+        MAX_SCALING_ENTRIES, ModifyQp, QpCreated, QueryDevice, Status, hash_fields as hash,
+        qp_flags,
     },
     completion::{Status as Done, packet_flags},
     counter::Counter,
     event::EventType,
     qp::{QpAttributes, QpState, QpType, attribute},
+    ring::RingLayout,
+    work::receive_stride,
 };
 
 type Refused = (Status, Cause);
@@ -596,6 +599,102 @@ fn each_fault_of_a_command_has_its_status() {
         let refused = scene.modify(scaling, *state);
         assert_eq!(refused, Err((InvalidArgument, Cause::QpType)), "{state:?}");
     }
+}
+
+/// What a receive queue does not have must not be in the request that creates it.
+#[test]
+fn a_receive_queue_is_nothing_but_a_receive_queue() {
+    use Status::{InvalidArgument, Malformed, NotFound, NotPermitted};
+
+    type Change = fn(&mut CreateQp);
+    let mut scene = Scene::new(1, 10);
+    let Node { rnic, guest } = &mut scene.world.nodes[0];
+    let cq = guest.cq(rnic, 16, 0);
+    let ring = RingLayout {
+        header_offset: 0.into(),
+        entries_offset: 128.into(),
+        entries: 16.into(),
+        stride: receive_stride(1).into(),
+    };
+    let arena = guest.arena(ring.end() as usize);
+    let (pages, chunks) = guest.page_list(&arena, 0, ring.end() as usize);
+    let good = CreateQp {
+        context: guest.context.into(),
+        pd: guest.pd.into(),
+        qp_type: QpType::ReceiveQueue.raw(),
+        max_recv_sge: 1.into(),
+        recv_cqn: cq.cqn.into(),
+        recv_ring: ring,
+        pages,
+        ..CreateQp::default()
+    };
+    // Objects of another process.
+    let (context, pd) = (guest.context, guest.pd);
+    guest.start(rnic, ContextKind::User, 64);
+    let foreign = guest.cq(rnic, 4, 0).cqn;
+    (guest.context, guest.pd) = (context, pd);
+
+    let changes: [(&str, Change, Status); 15] = [
+        ("send_cqn", |qp| qp.send_cqn = qp.recv_cqn, Malformed),
+        ("max_send_sge", |qp| qp.max_send_sge = 1.into(), Malformed),
+        ("max_inline", |qp| qp.max_inline = 1.into(), Malformed),
+        (
+            "SIGNAL_ALL",
+            |qp| qp.flags = qp_flags::SIGNAL_ALL,
+            Malformed,
+        ),
+        (
+            "SHARED_RECEIVE_QUEUE",
+            |qp| qp.flags = qp_flags::SHARED_RECEIVE_QUEUE,
+            Malformed,
+        ),
+        ("srqn", |qp| qp.srqn = 1.into(), Malformed),
+        ("xrcdn", |qp| qp.xrcdn = 1.into(), Malformed),
+        (
+            "send ring",
+            |qp| qp.send_ring = qp.recv_ring,
+            InvalidArgument,
+        ),
+        (
+            "no ring",
+            |qp| qp.recv_ring = RingLayout::default(),
+            InvalidArgument,
+        ),
+        (
+            "a ring behind the buffer",
+            |qp| qp.recv_ring.entries_offset = 4096.into(),
+            InvalidArgument,
+        ),
+        (
+            "entries without room for an element",
+            |qp| qp.recv_ring.stride = 16.into(),
+            InvalidArgument,
+        ),
+        (
+            "too many elements",
+            |qp| qp.max_recv_sge = u16::MAX.into(),
+            InvalidArgument,
+        ),
+        ("no queue", |qp| qp.recv_cqn = 0xfff.into(), NotFound),
+        ("no domain", |qp| qp.pd = 0xfff.into(), NotFound),
+        ("no context", |qp| qp.context = 0xfff.into(), NotFound),
+    ];
+    let before = rnic.snapshot().qps;
+    for (what, change, status) in changes {
+        let mut request = good;
+        change(&mut request);
+        let refused = guest.command(rnic, request).map(|_| ());
+        assert_eq!(refused.map_err(|(status, _)| status), Err(status), "{what}");
+    }
+    let mut request = good;
+    request.recv_cqn = foreign.into();
+    let refused = guest.command(rnic, request).map(|_| ());
+    assert_eq!(refused, Err((NotPermitted, Cause::ContextMismatch)));
+    assert_eq!(rnic.snapshot().qps, before);
+    guest.command(rnic, good).expect("nothing is wrong");
+    assert_eq!(rnic.snapshot().qps, before + 1);
+    guest.free(chunks);
+    scene.replays();
 }
 
 #[test]
