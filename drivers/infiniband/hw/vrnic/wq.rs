@@ -28,6 +28,7 @@ use vrnic_wire::{
         DestroyQp,
         DeviceLimits,
         ModifyQp,
+        QueryQp,
         MAX_SCALING_ENTRIES, //
     },
     qp::{
@@ -76,6 +77,23 @@ fn may_become(from: State, to: State) -> bool {
     match (from, to) {
         (_, State::Reset | State::Error) => true,
         (from, State::Ready) => from != State::Error,
+    }
+}
+
+impl Wq {
+    /// Returns whether the device has the queue in the error state. A queue of a stopped device is
+    /// as good as in error.
+    fn is_in_error(&self, call: &Call<'_>) -> Result<bool> {
+        let control = &call.data().control;
+        let reply = control.execute(&QueryQp {
+            qpn: self.object.number().into(),
+            ..Default::default()
+        });
+        match reply {
+            Ok(attributes) => Ok(attributes.state == QpState::Error.raw()),
+            Err(_) if control.is_stopped() => Ok(true),
+            Err(err) => Err(err),
+        }
     }
 }
 
@@ -136,9 +154,14 @@ impl ReceiveWorkQueue for Wq {
     fn modify(&self, call: &Call<'_>, from: State, to: State) -> Result {
         let mut state = self.state.lock();
         // The device may have moved the queue to the error state, of which only its user knows. A
-        // queue may leave any state for all but the ready state.
+        // queue may leave any state for all but the ready state. But a queue that is to be flushed
+        // once more, because it was in error, must not fail if it was reset meanwhile.
         let is_known = from == *state || from == State::Error || to != State::Ready;
         if !is_known || !may_become(from, to) {
+            return Err(EINVAL);
+        }
+        let control = &call.data().control;
+        if (from, to) == (State::Error, State::Error) && !self.is_in_error(call)? {
             return Err(EINVAL);
         }
         let wanted = match to {
@@ -146,7 +169,6 @@ impl ReceiveWorkQueue for Wq {
             State::Ready => QpState::ReadyToReceive,
             State::Error => QpState::Error,
         };
-        let control = &call.data().control;
         let result = control.execute(&ModifyQp {
             qpn: self.object.number().into(),
             reserved: 0.into(),
