@@ -52,6 +52,22 @@ impl Sge {
         self.0.lkey
     }
 
+    /// Returns the memory of an element with inline data.
+    ///
+    /// # Safety
+    ///
+    /// The element must be empty, or its address that of kernel memory as long as the element,
+    /// which does not change during the lifetime of the result.
+    unsafe fn memory(&self) -> &[u8] {
+        if self.0.length == 0 {
+            return &[];
+        }
+        // CAST: An address of the kernel, as the caller guarantees.
+        let (start, length) = (self.0.addr as usize as *const u8, self.0.length as usize);
+        // SAFETY: Guaranteed by the caller.
+        unsafe { slice::from_raw_parts(start, length) }
+    }
+
     /// Wraps the elements of a request.
     ///
     /// # Safety

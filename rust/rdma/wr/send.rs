@@ -55,6 +55,7 @@ impl_flags!(
         /// Request a solicited event at the peer.
         Solicited = bit_u32(2),
         /// Copy the payload when the request is posted; the addresses are kernel virtual addresses.
+        /// Only requests that [may have inline data](Operation::may_be_inline) have it.
         Inline = bit_u32(3),
         /// Insert IP checksums.
         IpChecksum = bit_u32(4),
@@ -177,6 +178,20 @@ pub enum Operation<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> Operation<'a, T> {
+    /// Returns whether the payload can be [copied](SendFlag::Inline) when the request is posted: it
+    /// is sent, and not in segments.
+    pub fn may_be_inline(&self) -> bool {
+        matches!(
+            self,
+            Self::Send
+                | Self::SendWithImmediate(_)
+                | Self::SendWithInvalidate(_)
+                | Self::Write(_)
+                | Self::WriteWithImmediate(..)
+                | Self::Datagram { segments: None, .. }
+        )
+    }
+
     /// Converts the operation of a C request. Operations without a name here are rejected with
     /// `EOPNOTSUPP`.
     ///
@@ -300,16 +315,23 @@ pub struct SendRequest<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> SendRequest<'a, T> {
-    /// Converts a C request.
+    /// Converts a C request. `EINVAL` for inline data of an operation that cannot have it.
     ///
     /// # Safety
     ///
-    /// As for [`Operation::from_raw`].
+    /// As for [`Operation::from_raw`]. If the request has the flag `IB_SEND_INLINE` and sends its
+    /// payload, its elements must be those of kernel memory that does not change during `'a`.
     unsafe fn from_raw(taken: Taken<'a, bindings::ib_send_wr>, ty: Type) -> Result<Self> {
+        // SAFETY: Guaranteed by the caller.
+        let operation = unsafe { Operation::from_raw(taken.request, ty) }?;
+        let flags = SendFlags::from_raw(taken.request.send_flags)?;
+        // The addresses of other elements are not those of the kernel.
+        if flags.contains(SendFlag::Inline) && !operation.may_be_inline() {
+            return Err(EINVAL);
+        }
         Ok(Self {
-            // SAFETY: Guaranteed by the caller.
-            operation: unsafe { Operation::from_raw(taken.request, ty) }?,
-            flags: SendFlags::from_raw(taken.request.send_flags)?,
+            operation,
+            flags,
             elements: taken.elements,
             posting: taken.posting,
         })
@@ -322,9 +344,20 @@ impl<'a, T: Operations> SendRequest<'a, T> {
     }
 
     /// Returns the scatter/gather elements with the payload, or with the destination of a read.
+    /// With [inline data](Self::inline_data), they have no keys.
     #[inline]
     pub fn elements(&self) -> &[Sge] {
         self.elements
+    }
+
+    /// Returns the payload in pieces, one for each element, if it must be copied before the request
+    /// is [posted](Self::post).
+    pub fn inline_data(&self) -> Option<impl Iterator<Item = &[u8]>> {
+        let elements = self.elements();
+        // SAFETY: A request with this flag sends its payload. So the elements are those of kernel
+        // memory, which does not change as long as this value exists.
+        let pieces = elements.iter().map(|element| unsafe { element.memory() });
+        self.flags.contains(SendFlag::Inline).then_some(pieces)
     }
 
     /// Returns the operation.
@@ -360,7 +393,9 @@ impl<'a, T: Operations> SendRequests<'a, T> {
     ///
     /// `list` must be null or a list of requests for `queue`, the send queue of a queue pair of
     /// type `ty` of a device of `T`. Each request must be embedded in the larger structure for its
-    /// operation, and must remain unchanged during `'a` until it is posted.
+    /// operation, and must remain unchanged during `'a` until it is posted. The same is true of the
+    /// kernel memory that the elements of a request with the flag `IB_SEND_INLINE` refer to, if it
+    /// sends its payload.
     pub(crate) unsafe fn new(
         list: *const bindings::ib_send_wr,
         ty: Type,

@@ -284,17 +284,19 @@ fn kernel_layouts(
     limits: &DeviceLimits,
     max_header: u32,
 ) -> Result<(RingLayout, RingLayout, QpCap, u64)> {
-    // Inline data of the kernel would have to be copied here, which gains nothing.
-    let given = QpCap {
+    let mut given = QpCap {
         max_send_wr: entries_for(asked.max_send_wr, limits.max_qp_entries.get())?,
         max_recv_wr: entries_for(asked.max_recv_wr, limits.max_qp_entries.get())?,
-        max_inline_data: 0,
         ..*asked
     };
     let mut buffer = Layout::new();
-    let stride = segmented_send_stride(given.max_send_sge, 0, max_header);
+    let stride = segmented_send_stride(given.max_send_sge, given.max_inline_data, max_header);
     let send = buffer.place(given.max_send_wr, stride)?;
     let recv = buffer.place(given.max_recv_wr, receive_stride(given.max_recv_sge))?;
+    // As much as an entry has room for, which SMC-R uses without asking for it.
+    // CAST: A small constant.
+    let room = send.stride.get().saturating_sub(SEND_DATA_OFFSET as u32);
+    given.max_inline_data = room.min(limits.max_inline.get());
     Ok((send, recv, given, buffer.length()))
 }
 
@@ -602,6 +604,7 @@ impl QueuePair for Qp {
         let limits = SendLimits {
             max_sge: qp.capabilities.max_send_sge,
             max_header: qp.max_header,
+            max_inline: qp.capabilities.max_inline_data,
             checksums: feature::has_checksums(call.data().features, qp.ty),
         };
         let mut ring = rings.ring(Side::Send).lock();
@@ -803,9 +806,9 @@ mod tests {
         assert!(!send.is_present() && !recv.is_present());
         assert_eq!(given, QpCap::default());
 
-        let (send, recv, _, length) = kernel_layouts(&QpCap::default(), &limits(), 0)?;
+        let (send, recv, given, length) = kernel_layouts(&QpCap::default(), &limits(), 0)?;
         assert!(!send.is_present() && !recv.is_present());
-        assert_eq!(length, 0);
+        assert_eq!((given, length), (QpCap::default(), 0));
         Ok(())
     }
 
@@ -822,11 +825,21 @@ mod tests {
         assert!(send.is_valid(length) && recv.is_valid(length));
         assert_eq!((given.max_send_wr, given.max_recv_wr), (64, 8));
         assert_eq!((send.stride.get(), recv.stride.get()), (128, 32));
+        assert_eq!(given.max_inline_data, 64);
+
+        // There is at least as much inline data as was asked for.
+        let inline = QpCap {
+            max_inline_data: 100,
+            ..asked
+        };
+        let (send, _, given, length) = kernel_layouts(&inline, &limits(), 0)?;
+        assert!(send.is_valid(length));
+        assert_eq!((send.stride.get(), given.max_inline_data), (256, 128));
 
         // Elements and a header of segments are in an entry together.
         let (send, _, given, length) = kernel_layouts(&asked, &limits(), 124)?;
         assert!(send.is_valid(length));
-        assert_eq!((send.stride.get(), given.max_inline_data), (256, 0));
+        assert_eq!((send.stride.get(), given.max_inline_data), (256, 128));
         Ok(())
     }
 

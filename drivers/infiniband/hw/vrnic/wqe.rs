@@ -54,12 +54,13 @@ pub(crate) struct SendLimits {
     /// Bytes of a header of segments, for which there is room in front of the elements; 0 without
     /// segments.
     pub(crate) max_header: u32,
+    /// Bytes of inline data.
+    pub(crate) max_inline: u32,
     /// Whether there are checksums.
     pub(crate) checksums: bool,
 }
 
-/// Writes the send entry of request `name` at `at`. `EINVAL` for what exceeds the limits, and for
-/// inline data, which the device does not support for the kernel.
+/// Writes the send entry of request `name` at `at`. `EINVAL` for what exceeds the limits.
 pub(crate) fn write_send(
     memory: &SharedMemory,
     at: usize,
@@ -73,61 +74,87 @@ pub(crate) fn write_send(
         (SendFlag::Fence, send_flags::FENCE),
         (SendFlag::Signaled, send_flags::SIGNALED),
         (SendFlag::Solicited, send_flags::SOLICITED),
+        (SendFlag::Inline, send_flags::INLINE),
         (SendFlag::IpChecksum, send_flags::CHECKSUMS),
     ] {
         if given.contains(flag) {
             flags |= wire;
         }
     }
-    let sums = given.contains(SendFlag::IpChecksum);
-    if given.contains(SendFlag::Inline) || (sums && !limits.checksums) {
+    if given.contains(SendFlag::IpChecksum) && !limits.checksums {
         return Err(EINVAL);
     }
 
+    let num_sge = count(request.elements(), limits.max_sge)?;
     let encoded = encode(request.operation())?;
-    write_entry(
-        memory,
-        at,
-        (name, flags),
-        encoded,
-        request.elements(),
-        limits,
-    )
+    match request.inline_data() {
+        Some(pieces) => write_inline(memory, at, (name, flags), &encoded, pieces, limits),
+        None => {
+            write_header(memory, at, (name, flags), &encoded, num_sge, limits)?;
+            let first = elements_offset(u16::try_from(encoded.segment_header.len())?);
+            write_elements(memory, at + first, request.elements())
+        }
+    }
 }
 
-/// Writes the send entry of a request with these flags at `at`.
-fn write_entry(
+/// Writes what precedes the `num_sge` elements of the send entry at `at`.
+fn write_header(
+    memory: &SharedMemory,
+    at: usize,
+    named: (Name, u8),
+    encoded: &Encoded<'_>,
+    num_sge: u16,
+    limits: SendLimits,
+) -> Result {
+    let length = u32::try_from(encoded.segment_header.len())?;
+    if length > limits.max_header {
+        return Err(EINVAL);
+    }
+    write_start(memory, at, named, encoded, (num_sge, length))?;
+    memory.write(at + SEND_DATA_OFFSET, encoded.segment_header)
+}
+
+/// Writes the send entry at `at`, with the payload in these pieces. `EINVAL` if it is too long.
+fn write_inline<'a>(
+    memory: &SharedMemory,
+    at: usize,
+    named: (Name, u8),
+    encoded: &Encoded<'_>,
+    pieces: impl Iterator<Item = &'a [u8]>,
+    limits: SendLimits,
+) -> Result {
+    let mut length = 0;
+    for piece in pieces {
+        let start = at + SEND_DATA_OFFSET + length;
+        length += piece.len();
+        if length > limits.max_inline as usize {
+            return Err(EINVAL);
+        }
+        memory.write(start, piece)?;
+    }
+    write_start(memory, at, named, encoded, (0, u32::try_from(length)?))
+}
+
+/// Writes the part of the send entry at `at` that all entries have.
+fn write_start(
     memory: &SharedMemory,
     at: usize,
     (name, flags): (Name, u8),
-    Encoded {
-        opcode,
-        immediate,
-        pkey_index,
-        target,
-        segment_header,
-    }: Encoded<'_>,
-    elements: &[Sge],
-    limits: SendLimits,
+    encoded: &Encoded<'_>,
+    (num_sge, inline_length): (u16, u32),
 ) -> Result {
-    let header_length = u16::try_from(segment_header.len())?;
-    if u32::from(header_length) > limits.max_header {
-        return Err(EINVAL);
-    }
     let header = SendHeader {
-        opcode: opcode.raw(),
+        opcode: encoded.opcode.raw(),
         flags,
-        num_sge: count(elements, limits.max_sge)?.into(),
-        inline_length: u32::from(header_length).into(),
+        num_sge: num_sge.into(),
+        inline_length: inline_length.into(),
         wr_id: name.to_wire().into(),
-        immediate: immediate.into(),
-        pkey_index: pkey_index.into(),
+        immediate: encoded.immediate.into(),
+        pkey_index: encoded.pkey_index.into(),
         ..Default::default()
     };
     memory.write(at, header.as_bytes())?;
-    memory.write(at + TARGET_OFFSET, &target)?;
-    memory.write(at + SEND_DATA_OFFSET, segment_header)?;
-    write_elements(memory, at + elements_offset(header_length), elements)
+    memory.write(at + TARGET_OFFSET, &encoded.target)
 }
 
 /// Writes the receive entry of request `name` at `at`. Returns the number of bytes that it has room
@@ -299,6 +326,7 @@ mod tests {
     const LIMITS: SendLimits = SendLimits {
         max_sge: 1,
         max_header: 0,
+        max_inline: 20,
         checksums: true,
     };
 
@@ -394,7 +422,7 @@ mod tests {
                     max_header,
                     ..LIMITS
                 };
-                write_entry(memory, 0, (NAME, 0), encoded, &[], limits)
+                write_header(memory, 0, (NAME, 0), &encoded, 0, limits)
             };
             assert_eq!(write(b"header", 5), Err(EINVAL));
             write(b"header", 6)?;
@@ -462,12 +490,36 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_does_not_do_is_refused() -> Result {
+    fn inline_data_is_in_the_entry() -> Result {
         with_memory(|memory| {
-            let inline = write(memory, 0, SendFlag::Inline.into(), Operation::Send);
-            assert_eq!(inline, Err(EINVAL));
+            let named = (NAME, send_flags::INLINE);
+            let inline = |pieces: &[&[u8]]| {
+                let encoded = encode(&Operation::SendWithImmediate(5))?;
+                let pieces = pieces.iter().copied();
+                write_inline(memory, 0, named, &encoded, pieces, LIMITS)
+            };
+            inline(&[b"in", b"", b"line"])?;
+            let header: SendHeader = read(memory, 0)?;
+            assert_eq!(header.opcode, SendOpcode::SendWithImmediate.raw());
+            assert_eq!(header.flags, send_flags::INLINE);
+            assert_eq!(header.immediate.get(), 5);
+            assert_eq!((header.num_sge.get(), header.inline_length.get()), (0, 6));
+            assert_eq!(read::<[u8; 6]>(memory, SEND_DATA_OFFSET)?, *b"inline");
+            inline(&[&[7; 20]])?;
+            assert_eq!(read::<[u8; 20]>(memory, SEND_DATA_OFFSET)?, [7; 20]);
+            assert_eq!(inline(&[&[7; 20], &[8]]), Err(EINVAL));
+            // Without elements there is no payload.
+            write(memory, 0, SendFlag::Inline.into(), Operation::Send)?;
+            let header: SendHeader = read(memory, 0)?;
+            assert_eq!(header.flags, send_flags::INLINE);
+            assert_eq!((header.num_sge.get(), header.inline_length.get()), (0, 0));
+            Ok(())
+        })
+    }
 
-            // The entry must lie in the memory.
+    #[test]
+    fn an_entry_lies_in_the_memory() -> Result {
+        with_memory(|memory| {
             let outside = write(memory, 4096 - 32, SendFlags::default(), Operation::Send);
             assert_eq!(outside, Err(EINVAL));
             Ok(())

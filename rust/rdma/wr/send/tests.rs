@@ -296,6 +296,59 @@ mod cases {
     }
 
     #[test]
+    fn inline_data_is_the_memory_of_the_elements() -> Result {
+        let (first, second) = (*b"inline ", *b"data");
+        let element = |bytes: &[u8]| bindings::ib_sge {
+            addr: bytes.as_ptr() as u64,
+            length: bytes.len() as u32,
+            ..Default::default()
+        };
+        let mut elements = [
+            element(&first),
+            bindings::ib_sge::default(),
+            element(&second),
+        ];
+        let mut wr = bindings::ib_atomic_wr {
+            wr: request(bindings::ib_wr_opcode_IB_WR_SEND),
+            ..Default::default()
+        };
+        (wr.wr.sg_list, wr.wr.num_sge) = (elements.as_mut_ptr(), 3);
+        let look = |wr: &bindings::ib_atomic_wr| {
+            let compare = |taken: SendRequest<'_, TestDriver>| {
+                taken
+                    .inline_data()
+                    .map(|pieces| pieces.eq([&first[..], b"", &second]))
+            };
+            // SAFETY: The list has one request, which is large enough for each operation. The
+            // elements are those of the arrays above.
+            unsafe { take(&*(&raw const *wr).cast(), compare) }
+        };
+        assert_eq!(look(&wr), Ok(None));
+        wr.wr.send_flags = bindings::ib_send_flags_IB_SEND_INLINE;
+        for opcode in [
+            bindings::ib_wr_opcode_IB_WR_SEND,
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM,
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV,
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
+        ] {
+            wr.wr.opcode = opcode;
+            assert_eq!(look(&wr), Ok(Some(true)));
+        }
+        // What is read or registered is not copied.
+        for opcode in [
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ,
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
+            bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
+        ] {
+            wr.wr.opcode = opcode;
+            assert_eq!(look(&wr), Err(EINVAL));
+        }
+        Ok(())
+    }
+
+    #[test]
     fn a_chain_is_taken_in_order() -> Result {
         let mut third = request(bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV);
         // SAFETY: All members of the union are plain words.
