@@ -3,7 +3,8 @@
  * A kernel user of RDMA devices. One end of a connection registers memory by
  * work requests, and the other end writes and reads it until either of them
  * invalidates the key. Then come the accesses that must fail, each on a new
- * connection, because a connection cannot be used after an error.
+ * connection, because a connection cannot be used after an error. At last, the
+ * peer writes data that is copied when it is posted.
  */
 
 #include <linux/delay.h>
@@ -20,6 +21,9 @@
 #define OFFSET 520
 #define LAST 1000
 #define LENGTH (PAGE_SIZE - OFFSET + PAGE_SIZE + LAST)
+
+/* Inline data that is asked for. It is less than the registered memory. */
+#define INLINE 100
 
 /* The end that registers memory, and the one that accesses it. */
 #define OWNER 0
@@ -41,6 +45,8 @@ struct fast {
 	struct ib_cq *sends;
 	struct ib_cq *receives;
 	struct ib_qp *qp[2];
+	/* Bytes of inline data that the connection can have. */
+	u32 max_inline;
 	/* A completion did not arrive, so there is no point in waiting for others. */
 	bool gave_up;
 	struct ib_mr *mr;
@@ -173,8 +179,9 @@ static int fast_reconnect(struct fast *f, struct ib_pd *pd)
 		.cap = {
 			.max_send_wr = 4,
 			.max_recv_wr = 4,
-			.max_send_sge = 1,
+			.max_send_sge = 2,
 			.max_recv_sge = 1,
+			.max_inline_data = INLINE,
 		},
 		.qp_type = IB_QPT_RC,
 		.sq_sig_type = IB_SIGNAL_REQ_WR,
@@ -196,6 +203,7 @@ static int fast_reconnect(struct fast *f, struct ib_pd *pd)
 		if (IS_ERR(qp))
 			return PTR_ERR(qp);
 		f->qp[i] = qp;
+		f->max_inline = init.cap.max_inline_data;
 	}
 	for (i = 0; i < 2; i++) {
 		ret = connect_qp(f->qp[i], f->qp[1 - i]->qp_num, REMOTE_ACCESS);
@@ -472,6 +480,68 @@ static void fast_unregistered(struct fast *f)
 	ib_dealloc_pd(pd);
 }
 
+/* Makes the peer write inline data, which is overwritten as soon as the request is posted. */
+static int fast_write_inline(struct fast *f, enum ib_wr_opcode opcode, u8 *data, u32 length)
+{
+	struct ib_sge sge[] = {
+		{ .addr = (uintptr_t)data, .length = length / 3 },
+		{ .addr = (uintptr_t)data + length / 3, .length = length - length / 3 },
+	};
+	struct ib_rdma_wr wr = {
+		.wr = {
+			.wr_id = ++f->wr_id,
+			.opcode = opcode,
+			.sg_list = sge,
+			.num_sge = ARRAY_SIZE(sge),
+			.send_flags = IB_SEND_SIGNALED | IB_SEND_INLINE,
+		},
+		.remote_addr = sg_dma_address(f->sg),
+		.rkey = f->mr->rkey,
+	};
+	struct ib_wc wc;
+	int ret;
+
+	if (f->gave_up || !f->qp[PEER])
+		return -ENOTCONN;
+	ret = ib_post_send(f->qp[PEER], &wr.wr, NULL);
+	memset(data, 0xcc, length);
+	if (!ret)
+		ret = fast_wait(f->sends, wr.wr.wr_id, &wc);
+	f->gave_up |= ret == -ETIMEDOUT;
+	return ret ?: wc.status;
+}
+
+/* Inline data comes from memory that the device cannot reach, and is copied when it is posted. */
+static void fast_inline(struct fast *f)
+{
+	u32 i, same = 0, most = f->max_inline;
+	u8 *data = kmalloc(most + 1, GFP_KERNEL);
+
+	fast_expect(f, "room for inline data", data && most >= INLINE && most < PAGE_SIZE - OFFSET,
+		    true);
+	if (!data)
+		return;
+	for (i = 0; i <= most; i++)
+		data[i] = fast_pattern(i, 28);
+	fast_fill(f, 27, 29);
+	fast_expect(f, "register", fast_register(f, f->mr, ALL_ACCESS), IB_WC_SUCCESS);
+	fast_expect(f, "write inline data", fast_write_inline(f, IB_WR_RDMA_WRITE, data, most),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "all of it is written", fast_differences(f, 27, 29), most);
+	for (i = 0; i < most; i++)
+		same += *fast_byte(f, i) == fast_pattern(i, 28);
+	fast_expect(f, "as it was posted", same, most);
+	fast_fill(f, 30, 31);
+	fast_expect(f, "too much of it", fast_write_inline(f, IB_WR_RDMA_WRITE, data, most + 1),
+		    -EINVAL);
+	fast_expect(f, "read into it", fast_write_inline(f, IB_WR_RDMA_READ, data, 8), -EINVAL);
+	fast_expect(f, "nothing of it", fast_write_inline(f, IB_WR_RDMA_WRITE, data, 0),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "nothing written", fast_differences(f, 30, 31), 0);
+	fast_expect(f, "invalidate", fast_invalidate(f, f->mr->rkey), IB_WC_SUCCESS);
+	kfree(data);
+}
+
 static void fast_free(struct fast *f)
 {
 	int i;
@@ -575,6 +645,7 @@ static int fast_add(struct ib_device *dev)
 		fast_twice(f);
 		fast_rights(f);
 		fast_unregistered(f);
+		fast_inline(f);
 	}
 	dev_info(&dev->dev, "fast: %d right, %d wrong: %d\n", f->right, f->wrong, ret);
 	fast_free(f);
