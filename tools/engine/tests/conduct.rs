@@ -3,7 +3,9 @@
 //! Which errors each end sees, between guests and in packets. `tools/roce` does the same in frames.
 
 use crate::matrix::{BOTH_HALVES, Network, check, check_flags, check_states};
-use vrnic_wire::qp::QpType::{Gsi, ReliableConnection, UnreliableConnection, UnreliableDatagram};
+use vrnic_wire::qp::QpType::{
+    Gsi, ReliableConnection, UnreliableConnection, UnreliableDatagram, XrcInitiator,
+};
 
 #[test]
 fn of_reliable_connections_between_guests() {
@@ -13,6 +15,13 @@ fn of_reliable_connections_between_guests() {
 #[test]
 fn of_reliable_connections_in_packets() {
     check(ReliableConnection, Network::PACKETS, 5500);
+}
+
+#[test]
+fn of_extended_connections() {
+    for network in [Network::LOCAL, Network::PACKETS] {
+        check(XrcInitiator, network, 4400);
+    }
 }
 
 #[test]

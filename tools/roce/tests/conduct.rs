@@ -14,7 +14,7 @@ use vrnic_engine::{
 use vrnic_roce::{MAX_FRAME, encode, encode_transport, parse, parse_transport};
 use vrnic_wire::{
     port::NO_VLAN,
-    qp::QpType::{Gsi, ReliableConnection, UnreliableConnection, UnreliableDatagram},
+    qp::QpType::{Gsi, ReliableConnection, UnreliableConnection, UnreliableDatagram, XrcInitiator},
 };
 
 fn frame(segment: &Segment<'_>, view: &GuestView) -> Vec<u8> {
@@ -71,6 +71,12 @@ fn of_reliable_connections() {
 #[test]
 fn of_reliable_connections_on_a_subnet() {
     check(ReliableConnection, SUBNET, 5500);
+}
+
+#[test]
+fn of_extended_connections() {
+    check(XrcInitiator, ETHERNET, 4400);
+    check(XrcInitiator, SUBNET, 4400);
 }
 
 #[test]

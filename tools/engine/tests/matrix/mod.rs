@@ -10,7 +10,9 @@
 
 use vrnic_engine::{
     Cause, LinkLayer, Recovery, RnicConfig, Segmentation,
-    testing::{Completion, Connection, Mr, QpOptions, Send, Wire, World, gid_of, lid_of},
+    testing::{
+        Completion, Connection, Mr, Node, QpOptions, Send, Srq, Wire, World, gid_of, lid_of,
+    },
 };
 use vrnic_wire::{
     completion::Status,
@@ -175,6 +177,12 @@ struct Case {
     own: QpState,
     /// State of the queue pair of the peer.
     peer: QpState,
+}
+
+/// Two connected ends, and the shared receive queue from which the second one receives, if there is one.
+struct Ends {
+    c: Connection,
+    srq: Option<Srq>,
 }
 
 /// A status with its cause.
@@ -374,7 +382,20 @@ fn receives(state: QpState) -> bool {
 
 impl Case {
     fn is_reliable(&self) -> bool {
-        self.qp_type == ReliableConnection
+        matches!(self.qp_type, ReliableConnection | XrcInitiator)
+    }
+
+    /// Returns whether the peer receives from a shared queue, which its errors do not flush.
+    fn shares(&self) -> bool {
+        self.qp_type == XrcInitiator
+    }
+
+    /// Returns the type of the queue pair of one side.
+    fn type_of(&self, side: usize) -> QpType {
+        match self.qp_type {
+            XrcInitiator if side == 1 => XrcTarget,
+            both => both,
+        }
     }
 
     fn is_send(&self) -> bool {
@@ -451,6 +472,11 @@ impl Case {
             || (self.peer == QpState::ReadyToSend
                 && self.receive == Receive::Valid
                 && self.invalidates);
+        // A target has no send queue that could register a region or be drained.
+        let target = !self.shares()
+            || (self.peer != QpState::SendQueueDrain
+                && (self.opcode != SendOpcode::SendWithInvalidate || !self.invalidates));
+        let own = own && target;
         has_memory && has_length && remote && receive && invalidates && carried && peer && own
     }
 
@@ -501,10 +527,11 @@ impl Case {
                 done: true,
             },
         };
-        let posted = if self.receive == Receive::Absent {
-            0
-        } else {
-            2
+        // What is not flushed stays in the shared queue.
+        let (posted, used) = match self.receive {
+            Receive::Absent => (0, 0),
+            _ if self.shares() => (0, 1),
+            _ => (2, 2),
         };
         let (mut receives, event, peer) = match row.peer {
             Peer::Nothing if self.peer == QpState::Error => {
@@ -516,7 +543,7 @@ impl Case {
                 let told = Some((event, Some(cause)));
                 (vec![FLUSHED; posted], told, QpState::Error)
             }
-            Peer::Receive(..) => (vec![FLUSHED; posted], None, QpState::Error),
+            Peer::Receive(..) => (vec![FLUSHED; used], None, QpState::Error),
         };
         if let Peer::Receive(status, cause) = row.peer {
             receives[0] = (status, Some(cause));
@@ -553,7 +580,7 @@ impl Case {
         })
     }
 
-    fn request(&self, c: &Connection, read_only: &Mr, key: u32) -> Send {
+    fn request(&self, Ends { c, srq }: &Ends, read_only: &Mr, key: u32) -> Send {
         let region = &c.mrs[1];
         let (address, rkey) = match self.remote {
             Remote::Key => (region.iova, region.key ^ 0x10),
@@ -578,6 +605,9 @@ impl Case {
         if is_datagram(self.qp_type) {
             send = self.to(send, c.qps[1].qpn);
         }
+        if let Some(srq) = srq {
+            send = send.to_srq(srq.srqn);
+        }
         if let Some(element) = self.element(&c.mrs[0], &c.mrs[1]) {
             send = send.element(element);
         }
@@ -598,11 +628,58 @@ impl Case {
     }
 
     /// Builds a request that needs nothing of the peer but an answer.
-    fn next(&self, c: &Connection) -> Send {
-        if is_datagram(self.qp_type) {
-            self.to(Send::new(2, SendOpcode::Send), NOBODY)
-        } else {
-            Send::new(2, SendOpcode::Write).rdma(c.mrs[1].iova, c.mrs[1].key)
+    fn next(&self, Ends { c, srq }: &Ends) -> Send {
+        let write = Send::new(2, SendOpcode::Write).rdma(c.mrs[1].iova, c.mrs[1].key);
+        match srq {
+            _ if is_datagram(self.qp_type) => self.to(Send::new(2, SendOpcode::Send), NOBODY),
+            Some(srq) => write.to_srq(srq.srqn),
+            None => write,
+        }
+    }
+
+    /// Connects an initiator of node 0 with a target of node 1.
+    fn connect_xrc(
+        world: &mut World,
+        options: &QpOptions,
+        change: impl Fn(usize, &mut QpAttributes),
+    ) -> Ends {
+        let end = |node: &mut Node, options: &QpOptions| {
+            let Node { rnic, guest } = node;
+            let send_cq = guest.cq(rnic, options.entries * 2, 0);
+            let recv_cq = guest.cq(rnic, options.entries * 2, 1);
+            let qp = guest
+                .try_qp(rnic, options, send_cq.cqn, recv_cq.cqn)
+                .expect("qp");
+            (qp, send_cq, recv_cq, guest.full_mr(rnic, MR))
+        };
+        let a = end(&mut world.nodes[0], options);
+        let Node { rnic, guest } = &mut world.nodes[1];
+        let xrcdn = guest.xrcd(rnic);
+        let target = QpOptions {
+            qp_type: XrcTarget,
+            xrcdn,
+            ..*options
+        };
+        let b = end(&mut world.nodes[1], &target);
+        let Node { rnic, guest } = &mut world.nodes[1];
+        let srq = guest.try_xrc_srq(rnic, (4, options.sge.into()), xrcdn, b.2.cqn);
+        for (node, qpn, peer, qp_type) in [
+            (0, a.0.qpn, b.0.qpn, XrcInitiator),
+            (1, b.0.qpn, a.0.qpn, XrcTarget),
+        ] {
+            let mut attributes = World::attributes(1 - node, peer);
+            change(node, &mut attributes);
+            world.bring_up(node, qpn, attributes, qp_type);
+        }
+        Ends {
+            c: Connection {
+                nodes: [0, 1],
+                qps: [a.0, b.0],
+                send_cqs: [a.1, b.1],
+                recv_cqs: [a.2, b.2],
+                mrs: [a.3, b.3],
+            },
+            srq: Some(srq.expect("srq")),
         }
     }
 
@@ -623,12 +700,19 @@ impl Case {
             }
             attributes
         };
-        let mut c = world.connect([0, 1], &options, MR, |side, given| {
+        let change = |side, given: &mut QpAttributes| {
             *given = attributes(side, given.dest_qpn.get());
-        });
+        };
+        let mut ends = if self.shares() {
+            Self::connect_xrc(&mut world, &options, change)
+        } else {
+            let c = world.connect([0, 1], &options, MR, change);
+            Ends { c, srq: None }
+        };
         let node = &mut world.nodes[1];
         let read_only = node.guest.mr(&mut node.rnic, MR, access::LOCAL_WRITE);
         let mut fast = node.guest.fast_mr(&mut node.rnic, 16);
+        let c = &mut ends.c;
         c.mrs[0].arena.put(0, &[0x5a; 5000]);
         if self.is_reliable() && self.opcode == SendOpcode::SendWithInvalidate && self.invalidates {
             let register = fast.register(50, &c.mrs[1], access::LOCAL_WRITE, 0);
@@ -644,27 +728,29 @@ impl Case {
         // A reset on the way to this state would remove the receives.
         let receives_later = self.peer == QpState::ReadyToReceive;
         if !receives_later {
-            self.post_receives(&mut world, &mut c);
+            self.post_receives(&mut world, &mut ends);
         }
-        put(&mut world, 1, &mut c, self.qp_type, self.peer, peer);
+        let kind = self.type_of(1);
+        put(&mut world, 1, &mut ends.c, kind, self.peer, peer);
         if receives_later {
-            self.post_receives(&mut world, &mut c);
+            self.post_receives(&mut world, &mut ends);
         }
-        let request = self.request(&c, &read_only, key);
-        let next = self.next(&c);
-        put(&mut world, 0, &mut c, self.qp_type, self.own, own);
+        let request = self.request(&ends, &read_only, key);
+        let next = self.next(&ends);
+        let c = &mut ends.c;
+        put(&mut world, 0, c, self.qp_type, self.own, own);
         c.send(&mut world, 0, &request);
         c.send(&mut world, 0, &next);
         if self.own != QpState::ReadyToSend {
             world.settle();
             assert!(c.send_cqs[0].poll().is_none(), "{self:?} is early");
-            make_ready(&mut world, 0, &c, self.qp_type, self.own, own);
+            make_ready(&mut world, 0, c, self.qp_type, self.own, own);
         }
         world.settle();
-        self.look(&mut world, &mut c)
+        self.look(&mut world, c)
     }
 
-    fn post_receives(&self, world: &mut World, c: &mut Connection) {
+    fn post_receives(&self, world: &mut World, Ends { c, srq }: &mut Ends) {
         let at = MR / 2;
         let valid = c.mrs[1].sge(at, 8192);
         let first = match self.receive {
@@ -676,13 +762,17 @@ impl Case {
                 ..valid
             },
         };
-        c.receive(world, 1, 0, &[first]);
+        let mut receive = |wr_id, sge| match srq {
+            Some(srq) => assert!(srq.post(wr_id, &[sge]), "the queue is full"),
+            None => c.receive(world, 1, wr_id, &[sge]),
+        };
+        receive(0, first);
+        receive(1, valid);
         if self.receive == Receive::Entry {
-            let rq = &c.qps[1].rq;
-            let count = rq.layout.entry_offset(0) as usize + 8;
-            rq.arena.put(count, &9u16.to_le_bytes());
+            let ring = srq.as_ref().map_or(&c.qps[1].rq, |srq| &srq.ring);
+            let count = ring.layout.entry_offset(0) as usize + 8;
+            ring.arena.put(count, &9u16.to_le_bytes());
         }
-        c.receive(world, 1, 1, &[valid]);
     }
 
     fn look(&self, world: &mut World, c: &mut Connection) -> Seen {
