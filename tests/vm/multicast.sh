@@ -40,7 +40,11 @@ multicast() {
 }
 multicast 239.77.1.1 ::ffff:239.77.1.1 "$IP_a" "$IP_b"
 
-# rdma_cm joins IPv6 groups in RoCE version 1 only.
+# Linux refuses to join IPv6 groups over RoCE v2 (ENOTSUPP), before it asks the driver.
+! refusal=$(on -t 60 a mckey -m ff0e::77:1 -b "$IP6_a" -C 1 -s 2>&1) || fail "Linux joins IPv6 groups over RoCE v2 now"
+found 524 <<<"$refusal" || fail "mckey fails for another reason: $refusal"
+
+# mode MODE: sets the version of RoCE with which rdma_cm joins groups.
 mode() {
 	local vm
 	for vm in a b; do
@@ -52,6 +56,13 @@ mode() {
 mode "IB/RoCE v1"
 multicast ff0e::77:1 ff0e::77:1 "$IP6_a" "$IP6_b"
 mode "RoCE v2"
+
+# The device has such groups: datagrams of a program that attaches its queue pair itself are UDP over IPv6.
+capture=$(vrnicctl --json capture start "$LAB_DIR/group.pcapng" | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
+perf -6 a b ib_send_bw -c UD -g -n 100 -M 255:14:0:0:0:0:0:0:0:0:0:0:0:119:0:3
+vrnicctl capture stop "$capture" >/dev/null
+sent=$(tshark -n -r "$LAB_DIR/group.pcapng" -Y 'ipv6.dst == ff0e::77:3 && udp.dstport == 4791' 2>/dev/null | wc -l)
+[ "$sent" -ge 100 ] || fail "only $sent datagrams were sent to the group over RoCE v2 and IPv6"
 
 # Groups without rdma_cm. Exactly as many groups and members are possible as the device reports.
 for peer in b a; do
