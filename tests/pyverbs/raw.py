@@ -5,6 +5,10 @@
     raw.py receive DEVICE NETDEV
     raw.py send-kinds DEVICE NETDEV PEER
     raw.py receive-kinds DEVICE NETDEV
+    raw.py send-scaled DEVICE NETDEV PEER
+    raw.py receive-scaled DEVICE NETDEV
+    raw.py queue-in-error DEVICE
+    raw.py queue-that-fails DEVICE
 
 The receiver has a queue pair with flows for frames to its address and to all, both with one Ethertype. It compares what
 the queue pair gets with what the network device gets, which it watches through a packet socket. The sender sends what
@@ -15,8 +19,11 @@ IPv4. It also divides TCP packets to the group, and the receiver puts them toget
 Two other programs are about kinds of flows: two with different priorities, one that leaves its frames to others as
 well, and those for what no other flow takes.
 
-The last two are about receive scaling: packets of many flows are spread over several work queues, as the hash of each
-says, and in order. Before and after that, the receiver does with queues and tables what it must not.
+Two more are about receive scaling: packets of many flows are spread over several work queues, as the hash of each says,
+and in order. Before that, the receiver does with queues and tables what it must not.
+
+The last two have a work queue and no peer. The queue flushes its receives in error, until it is reset. Or it waits for
+the event of a queue that fails, which somebody else has to cause.
 """
 
 import contextlib
@@ -401,6 +408,80 @@ def send_scaled(device, netdev, peer):
             transmit(cq, qp, mr, (header + flow_packet(flow, turn)).ljust(60, b"\0"), 0)
 
 
+def change(queue, state, believed=None):
+    """Changes the state of a work queue, which may be believed to be in another one."""
+    mask = IBV_WQ_ATTR_STATE if believed is None else IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE
+    queue.modify(WQAttr(attr_mask=mask, wq_state=state, curr_wq_state=believed or 0))
+
+
+@contextlib.contextmanager
+def work_queue(device):
+    context = Context(name=device)
+    pd = PD(context)
+    mr = MR(pd, RECEIVES * ROOM, IBV_ACCESS_LOCAL_WRITE)
+    cq = CQ(context, 2 * RECEIVES)
+    queue = WQ(context, WQInitAttr(wq_pd=pd, wq_cq=cq, max_wr=RECEIVES, max_sge=1))
+    yield context, cq, queue, lambda number: post_receive(queue, mr, number)
+    queue.close()
+
+
+def queue_in_error(device):
+    with work_queue(device) as (_context, cq, queue, post):
+
+        def flushed(numbers):
+            for number in numbers:
+                done = poll(cq, 20, IBV_WC_WR_FLUSH_ERR)
+                assert done and (done.wr_id, done.qp_num) == (number, queue.wqn), (number, done)
+            assert not poll(cq, 0.2), "too many completions"
+
+        with refused(errno.EINVAL):
+            post(0)
+        change(queue, IBV_WQS_RDY)
+        for number in range(RECEIVES):
+            post(number)
+        with refused(errno.ENOMEM):
+            post(RECEIVES)
+        # Who believes that the queue is in error is wrong.
+        with refused(errno.EINVAL):
+            change(queue, IBV_WQS_ERR, believed=IBV_WQS_ERR)
+        assert not poll(cq, 0.2), "the queue is flushed"
+        # In error, everything is flushed, also what is posted then.
+        change(queue, IBV_WQS_ERR)
+        flushed(range(RECEIVES))
+        for number in range(3):
+            post(number)
+            flushed([number])
+        change(queue, IBV_WQS_ERR)
+        change(queue, IBV_WQS_ERR, believed=IBV_WQS_ERR)
+        with refused(errno.EINVAL):
+            change(queue, IBV_WQS_RDY)
+        # After a reset, a post that was too late does not fail the queue.
+        change(queue, IBV_WQS_RESET)
+        with refused(errno.EINVAL):
+            change(queue, IBV_WQS_ERR, believed=IBV_WQS_ERR)
+        with refused(errno.EINVAL):
+            post(0)
+        change(queue, IBV_WQS_RDY)
+        with refused(errno.EINVAL):
+            change(queue, IBV_WQS_ERR, believed=IBV_WQS_ERR)
+        post(0)
+        assert not poll(cq, 0.2), "the queue is in error"
+    print("right", flush=True)
+
+
+def queue_that_fails(device):
+    with work_queue(device) as (context, cq, queue, post):
+        change(queue, IBV_WQS_RDY)
+        post(7)
+        print("queue", queue.wqn, flush=True)
+        event = context.get_async_event()
+        assert event.event_type == IBV_EVENT_WQ_FATAL, event
+        event.ack()
+        done = poll(cq, 20, IBV_WC_WR_FLUSH_ERR)
+        assert done and done.wr_id == 7, done
+    print("right", flush=True)
+
+
 def receive_scaled(device, netdev):
     own = mac_of(netdev)
     context = Context(name=device)
@@ -412,21 +493,14 @@ def receive_scaled(device, netdev):
     cqs = [CQ(context, 2 * RECEIVES) for _ in range(QUEUES)]
     queues = [WQ(context, WQInitAttr(wq_pd=pd, wq_cq=cq, max_wr=RECEIVES, max_sge=1)) for cq in cqs]
 
-    def change(queue, state):
-        queue.modify(WQAttr(attr_mask=IBV_WQ_ATTR_STATE, wq_state=state))
-
     def post(index, number):
         sge = SGE(mr.buf + (index * RECEIVES + number) * ROOM, ROOM, mr.lkey)
         queues[index].post_recv(RecvWR(number, 1, [sge]))
 
-    with refused(errno.EINVAL):
-        post(0, 0)
     for index, queue in enumerate(queues):
         change(queue, IBV_WQS_RDY)
         for number in range(RECEIVES):
             post(index, number)
-    with refused(errno.ENOMEM):
-        post(0, 0)
     too_many = caps.max_rwq_indirection_table_size.bit_length()
     with refused(errno.EINVAL):
         RwqIndTable(context, RwqIndTableInitAttr(too_many, queues * ((1 << too_many) // QUEUES)))
@@ -483,26 +557,7 @@ def receive_scaled(device, netdev):
     used = {places[0][0] for places in got.values()}
     assert len(got) == FLOWS and len(used) >= 2, got
 
-    # In error, everything is flushed, also what is posted then.
     flow.close()
-    while cqs[0].poll(1)[0]:
-        pass
-    change(queues[0], IBV_WQS_ERR)
-
-    def flushed(count):
-        for _ in range(count):
-            assert poll(cqs[0], 20, IBV_WC_WR_FLUSH_ERR), "a receive is not flushed"
-
-    flushed(RECEIVES)
-    post(0, 0)
-    flushed(1)
-    with refused(errno.EINVAL):
-        change(queues[0], IBV_WQS_RDY)
-    change(queues[0], IBV_WQS_RESET)
-    with refused(errno.EINVAL):
-        post(0, 0)
-    change(queues[0], IBV_WQS_RDY)
-    post(0, 0)
     qp.close()
     table.close()
     for queue in queues:
@@ -517,5 +572,7 @@ COMMANDS = {
     "receive-kinds": receive_kinds,
     "send-scaled": send_scaled,
     "receive-scaled": receive_scaled,
+    "queue-in-error": queue_in_error,
+    "queue-that-fails": queue_that_fails,
 }
 COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Queue pairs for raw packets beside the network device of the same port: flows decide who gets a frame, the switch
 # drops forged ones, the device fills in and checks checksums and divides TCP packets, receive scaling spreads packets
-# over work queues, and perftest's programs for Ethernet run between two VMs. Without the right to send raw packets there
+# over work queues, which fail like queue pairs, and perftest's programs for Ethernet run between two VMs. Without the right to send raw packets there
 # are none.
 # lab: timeout=300
 # lab: fabric=roce
@@ -85,6 +85,14 @@ shown=$(on b rdma resource show qp)
 	fail "rdma does not show the queue pairs: $shown"
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-scaled "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver with several queues got something else"
+
+# A queue that is in error, and one that the device fails.
+on -t 60 a python3 /vrnic/tests/pyverbs/raw.py queue-in-error "$DEV" || fail "a queue in error"
+on -t 120 a python3 /vrnic/tests/pyverbs/raw.py queue-that-fails "$DEV" >"$LAB_DIR/failing" &
+failing=$!
+within 60 grep -q queue "$LAB_DIR/failing" || fail "there is no queue"
+vrnicctl fault add -d a qp-fatal "qp=$(sed -n 's/queue //p' "$LAB_DIR/failing")" >/dev/null
+wait $failing || fail "the program is not told that its queue has failed"
 
 ! on -t 60 a setpriv --bounding-set=-net_raw --inh-caps=-net_raw --ambient-caps=-net_raw \
 	python3 /vrnic/tests/pyverbs/raw.py send "$DEV" "$NETDEV" "$mac_b" >/dev/null 2>&1 ||

@@ -846,6 +846,7 @@ c_constants! {
     IBV_WQS_ERR: c_int = 2;
     IBV_WQ_INIT_ATTR_FLAGS: u32 = 1 << 0;
     IBV_WQ_ATTR_STATE: u32 = 1 << 0;
+    IBV_WQ_ATTR_CURR_STATE: u32 = 1 << 1;
     IBV_RX_HASH_FUNC_TOEPLITZ: u8 = 1 << 0;
 
     IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1 << 0;

@@ -69,22 +69,22 @@ impl Wq {
     }
 
     /// Tells the device that a queue in error has more receives to flush. The device looks at other
-    /// queues anyway.
+    /// queues anyway. If another thread has reset the queue since then, nothing changes.
     #[cold]
     fn ring(&self) {
         // SAFETY: The context stays open as long as it has queues.
         let doorbell = unsafe { &*self.doorbell };
         if doorbell.ring(self.slot, &self.slot_bits) == Rung::AskKernel {
             let mut attr = ibv_wq_attr {
-                attr_mask: IBV_WQ_ATTR_STATE,
+                attr_mask: IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE,
                 wq_state: IBV_WQS_ERR,
-                curr_wq_state: 0,
+                curr_wq_state: IBV_WQS_ERR,
                 flags: 0,
                 flags_mask: 0,
             };
             let mut cmd = ibv_modify_wq::default();
-            // SAFETY: A queue of this provider. The call fails only if the device is gone, and then
-            // nothing will complete any more.
+            // SAFETY: A queue of this provider. The call fails if the queue was reset, or if the
+            // device is gone. In both cases nothing has to complete any more.
             unsafe {
                 ibv_cmd_modify_wq(
                     self.wq.get(),
