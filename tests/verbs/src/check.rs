@@ -9,6 +9,7 @@ pub mod device_memory;
 pub mod dma_buf;
 pub mod errors;
 pub mod failure;
+pub mod fork;
 pub mod import;
 pub mod limits;
 pub mod multicast;
@@ -87,6 +88,7 @@ pub fn cases() -> Vec<Case> {
         unreliable::CASES,
         multicast::CASES,
         import::CASES,
+        fork::CASES,
         limits::CASES,
     ]
     .concat()

@@ -33,6 +33,19 @@ pub fn memory_file(len: usize) -> Result<OwnedFd> {
     if done { Ok(fd) } else { Err(Errno::last()) }
 }
 
+/// Lets this process have at least `count` open files.
+pub fn open_files(count: u64) -> Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: count,
+        rlim_max: count.max(1 << 16),
+    };
+    // SAFETY: `limit` is readable.
+    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(Errno::last()),
+    }
+}
+
 /// A page-aligned mapping, anonymous and zeroed unless it is said otherwise.
 #[derive(Debug)]
 pub struct Memory {
@@ -55,6 +68,11 @@ impl Memory {
     /// As [`new`](Self::new), from the page at that address on, where nothing may be.
     pub fn at(addr: usize, len: usize) -> Result<Self> {
         Self::map(addr, len, libc::MAP_FIXED_NOREPLACE)
+    }
+
+    /// As [`new`](Self::new), in huge pages. `ENOMEM` if the machine has too few of them.
+    pub fn huge(len: usize) -> Result<Self> {
+        Self::map(0, len, libc::MAP_HUGETLB)
     }
 
     fn map(addr: usize, len: usize, flags: i32) -> Result<Self> {
@@ -307,6 +325,34 @@ impl Memory {
             at += n;
         }
         Ok(())
+    }
+
+    /// Has a child set `len` bytes at `offset` of its copy to `value`, and waits until it has ended. Where the memory was
+    /// not copied, the child has died instead.
+    pub fn set_in_child(&self, offset: usize, len: usize, value: u8) -> Result<()> {
+        // SAFETY: the child calls nothing but what is safe after a fork of a process with threads.
+        match unsafe { libc::fork() } {
+            0 => {
+                self.set(offset, len, value);
+                // SAFETY: as above.
+                unsafe { libc::_exit(0) }
+            }
+            -1 => Err(Errno::last()),
+            pid => {
+                let mut status = 0;
+                // SAFETY: the child was not waited for; `status` is writable.
+                if unsafe { libc::waitpid(pid, &raw mut status, 0) } != pid {
+                    return Err(Errno::last());
+                }
+                let ended = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+                let died = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
+                if ended || died {
+                    Ok(())
+                } else {
+                    Err(Errno(libc::ECHILD))
+                }
+            }
+        }
     }
 
     /// Checks that `len` bytes at `offset` still have `value`; the index of the first difference is the error.

@@ -616,13 +616,25 @@ int ibv_cmd_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t l
 	return 0;
 }
 
+/* Bytes that no child process gets, because the device has them, and the error for more of them. */
+static size_t kept_bytes;
+static int fork_error;
+
 int ibv_dontfork_range(void *base, size_t size)
 {
+	CHECK((uintptr_t)base % 4096 == 0 && size && size % 4096 == 0);
+	if (fork_error) {
+		errno = fork_error;
+		return fork_error;
+	}
+	kept_bytes += size;
 	return 0;
 }
 
 int ibv_dofork_range(void *base, size_t size)
 {
+	CHECK((uintptr_t)base % 4096 == 0 && size && size <= kept_bytes);
+	kept_bytes -= size;
 	return 0;
 }
 
@@ -2320,7 +2332,12 @@ void exercise(void)
 		take_bits();
 		kernel_rings = 0;
 		*doorbell = 0;
+		/* No ring may be where a child process has it, too. */
+		fork_error = ENOMEM;
+		CHECK(!ops.create_cq(context, 5, NULL, 0) && errno == ENOMEM);
+		fork_error = 0;
 		cq = ops.create_cq(context, 5, NULL, 0);
+		CHECK(cq && kept_bytes);
 		send_and_receive(context, pd, cq);
 		extended_posting(context, pd, cq);
 		windows(pd, cq);
@@ -2339,5 +2356,6 @@ void exercise(void)
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
 		ops.free_context(context);
 		provider->uninit_device(device);
+		CHECK(!kept_bytes);
 	}
 }

@@ -242,6 +242,8 @@ pub struct Buffer {
     length: usize,
     /// Gets the pages back. Without a lender, they are a mapping of the buffer's own.
     lender: Option<Box<dyn Lender>>,
+    /// Whether child processes are kept from the pages.
+    is_protected: bool,
 }
 
 // SAFETY: The pages belong to the value alone and are not tied to a thread.
@@ -272,9 +274,9 @@ impl Buffer {
             base: NonNull::new(base.cast())?,
             length,
             lender: None,
+            is_protected: false,
         };
-        fork::protect(&buffer)?;
-        Some(buffer)
+        buffer.protected()
     }
 
     /// Creates a buffer from the `length` bytes at `base`, which this function zeroes. `lender`
@@ -291,9 +293,17 @@ impl Buffer {
             base,
             length,
             lender: Some(lender),
+            is_protected: false,
         };
-        fork::protect(&buffer)?;
-        Some(buffer)
+        buffer.protected()
+    }
+
+    /// Keeps child processes from the pages, if the application asked for that. On failure, drops
+    /// the buffer.
+    fn protected(mut self) -> Option<Self> {
+        fork::protect(&self)?;
+        self.is_protected = true;
+        Some(self)
     }
 
     /// Returns the address of the first byte, for the kernel.
@@ -319,7 +329,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        fork::unprotect(self);
+        if self.is_protected {
+            fork::unprotect(self);
+        }
         match &self.lender {
             Some(lender) => lender.take_back(self.base),
             // SAFETY: `new` made this mapping, and it is no longer used.

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use super::pair::Pair;
-use super::{ACCESS_ALL, BUFFER, Case, Env, LinkConfig};
+use super::pair::{Loop, Pair, same};
+use super::{ACCESS_ALL, BUFFER, Case, Env, LinkConfig, expect};
 use crate::ensure;
 use crate::ffi::{ibv_ece, ibv_qp_cap};
-use crate::memory::Memory;
+use crate::memory::{Memory, open_files};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Context, Cq,
-    DEVICE_MANAGED_FLOW_STEERING, Errno, Mr, Pd, QPT_DRIVER, QPT_RAW_PACKET, QPT_XRC_RECV, Qp,
-    QpConfig, SendOp, Sge, Srq, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_SEND,
+    DEVICE_MANAGED_FLOW_STEERING, Errno, Interface, Mr, Pd, QPT_DRIVER, QPT_RAW_PACKET,
+    QPT_XRC_RECV, Qp, QpConfig, SendOp, SendWr, Sge, Srq, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR,
+    WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -33,6 +33,7 @@ pub(super) const CASES: &[Case] = &[
     ("srq-sizes-at-their-limits", srq_sizes),
     ("srq-count-at-its-limit", srq_count),
     ("a-thousand-qps", thousand),
+    ("context-count-at-its-limit", contexts),
 ];
 
 fn attributes(env: &mut Env) -> Outcome<()> {
@@ -521,6 +522,45 @@ fn thousand(env: &mut Env) -> Outcome<()> {
         for (n, link) in links.iter().enumerate() {
             link.expect(n as u64, WC_SUCCESS)
                 .map_err(|e| Failure(format!("round {round}: {e}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// A process opens the device many times, and each of its contexts works.
+fn contexts(env: &mut Env) -> Outcome<()> {
+    /// As many as there are doorbell pages, less some for other processes. Fewer take less time.
+    const MOST: usize = 4000;
+    const SOME: usize = 300;
+
+    if !env.vrnic {
+        return Ok(());
+    }
+    open_files(3 * MOST as u64 + 1000).during("raising the number of open files")?;
+    let wanted = if env.slow { usize::MAX } else { SOME };
+    for _ in 0..2 {
+        let mut held = Vec::new();
+        while held.len() < wanted {
+            match Context::open(Some(env.context.name())) {
+                Ok(context) => held.push(context),
+                Err(Errno(libc::ENOMEM | libc::ENOSPC)) if held.len() >= MOST => break,
+                Err(e) => return Err(Failure(format!("context {}: {e}", held.len()))),
+            }
+        }
+        for context in held.iter().step_by(SOME / 3).chain(held.last()) {
+            let pd = Pd::new(context).during("ibv_alloc_pd")?;
+            let own = Loop::new(&pd, env.gid, Interface::Legacy)?;
+            own.mr.memory().fill(0, 64, 9, 0);
+            let write = SendOp::Write(own.mr.addr(BUFFER), own.mr.rkey());
+            own.qps[0]
+                .post_send(&[SendWr::new(1, write, &[own.mr.sge(0, 64)])])
+                .map_err(|e| Failure(format!("posting: {}", e.error)))?;
+            expect(&own.cq, 1, WC_SUCCESS)?;
+            same(&own.mr, BUFFER, 64, 9)?;
+        }
+        println!("    {} contexts", held.len());
+        for context in held {
+            context.close().during("closing a context")?;
         }
     }
     Ok(())
