@@ -3,20 +3,25 @@
 # Checks the layouts in src/ffi against the headers of each release of rdma-core that a provider is built for.
 #
 #   check.sh [--update] SOURCES [PROVIDERS]
+#   check.sh --cost SOURCES PROVIDERS
 #
-# SOURCES contains the unpacked sources, one directory per release: SOURCES/56.1, SOURCES/65.0. The script compiles a C
+# SOURCES contains the unpacked sources, one directory per release: SOURCES/56.1, SOURCES/65.0, and any other release that
+# has the private ABI of the first, and so must have its layouts. The script compiles a C
 # program that prints every size, offset and constant on which the Rust code relies, and the prototypes, with those
 # headers. The output must equal the committed layout/<release>.txt, which `cargo test` compares with the Rust code;
 # --update writes that file instead. PROVIDERS is the directory that build.sh filled. If it is given, layout/exercise.c
-# is built with the same headers and runs each provider against a device that is an array.
+# is built with the same headers and runs each provider against a device that is an array. If there is valgrind, it runs
+# the provider once more, and watches how it uses memory. --cost instead has callgrind count the instructions of posting
+# and polling (layout/cost.c).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 update=
-if [ "${1:-}" = --update ]; then
-	update=1
-	shift
-fi
+cost=
+case ${1:-} in
+--update) update=1 && shift ;;
+--cost) cost=1 && shift ;;
+esac
 sources=$(cd "${1:?usage: check.sh [--update] SOURCES [PROVIDERS]}" && pwd)
 providers=${2:+$(cd "$2" && pwd)}
 work=$(mktemp -d)
@@ -54,17 +59,17 @@ program() {
 	printf '\treturn 0;\n}\n'
 }
 
-# exercise RELEASE PABI LEVEL SYMBOL: runs the provider. SYMBOL is the symbol by which the provider recognises that
-# LEVEL.
-exercise() {
+# player RELEASE PABI LEVEL SYMBOL PROGRAM: builds PROGRAM as libibverbs, and a program that loads a provider and runs
+# it. SYMBOL is the symbol by which the provider recognises that LEVEL.
+player() {
 	local release=$1 pabi=$2 level=$3 symbol=$4 dir=$work/$1.lib
 	mkdir "$dir"
 	printf 'IBVERBS_1.1 { global: ibv_dofork_range; ibv_dontfork_range; };\nIBVERBS_1.%s { global: %s; };\n' \
 		"$level" "$symbol" >"$dir/map"
 	printf 'IBVERBS_PRIVATE_%s { global: *; };\n' "$pabi" >>"$dir/map"
-	${CC:-cc} -std=gnu11 -D_GNU_SOURCE -g -Wall -Wno-unused -I"$work/$release" \
+	${CC:-cc} -std=gnu11 -D_GNU_SOURCE -g ${cost:+-O2} -Wall -Wno-unused -I"$work/$release" \
 		-I"$here/../../../include/uapi/rdma" -shared -fPIC -Wl,-soname,libibverbs.so.1 \
-		-Wl,--version-script="$dir/map" -o "$dir/libibverbs.so.1" "$here/exercise.c"
+		-Wl,--version-script="$dir/map" -o "$dir/libibverbs.so.1" "$here/$5"
 	cat >"$dir/main.c" <<-'C'
 		#include <dlfcn.h>
 		#include <stdio.h>
@@ -80,34 +85,71 @@ exercise() {
 		}
 	C
 	${CC:-cc} -o "$dir/main" "$dir/main.c" "$dir/libibverbs.so.1" -ldl
-	LD_LIBRARY_PATH=$dir "$dir/main" "$providers/libvrnic-rdmav$pabi.so"
-	echo "rdma-core $release: the provider does what its structures say"
 }
 
+# exercise RELEASE PABI LEVEL SYMBOL: runs the provider, also under valgrind.
+exercise() {
+	local release=$1 run=("$work/$1.lib/main" "$providers/libvrnic-rdmav$2.so")
+	player "$@" exercise.c
+	export LD_LIBRARY_PATH=$work/$release.lib
+	"${run[@]}"
+	echo "rdma-core $release: the provider does what its structures say"
+	if [ -n "$(command -v valgrind)" ]; then
+		valgrind --quiet --error-exitcode=3 "${run[@]}"
+		echo "rdma-core $release: valgrind has no complaints"
+	else
+		echo "rdma-core $release: not checked by valgrind, which is not installed"
+	fi
+}
+
+# measure RELEASE PABI LEVEL SYMBOL: prints the instructions of each call, for one request or completion.
+measure() {
+	local count
+	headers "$1" "$2"
+	player "$@" cost.c
+	count=$(LD_LIBRARY_PATH=$work/$1.lib valgrind --quiet --tool=callgrind --callgrind-out-file="$work/calls" \
+		"$work/$1.lib/main" "$providers/libvrnic-rdmav$2.so")
+	callgrind_annotate --inclusive=yes --threshold=100 --show=Ir "$work/calls" |
+		sed -n 's/^ *\([0-9,]*\) .*:cost_\([a-z_]*\).*/\1 \2/p' | tr -d , | sort -k 2 |
+		awk -v count="$count" '{ printf "%7.1f  %s\n", $1 / count, $2 }'
+}
+
+# check RELEASE PABI [LIKE]: compares with the layouts of the release LIKE, by default with those of RELEASE.
 check() {
-	local release=$1 pabi=$2 answers=$work/$1.txt
+	local release=$1 pabi=$2 like=${3:-$1} answers=$work/$1.txt
 	headers "$release" "$pabi"
 	program "$pabi" >"$work/$release.c"
 	${CC:-cc} -std=gnu11 -Wall -Werror -Wno-unused -I"$work/$release" -I"$here" -o "$work/$release.bin" \
 		"$work/$release.c"
 	{
 		echo "# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause"
-		echo "# Sizes, offsets, constants of rdma-core $release (private ABI $pabi, $(uname -m)), from layout/check.sh."
+		echo "# Sizes, offsets, constants of rdma-core $like (private ABI $pabi, $(uname -m)), from layout/check.sh."
 		"$work/$release.bin"
 	} >"$answers"
 	[ "$(wc -l <"$answers")" -gt 100 ] || { echo "check.sh: no questions to ask" >&2; exit 1; }
-	if [ -n "$update" ]; then
-		cp "$answers" "$here/$release.txt"
+	if [ -n "$update" ] && [ "$release" = "$like" ]; then
+		cp "$answers" "$here/$like.txt"
 	else
-		diff -u "$here/$release.txt" "$answers"
+		diff -u "$here/$like.txt" "$answers"
 	fi
 	echo "rdma-core $release (private ABI $pabi): $(($(wc -l <"$answers") - 2)) values and all prototypes agree"
 }
 
-check 56.1 34
-check 65.0 65
-
-if [ -n "$providers" ]; then
-	exercise 56.1 34 14 ibv_query_qp_data_in_order
-	exercise 65.0 65 18 _ibv_query_comp_cntr_caps
+if [ -n "$cost" ]; then
+	measure 65.0 65 18 _ibv_query_comp_cntr_caps
+	exit
 fi
+others=()
+for release in "$sources"/*; do
+	release=${release##*/}
+	case $release in 56.1 | 65.0) continue ;; esac
+	grep -q '^set(IBVERBS_PABI_VERSION "34")' "$sources/$release/CMakeLists.txt" ||
+		{ echo "check.sh: rdma-core $release has another private ABI" >&2; exit 1; }
+	others+=("$release")
+done
+for release in 56.1 "${others[@]}"; do
+	check "$release" 34 56.1
+	[ -z "$providers" ] || exercise "$release" 34 14 ibv_query_qp_data_in_order
+done
+check 65.0 65
+[ -z "$providers" ] || exercise 65.0 65 18 _ibv_query_comp_cntr_caps
