@@ -52,6 +52,7 @@ mod region;
 mod restart;
 mod virtqueue;
 mod watchdog;
+mod workqueue;
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub mod testing;
@@ -97,6 +98,7 @@ pub use region::{
 pub use restart::Restarter;
 pub use virtqueue::{
     AnyVirtqueue,
+    Deferral,
     Handler,
     Virtqueue, //
 };

@@ -37,6 +37,7 @@ use crate::{
     compat,
     virtqueue::AnyVirtqueue,
     watchdog::Watchdogs,
+    workqueue::Workqueue,
     Device,
     Dma,
     Watch,
@@ -76,6 +77,9 @@ struct Queues {
     queues: KVec<Arc<dyn AnyVirtqueue>>,
     dma: Dma,
     watchdogs: Arc<Watchdogs>,
+    /// Runs what the queues defer. It does not run once the queues are deleted, so it is not the
+    /// one that drops `self`.
+    workqueue: Workqueue,
     #[pin]
     state: Mutex<State>,
     /// Signals the end of [`State::Stopping`] and [`State::Quiesced`].
@@ -341,10 +345,12 @@ impl<'bound> Virtqueues<'bound> {
             )?;
         }
 
+        let generic: &device::Device = (***dev).as_ref();
         let queues = Arc::pin_init(
             try_pin_init!(Queues {
                 dma: dma_of(dev)?,
-                watchdogs: Watchdogs::new()?,
+                watchdogs: Watchdogs::new(generic)?,
+                workqueue: Workqueue::new(generic, c"events")?,
                 dev: dev.into(),
                 queues: queues.keep(),
                 state <- new_mutex!(State::Created, "virtio::Virtqueues"),
@@ -385,8 +391,8 @@ impl<'bound> Virtqueues<'bound> {
 
         for (queue, raw) in queues.queues.iter().zip(raws) {
             // SAFETY: `raw` is a new queue that is not in use elsewhere. Only `Queues::delete`
-            // deletes it, after `detach`.
-            unsafe { queue.attach(raw) };
+            // deletes it, after `detach`; until then `priv` keeps the workqueue.
+            unsafe { queue.attach(raw, &queues.workqueue) };
         }
         Ok(Self {
             queues,

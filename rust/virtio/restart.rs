@@ -177,8 +177,6 @@ impl Restart {
 }
 
 impl Watch for Restart {
-    const SLEEPS_WITH_MACHINE: bool = true;
-
     fn check(&self) -> Option<u32> {
         // A thread that takes the device from its driver has the lock, and waits for this work.
         let Some(_locked) = Locked::try_new(&self.dev) else {

@@ -30,11 +30,23 @@ use crate::{
         Refused,
         Used, //
     },
-    compat, //
+    compat,
+    workqueue::Workqueue, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
+
+/// Where [`Handler::deferred`] runs.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub enum Deferral {
+    /// Nowhere: [`Virtqueue::defer`] does nothing.
+    Never,
+    /// In a soft interrupt, which needs no thread. It must not sleep or stop the device.
+    Atomic,
+    /// In process context, on a workqueue that the queues of the device share.
+    Sleeping,
+}
 
 /// A driver's handler for the buffers of a queue.
 ///
@@ -44,16 +56,15 @@ pub trait Handler: Send + Sync + Sized + 'static {
     /// The driver's context that accompanies a buffer through the queue.
     type Context: Send + 'static;
 
-    /// Whether the handler implements [`deferred`](Self::deferred). If not, [`Virtqueue::defer`]
-    /// does nothing.
-    const DEFERS: bool = false;
+    /// Where [`deferred`](Self::deferred) runs.
+    const DEFERRAL: Deferral = Deferral::Never;
 
     /// Handles buffers that the device has used; [`Virtqueue::pop`] returns them.
     ///
     /// Called in interrupt context, by one CPU at a time for each queue.
     fn used(&self, queue: &Virtqueue<Self>);
 
-    /// Continues in process context what [`used`](Self::used) has [deferred](Virtqueue::defer).
+    /// Continues what [`used`](Self::used) has [deferred](Virtqueue::defer).
     ///
     /// Called by one CPU at a time.
     fn deferred(&self, queue: &Virtqueue<Self>) {
@@ -69,45 +80,6 @@ pub trait Handler: Send + Sync + Sized + 'static {
     }
 }
 
-/// A workqueue for the work of a queue.
-///
-/// Threads that free memory may wait for that work: storage stacks, for example, destroy queue
-/// pairs of a device when they re-establish a connection. Hence `WQ_MEM_RECLAIM`.
-///
-/// # Invariants
-///
-/// The pointer is valid and owned.
-struct Workqueue(NonNull<bindings::workqueue_struct>);
-
-impl Workqueue {
-    fn new(name: &CStr) -> Result<Self> {
-        // SAFETY: The format takes a string, which is copied.
-        let raw = unsafe {
-            bindings::alloc_workqueue_noprof(
-                c"%s".as_char_ptr(),
-                bindings::wq_flags_WQ_MEM_RECLAIM | bindings::wq_flags_WQ_UNBOUND,
-                1,
-                name.as_char_ptr(),
-            )
-        };
-        // INVARIANT: Just allocated.
-        NonNull::new(raw).map(Self).ok_or(ENOMEM)
-    }
-}
-
-impl Drop for Workqueue {
-    fn drop(&mut self) {
-        // SAFETY: Owned by the type invariant.
-        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
-    }
-}
-
-// SAFETY: A workqueue may be used and destroyed by any thread.
-unsafe impl Send for Workqueue {}
-
-// SAFETY: Work may be queued by any thread.
-unsafe impl Sync for Workqueue {}
-
 /// The C side of a queue.
 ///
 /// # Invariants
@@ -115,8 +87,12 @@ unsafe impl Sync for Workqueue {}
 /// `raw` is null, or a queue of which this is the only user and which is not deleted before `raw`
 /// is set to null. It is not null if `open`. All tokens in it come from `KBox<Chain<C>>::into_raw`,
 /// with the `C` of the enclosing [`Virtqueue`].
+///
+/// `workqueue` is valid if `open`.
 struct RawQueue {
     raw: *mut bindings::virtqueue,
+    /// Runs [`Handler::deferred`].
+    workqueue: *mut bindings::workqueue_struct,
     /// Whether the queue belongs to a device, or is about to.
     claimed: bool,
     /// Whether buffers may be added.
@@ -138,8 +114,6 @@ pub struct Virtqueue<H: Handler> {
     /// Runs [`Handler::deferred`]; only queued while the queue is open, and under its lock.
     #[pin]
     work: Opaque<bindings::work_struct>,
-    /// Workqueue of `work`; dropped when `work` does not run any more.
-    workqueue: Option<Workqueue>,
     #[pin]
     handler: H,
 }
@@ -161,19 +135,25 @@ impl<H: Handler> Virtqueue<H> {
         // name. So there must be one name for all types.
         static QUEUE: &CStr = c"virtio::Virtqueue";
         static WORK: &CStr = c"virtio::Virtqueue::work";
+        static ATOMIC: &CStr = c"virtio::Virtqueue::work, atomic";
 
-        let name = CString::try_from_fmt(name)?;
-        let workqueue = if H::DEFERS {
-            Some(Workqueue::new(&name)?)
-        } else {
-            None
+        // The lock class of work that runs in soft interrupts is not one of work in threads.
+        let (label, class) = match H::DEFERRAL {
+            Deferral::Atomic => (ATOMIC, static_lock_class!()),
+            Deferral::Sleeping | Deferral::Never => (WORK, static_lock_class!()),
         };
+        let name = CString::try_from_fmt(name)?;
         Arc::pin_init::<Error>(
-            // INVARIANT: `raw` is null.
+            // INVARIANT: `raw` is null, and the queue not open.
             try_pin_init!(Self {
                 name,
                 queue <- SpinLockIrq::new(
-                    RawQueue { raw: ptr::null_mut(), claimed: false, open: false },
+                    RawQueue {
+                        raw: ptr::null_mut(),
+                        workqueue: ptr::null_mut(),
+                        claimed: false,
+                        open: false,
+                    },
                     QUEUE,
                     static_lock_class!(),
                 ),
@@ -184,12 +164,11 @@ impl<H: Handler> Virtqueue<H> {
                             slot,
                             Some(Self::work_callback),
                             false,
-                            WORK.as_char_ptr(),
-                            static_lock_class!().as_ptr(),
+                            label.as_char_ptr(),
+                            class.as_ptr(),
                         )
                     }
                 }),
-                workqueue,
                 handler <- handler,
             }? Error),
             GFP_KERNEL,
@@ -296,18 +275,16 @@ impl<H: Handler> Virtqueue<H> {
 
     /// Schedules a call of [`Handler::deferred`]. May be called in any context.
     pub fn defer(&self) {
-        let Some(workqueue) = &self.workqueue else {
-            return;
-        };
         let queue = self.queue.lock();
-        if queue.open {
+        if queue.open && H::DEFERRAL != Deferral::Never {
             // SAFETY: `work` was initialised by `new`. `Queues` closes the queue and then waits for
             // the work before it drops its reference to `self`. The queue is open under the lock
-            // here, so that comes later, and no work is queued after it.
+            // here, so that comes later, and no work is queued after it. The workqueue is valid by
+            // the type invariant.
             unsafe {
                 bindings::queue_work_on(
                     bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                    workqueue.0.as_ptr(),
+                    queue.workqueue,
                     self.work.get(),
                 )
             };
@@ -349,13 +326,17 @@ mod private {
         /// Releases the claim.
         fn release(&self);
 
-        /// Starts to use `raw`.
+        /// Starts to use `raw`, and `workqueue` for what may sleep.
         ///
         /// # Safety
         ///
-        /// `raw` must be an empty queue that is not in use elsewhere and that is not deleted before
-        /// [`detach`](Self::detach) has returned.
-        unsafe fn attach(&self, raw: *mut crate::bindings::virtqueue);
+        /// `raw` must be an empty queue that is not in use elsewhere. Neither it nor the workqueue
+        /// is deleted before [`detach`](Self::detach) has returned.
+        unsafe fn attach(
+            &self,
+            raw: *mut crate::bindings::virtqueue,
+            workqueue: &crate::workqueue::Workqueue,
+        );
 
         /// Cancels all buffers and stops using the queue. Process context.
         ///
@@ -384,14 +365,15 @@ mod private {
 pub trait AnyVirtqueue: private::Sealed + Send + Sync {
     /// Schedules a call of [`Handler::deferred`] and waits until it has returned, so that it has
     /// seen all buffers which the device used before. Process context. Does not wait if called by
-    /// [`Handler::deferred`] itself.
+    /// [`Handler::deferred`] itself, or if that runs in a soft interrupt.
     fn flush_deferred(&self);
 }
 
 impl<H: Handler> AnyVirtqueue for Virtqueue<H> {
     fn flush_deferred(&self) {
         self.defer();
-        if !private::Sealed::is_deferred(self) {
+        // A thread that frees memory must not wait for other workqueues than those of a device.
+        if H::DEFERRAL == Deferral::Sleeping && !private::Sealed::is_deferred(self) {
             // SAFETY: `work` was initialised by `new`.
             unsafe { bindings::flush_work(self.work.get()) };
         }
@@ -420,11 +402,18 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
         self.queue.lock().claimed = false;
     }
 
-    unsafe fn attach(&self, raw: *mut bindings::virtqueue) {
+    unsafe fn attach(&self, raw: *mut bindings::virtqueue, workqueue: &Workqueue) {
+        let workqueue = match H::DEFERRAL {
+            // SAFETY: The pointer is set once, before there are drivers.
+            Deferral::Atomic => unsafe { bindings::system_bh_wq },
+            Deferral::Sleeping | Deferral::Never => workqueue.as_raw(),
+        };
         let mut queue = self.queue.lock();
         // INVARIANT: By the caller's contract this is the only user of `raw`, which lives until
-        // `detach` and contains no tokens.
+        // `detach` and contains no tokens. `detach` also closes the queue, so the workqueue is
+        // valid until then.
         queue.raw = raw;
+        queue.workqueue = workqueue;
         queue.open = true;
     }
 
@@ -456,7 +445,7 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
                 // use, and by the caller's contract the device no longer uses it.
                 let token = unsafe { bindings::virtqueue_detach_unused_buf(queue.raw) };
                 if token.is_null() {
-                    // INVARIANT: `raw` is null.
+                    // INVARIANT: `raw` is null, and the queue not open.
                     queue.raw = ptr::null_mut();
                     return;
                 }

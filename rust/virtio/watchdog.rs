@@ -8,6 +8,7 @@ use core::mem::{
 };
 
 use kernel::{
+    device,
     new_mutex,
     prelude::*,
     static_lock_class,
@@ -20,17 +21,16 @@ use kernel::{
     types::Opaque, //
 };
 
-use crate::bindings;
+use crate::{
+    bindings,
+    workqueue::Workqueue, //
+};
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
 /// The check of a [`Watchdog`].
 pub trait Watch: Send + Sync + 'static {
-    /// Whether checks wait while the machine suspends, sleeps and resumes. A check that adds or
-    /// removes devices must.
-    const SLEEPS_WITH_MACHINE: bool = false;
-
     /// Runs the check. Returns the delay in milliseconds until the next one, if there must be one.
     /// Process context.
     fn check(&self) -> Option<u32>;
@@ -59,15 +59,18 @@ pub(crate) struct Watchdogs {
     /// Their work, which can run until it is ended. [`None`] once no more can be added.
     #[pin]
     works: Mutex<Option<KVec<Arc<dyn End>>>>,
+    /// Runs the checks. They may wait for handlers, so they need another thread than those.
+    workqueue: Arc<Workqueue>,
 }
 
 impl Watchdogs {
-    /// Creates an empty collection.
-    pub(crate) fn new() -> Result<Arc<Self>> {
+    /// Creates an empty collection for `dev`.
+    pub(crate) fn new(dev: &device::Device) -> Result<Arc<Self>> {
         Arc::pin_init(
-            pin_init!(Self {
+            try_pin_init!(Self {
                 works <- new_mutex!(Some(KVec::new()), "virtio::Watchdogs"),
-            }),
+                workqueue: Arc::new(Workqueue::new(dev, c"watch")?, GFP_KERNEL)?,
+            }? Error),
             GFP_KERNEL,
         )
     }
@@ -109,6 +112,9 @@ impl PinnedDrop for Watchdogs {
 pub(crate) struct Work<W: Watch> {
     #[pin]
     work: Opaque<bindings::delayed_work>,
+    /// The workqueue; [`None`] for the one of the system that waits while the machine suspends,
+    /// sleeps and resumes.
+    workqueue: Option<Arc<Workqueue>>,
     #[pin]
     pub(crate) watch: W,
 }
@@ -139,7 +145,11 @@ impl<W: Watch> Drop for Owner<W> {
 impl<W: Watch> Work<W> {
     /// Creates a work that is not queued yet, and must be ended before it is dropped. Works that
     /// wait for each other need different lock classes.
-    fn new(watch: impl PinInit<W>, class: Pin<&'static LockClassKey>) -> Result<Arc<Self>> {
+    fn new(
+        watch: impl PinInit<W>,
+        workqueue: Option<Arc<Workqueue>>,
+        class: Pin<&'static LockClassKey>,
+    ) -> Result<Arc<Self>> {
         // One name for all types, because they share the timer's lock class, which lockdep
         // identifies by the name's address.
         static WORK: &CStr = c"virtio::Watchdog::work";
@@ -167,15 +177,17 @@ impl<W: Watch> Work<W> {
                         );
                     }
                 }),
+                workqueue,
                 watch <- watch,
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Creates a work that is not queued yet. It may end watchdogs.
+    /// Creates a work that is not queued yet. It may end watchdogs, and add and remove devices: it
+    /// does not run while the machine suspends, sleeps or resumes.
     pub(crate) fn owned(watch: impl PinInit<W>) -> Result<Owner<W>> {
-        Self::new(watch, static_lock_class!()).map(Owner)
+        Self::new(watch, None, static_lock_class!()).map(Owner)
     }
 
     /// Runs the check after `delay_ms` milliseconds, replacing an earlier schedule. The check sees
@@ -185,7 +197,7 @@ impl<W: Watch> Work<W> {
         unsafe {
             bindings::mod_delayed_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                Self::queue(),
+                self.queue(),
                 self.work.get(),
                 msecs_to_jiffies(delay_ms),
             )
@@ -197,7 +209,7 @@ impl<W: Watch> Watchdog<W> {
     /// Creates a watchdog that runs its check first after `delay_ms` milliseconds, and then
     /// whenever the previous check asked for, until it is dropped or all watchdogs are ended.
     pub(crate) fn new(all: &Arc<Watchdogs>, delay_ms: u32, watch: W) -> Result<Self> {
-        let work = Work::new(watch, static_lock_class!())?;
+        let work = Work::new(watch, Some(all.workqueue.clone()), static_lock_class!())?;
         all.add(work.clone())?;
         // From here on `all` ends the work at the latest. If it has been ended already, this has no
         // effect.
@@ -244,13 +256,11 @@ impl<W: Watch> Work<W> {
     }
 
     /// Returns the workqueue on which the work runs.
-    fn queue() -> *mut bindings::workqueue_struct {
-        // SAFETY: Both pointers are set once, before there are drivers.
-        unsafe {
-            match W::SLEEPS_WITH_MACHINE {
-                true => bindings::system_freezable_wq,
-                false => bindings::system_dfl_wq,
-            }
+    fn queue(&self) -> *mut bindings::workqueue_struct {
+        match &self.workqueue {
+            Some(workqueue) => workqueue.as_raw(),
+            // SAFETY: The pointer is set once, before there are drivers.
+            None => unsafe { bindings::system_freezable_wq },
         }
     }
 
@@ -260,7 +270,7 @@ impl<W: Watch> Work<W> {
         unsafe {
             bindings::queue_delayed_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                Self::queue(),
+                self.queue(),
                 self.work.get(),
                 msecs_to_jiffies(delay_ms),
             )

@@ -21,11 +21,11 @@ use crate::bindings;
 /// sets the workqueue of the handler after it has armed the queue, and `ib_free_cq` stops the work
 /// before it destroys the queue. At both times the queue has no queue pairs, and a correct device
 /// raises no events. An event from an incorrect device, or one that was still in flight when the
-/// last queue pair went away, is held back until the queue has a queue pair again. A work item then
+/// last queue pair went away, is held back until the queue has a queue pair again. A soft interrupt then
 /// delivers it, because a verb must not call its caller's handlers.
 ///
 /// A queue's handler never runs twice at the same time. An event that arrives while the handler
-/// runs makes it run once more. After [`RUNS_IN_A_ROW`] runs, a work item continues, because a
+/// runs makes it run once more. After [`RUNS_IN_A_ROW`] runs, a soft interrupt continues, because a
 /// device that raises events without a cause must not keep a processor in an interrupt.
 ///
 /// `queue_pairs`, `held_back`, `again` and `continues` are changed under the lock of the table.
@@ -42,7 +42,7 @@ pub(crate) struct Notice {
     held_back: Atomic<bool>,
     /// The user must be notified of an event that arrived while the handler was running.
     again: Atomic<bool>,
-    /// The work item must run the handler, which counts as running until then.
+    /// The soft interrupt must run the handler, which counts as running until then.
     continues: Atomic<bool>,
 }
 
@@ -198,12 +198,12 @@ impl Table<bindings::ib_cq> {
     }
 
     /// Runs a completion handler that has begun, without any lock, until it has run after the last
-    /// event or the work item has to continue.
+    /// event or the soft interrupt has to continue.
     ///
     /// # Safety
     ///
     /// [`Entry::begin_completion`] must have returned `true` for this call, or for an earlier one
-    /// that left the rest to the work item. It guarantees that the queue is constructed, and not
+    /// that left the rest to the soft interrupt. It guarantees that the queue is constructed, and not
     /// destroyed before the handler has returned.
     unsafe fn run_completion(&self, entry: &Entry<bindings::ib_cq>) {
         for run in 1..=RUNS_IN_A_ROW {

@@ -66,7 +66,7 @@ pub(crate) trait Numbered {
     /// Decides whether the object's user is notified of an event.
     type Notice: Send + Sync;
 
-    /// Delivers events that were held back, after [`Table::deliver_later`]. Process context.
+    /// Delivers events that were held back, after [`Table::deliver_later`]. Soft interrupt.
     fn deliver(table: &Table<Self>)
     where
         Self: Sized,
@@ -265,7 +265,8 @@ pub(super) type Tree<T> = RBTree<u32, Arc<Entry<T>>>;
 /// Objects by number.
 ///
 /// This uses C's work items instead of `workqueue::Work`, which can be neither cancelled nor waited
-/// for: it could run after the module is gone.
+/// for: it could run after the module is gone. They run in a soft interrupt, which needs no thread,
+/// so threads that free memory can wait for them.
 ///
 /// # Invariants
 ///
@@ -334,7 +335,7 @@ impl<T: Numbered> Table<T> {
         unsafe {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                bindings::system_dfl_wq,
+                bindings::system_bh_wq,
                 self.late.get(),
             )
         };

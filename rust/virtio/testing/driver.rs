@@ -46,6 +46,7 @@ use crate::{
     Adapter,
     AnyVirtqueue,
     Chain,
+    Deferral,
     Device,
     DeviceId,
     Driver,
@@ -94,7 +95,7 @@ impl Counted {
 impl Handler for Counted {
     type Context = ();
 
-    const DEFERS: bool = true;
+    const DEFERRAL: Deferral = Deferral::Sleeping;
 
     fn used(&self, _queue: &Virtqueue<Self>) {
         self.calls.fetch_add(1, SeqCst);

@@ -8,6 +8,8 @@ use core::sync::atomic::{
 };
 
 use kernel::{
+    device,
+    faux,
     new_mutex,
     prelude::*,
     sync::{
@@ -63,7 +65,9 @@ mod cases {
             }),
             GFP_KERNEL,
         )?;
-        let all = Watchdogs::new()?;
+        let dev = faux::Registration::new(c"virtio-test", None)?;
+        let dev: &device::Device<device::Bound> = dev.as_ref().as_ref();
+        let all = Watchdogs::new(dev)?;
         *kennel.watchdog.lock() = Some(Watchdog::new(&all, 1, Suicidal(kennel.clone()))?);
         for _ in 0..1000 {
             fsleep(Delta::from_millis(10));
@@ -89,7 +93,9 @@ mod cases {
     #[test]
     fn nobody_looks_when_all_have_ended() -> Result {
         let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
-        let all = Watchdogs::new()?;
+        let dev = faux::Registration::new(c"virtio-test", None)?;
+        let dev: &device::Device<device::Bound> = dev.as_ref().as_ref();
+        let all = Watchdogs::new(dev)?;
         let kept = Watchdog::new(&all, 1, Counting(looks.clone()))?;
         for _ in 0..1000 {
             fsleep(Delta::from_millis(10));

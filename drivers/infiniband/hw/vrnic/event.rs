@@ -6,8 +6,8 @@
 //! buffer for each event, and delays the event if there is none. A buffer goes back as soon as its
 //! event has been read. So no event is lost, and a slow driver throttles the device.
 //!
-//! Completion events are handled in the interrupt of their vector, unless the device raises them
-//! without end. Asynchronous events are handled in a work item, because their handlers may sleep.
+//! Completion events are handled in the interrupt of their vector; if the device raises them without
+//! end, in a soft interrupt. Asynchronous events are handled in a work item, because their handlers may sleep.
 
 use kernel::{
     device::Device,
@@ -29,6 +29,7 @@ use rdma::{
 };
 use virtio::{
     Chain,
+    Deferral,
     Handler,
     Virtqueue, //
 };
@@ -119,7 +120,7 @@ impl AsyncEvents {
 impl Handler for AsyncEvents {
     type Context = ();
 
-    const DEFERS: bool = true;
+    const DEFERRAL: Deferral = Deferral::Sleeping;
 
     fn used(&self, queue: &Virtqueue<Self>) {
         queue.defer();
@@ -237,7 +238,7 @@ impl CompletionEventHandler {
 impl Handler for CompletionEventHandler {
     type Context = ();
 
-    const DEFERS: bool = true;
+    const DEFERRAL: Deferral = Deferral::Atomic;
 
     fn used(&self, queue: &Virtqueue<Self>) {
         drain(queue);

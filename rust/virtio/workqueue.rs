@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Workqueues for the work of a device.
+
+use core::ptr::NonNull;
+
+use kernel::{
+    device,
+    prelude::*, //
+};
+
+use crate::bindings;
+
+/// A workqueue that is named after a device.
+///
+/// Threads that free memory may wait for the work of a device: storage stacks, for example, destroy
+/// queue pairs when they re-establish a connection. Hence `WQ_MEM_RECLAIM`, for which the kernel
+/// keeps a thread. Work that waits for other work must be in another workqueue, because that thread
+/// runs one work at a time.
+///
+/// Must not be dropped by its own work, for which it waits.
+///
+/// # Invariants
+///
+/// The pointer is valid and owned.
+pub(crate) struct Workqueue(NonNull<bindings::workqueue_struct>);
+
+impl Workqueue {
+    /// Creates a workqueue for the `purpose` of `dev`.
+    pub(crate) fn new(dev: &device::Device, purpose: &CStr) -> Result<Self> {
+        // SAFETY: The format takes two strings, which are copied.
+        let raw = unsafe {
+            bindings::alloc_workqueue_noprof(
+                c"%s-%s".as_char_ptr(),
+                bindings::wq_flags_WQ_MEM_RECLAIM | bindings::wq_flags_WQ_UNBOUND,
+                0,
+                dev.name().as_char_ptr(),
+                purpose.as_char_ptr(),
+            )
+        };
+        // INVARIANT: Just allocated.
+        NonNull::new(raw).map(Self).ok_or(ENOMEM)
+    }
+
+    /// Returns the C structure.
+    pub(crate) fn as_raw(&self) -> *mut bindings::workqueue_struct {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Workqueue {
+    fn drop(&mut self) {
+        // SAFETY: Owned by the type invariant.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
+
+// SAFETY: A workqueue may be used and destroyed by any thread.
+unsafe impl Send for Workqueue {}
+
+// SAFETY: Work may be queued by any thread.
+unsafe impl Sync for Workqueue {}
