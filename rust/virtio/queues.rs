@@ -207,7 +207,7 @@ fn quiesce<Ctx: DeviceContext>(dev: &Device<Ctx>) {
     }
     // Not all transports synchronise with handlers when they reset a device.
     //
-    // SAFETY: As above. This may sleep, as all callers may.
+    // SAFETY: The device is valid. This may sleep, as all callers may.
     unsafe { bindings::virtio_synchronize_cbs(raw) };
 }
 
@@ -392,7 +392,7 @@ impl<'bound> Virtqueues<'bound> {
         for (queue, raw) in queues.queues.iter().zip(raws) {
             // SAFETY: `raw` is a new queue that is not in use elsewhere. Only `Queues::delete`
             // deletes it, after `detach`; until then `priv` keeps the workqueue.
-            unsafe { queue.attach(raw, &queues.workqueue) };
+            unsafe { queue.attach(raw, queues.workqueue.as_raw()) };
         }
         Ok(Self {
             queues,

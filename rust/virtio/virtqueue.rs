@@ -30,8 +30,7 @@ use crate::{
         Refused,
         Used, //
     },
-    compat,
-    workqueue::Workqueue, //
+    compat, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -122,7 +121,8 @@ pub struct Virtqueue<H: Handler> {
 // the handler is `Send`.
 unsafe impl<H: Handler> Send for Virtqueue<H> {}
 
-// SAFETY: As above; the handler is `Sync`.
+// SAFETY: The lock protects the queue; several threads may queue and cancel a `work_struct` at the
+// same time; the handler is `Sync`.
 unsafe impl<H: Handler> Sync for Virtqueue<H> {}
 
 impl<H: Handler> Virtqueue<H> {
@@ -335,7 +335,7 @@ mod private {
         unsafe fn attach(
             &self,
             raw: *mut crate::bindings::virtqueue,
-            workqueue: &crate::workqueue::Workqueue,
+            workqueue: *mut crate::bindings::workqueue_struct,
         );
 
         /// Cancels all buffers and stops using the queue. Process context.
@@ -402,11 +402,15 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
         self.queue.lock().claimed = false;
     }
 
-    unsafe fn attach(&self, raw: *mut bindings::virtqueue, workqueue: &Workqueue) {
+    unsafe fn attach(
+        &self,
+        raw: *mut bindings::virtqueue,
+        workqueue: *mut bindings::workqueue_struct,
+    ) {
         let workqueue = match H::DEFERRAL {
             // SAFETY: The pointer is set once, before there are drivers.
             Deferral::Atomic => unsafe { bindings::system_bh_wq },
-            Deferral::Sleeping | Deferral::Never => workqueue.as_raw(),
+            Deferral::Sleeping | Deferral::Never => workqueue,
         };
         let mut queue = self.queue.lock();
         // INVARIANT: By the caller's contract this is the only user of `raw`, which lives until

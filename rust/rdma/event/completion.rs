@@ -21,8 +21,8 @@ use crate::bindings;
 /// sets the workqueue of the handler after it has armed the queue, and `ib_free_cq` stops the work
 /// before it destroys the queue. At both times the queue has no queue pairs, and a correct device
 /// raises no events. An event from an incorrect device, or one that was still in flight when the
-/// last queue pair went away, is held back until the queue has a queue pair again. A soft interrupt then
-/// delivers it, because a verb must not call its caller's handlers.
+/// last queue pair went away, is held back until the queue has a queue pair again. A soft interrupt
+/// then delivers it, because a verb must not call its caller's handlers.
 ///
 /// A queue's handler never runs twice at the same time. An event that arrives while the handler
 /// runs makes it run once more. After [`RUNS_IN_A_ROW`] runs, a soft interrupt continues, because a
@@ -203,8 +203,8 @@ impl Table<bindings::ib_cq> {
     /// # Safety
     ///
     /// [`Entry::begin_completion`] must have returned `true` for this call, or for an earlier one
-    /// that left the rest to the soft interrupt. It guarantees that the queue is constructed, and not
-    /// destroyed before the handler has returned.
+    /// that left the rest to the soft interrupt. It guarantees that the queue is constructed, and
+    /// not destroyed before the handler has returned.
     unsafe fn run_completion(&self, entry: &Entry<bindings::ib_cq>) {
         for run in 1..=RUNS_IN_A_ROW {
             // SAFETY: Guaranteed by the caller, until `running` is cleared. The handler of a

@@ -6,8 +6,9 @@
 //! buffer for each event, and delays the event if there is none. A buffer goes back as soon as its
 //! event has been read. So no event is lost, and a slow driver throttles the device.
 //!
-//! Completion events are handled in the interrupt of their vector; if the device raises them without
-//! end, in a soft interrupt. Asynchronous events are handled in a work item, because their handlers may sleep.
+//! Completion events are handled in the interrupt of their vector; if the device raises them
+//! without end, in a soft interrupt. Asynchronous events are handled in a work item, because their
+//! handlers may sleep.
 
 use kernel::{
     device::Device,
