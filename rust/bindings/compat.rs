@@ -38,7 +38,7 @@ pub unsafe fn drvdata_obtain<T>(dev: &Device<CoreInternal<'_>>) -> Option<Pin<KB
 
     // SAFETY: `dev` is a valid device, hence so is `raw`.
     let ptr = unsafe { bindings::dev_get_drvdata(raw) };
-    // SAFETY: As above.
+    // SAFETY: The device is valid, and nobody else uses its data any more.
     unsafe { bindings::dev_set_drvdata(raw, core::ptr::null_mut()) };
 
     if ptr.is_null() {

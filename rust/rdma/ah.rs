@@ -2,23 +2,20 @@
 
 //! Address handles and paths.
 
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
     gid::Gid,
     object::{
         blank,
         core_object,
-        respond, //
+        Sole,
+        Vacant, //
     },
     port::Port,
     udata::{
@@ -26,9 +23,9 @@ use crate::{
         Caller,
         Request,
         Response,
-        Udata,
         User, //
     },
+    verb::Verb, //
 };
 
 /// The route of a packet as given in an IP header or a GRH (`struct ib_global_route`; IBTA volume
@@ -338,34 +335,24 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     init: *mut bindings::rdma_ah_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the handle; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*ah).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the handle; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*ah).device, udata) };
+    // SAFETY: The attributes are valid during the call.
+    let (flags, path) = unsafe { ((*init).flags, T::Path::from_raw(&*(*init).ah_attr)) };
+    // SAFETY: The handle is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Ah<T::AddressHandle>>::new(ah) };
+    let context = Context::from_raw(
+        flags,
+        bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE,
+    );
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts, and only processes
-    //   have udata.
-    // - The attributes are valid during the call.
-    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
-    //   before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let path = T::Path::from_raw(&*(*init).ah_attr)?;
-            let context = Context::from_raw(
-                (*init).flags,
-                bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE,
-            );
-            let user = udata
-                .as_ref()
-                .map(|udata| udata.user::<T, _>())
-                .transpose()?;
-            let (init, response) =
-                T::AddressHandle::create(call, &path, context, caller::<T, _>(user)?)?;
-
-            Ah::construct(ah, (), init);
-            respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(ah, context, call))?;
-            Ok(0)
-        })
+    verb.run(|call| {
+        let path = path?;
+        let user = caller::<T, _>(verb.user()?)?;
+        let (init, response) = T::AddressHandle::create(call, &path, context, user)?;
+        let ah = vacant.construct((), init);
+        verb.respond(&response)
+            .inspect_err(|_| end(ah, context, call))
     })
 }
 
@@ -394,22 +381,21 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
         flags,
         bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE,
     );
+    // SAFETY: The core set the device of the handle.
+    let verb = unsafe { Verb::<T>::new((*ah).device) };
+    // SAFETY: The handle is that of this verb, which succeeds.
+    let ah = unsafe { Sole::<Ah<T::AddressHandle>>::new(ah) };
 
-    // SAFETY: Verbs run only while the device, which the core set, is registered; the handle is
-    // constructed, and the core frees it.
-    unsafe { Device::<T>::from_raw((*ah).device).with(|call| end(ah, context, call)) };
-    0
+    verb.run(|call| {
+        end(ah, context, call);
+        Ok(())
+    })
 }
 
-/// # Safety
-///
-/// `ah` must be a constructed handle that is no longer in use.
-unsafe fn end<T: Operations>(ah: *mut bindings::ib_ah, context: Context, call: &Call<'_, T>) {
-    // SAFETY: Guaranteed by the caller.
-    unsafe {
-        if T::AddressHandle::HAS_DESTROY {
-            T::AddressHandle::destroy(Ah::from_raw(ah), context, call);
-        }
-        Ah::<T::AddressHandle>::destruct(ah);
+/// Removes a handle from the hardware and drops it.
+fn end<T: Operations>(ah: Sole<'_, Ah<T::AddressHandle>>, context: Context, call: &Call<'_, T>) {
+    if T::AddressHandle::HAS_DESTROY {
+        T::AddressHandle::destroy(&ah, context, call);
     }
+    ah.end();
 }

@@ -7,18 +7,13 @@ use core::{
     slice, //
 };
 
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
-    device::{
-        Device,
-        Operations, //
-    },
-    qp::Qp, //
+    device::Operations,
+    qp::Qp,
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -42,7 +37,7 @@ impl Counter {
 // SAFETY: A counter's description is never written.
 unsafe impl Sync for Counter {}
 
-// SAFETY: As above.
+// SAFETY: A counter consists of pointers to constants, which any thread may read.
 unsafe impl Send for Counter {}
 
 /// Time in milliseconds for which values are cached (`RDMA_HW_STATS_DEFAULT_LIFESPAN`).
@@ -82,20 +77,20 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
     _index: c_int,
 ) -> c_int {
     let count = T::PORT_COUNTERS.len();
+    // SAFETY: Guaranteed by the caller.
+    let verb = unsafe { Verb::<T>::new(device) };
+    // SAFETY: The core has allocated the statistics for `count` values, zeroed, and locked: this
+    // call has exclusive access. The core sets the timestamp after a successful read.
+    let (is_first, values) = unsafe {
+        (
+            (*stats).timestamp == 0,
+            slice::from_raw_parts_mut((*stats).value.as_mut_ptr(), count),
+        )
+    };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered.
-    // - The statistics were allocated for `count` values, zeroed, and are locked: this call has
-    //   exclusive access.
-    from_result(|| unsafe {
-        let device = Device::<T>::from_raw(device);
-        let port = device.port(port)?;
-        // The core sets the timestamp after a successful read.
-        let is_first = (*stats).timestamp == 0;
-        let values = (*stats).value.as_mut_ptr();
-        let values = slice::from_raw_parts_mut(values, count);
-
-        match device.with(|call| T::port_counters(call, port, values)) {
+    verb.number(|call| {
+        let port = verb.device().port(port)?;
+        match T::port_counters(call, port, values) {
             Err(_) if is_first => values.fill(0),
             read => read?,
         }
@@ -128,21 +123,25 @@ pub(crate) unsafe extern "C" fn counter_bind_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     port: u32,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device is registered. The arguments are valid, and the
-    // members written belong to the driver while the counter is locked.
-    from_result(|| unsafe {
-        let device = Device::<T>::from_raw((*counter).device);
-        let port = device.port(port)?;
-        device.with(|call| {
-            bind_in(
-                &mut (*counter).id,
-                || T::create_qp_counter(call, port),
-                |number| T::bind_qp_counter(call, Qp::from_raw(qp), number),
-                |number| T::destroy_qp_counter(call, number),
-            )
-        })?;
-        (*qp).counter = counter;
-        Ok(0)
+    // SAFETY: The core set the device of the counter.
+    let verb = unsafe { Verb::<T>::new((*counter).device) };
+    // SAFETY: The queue pair is constructed, and is not destroyed during the call.
+    let this = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
+    // SAFETY: The counter is valid. This member belongs to the driver while the counter is locked.
+    let id = unsafe { &mut (*counter).id };
+
+    verb.run(|call| {
+        let port = verb.device().port(port)?;
+        bind_in(
+            id,
+            || T::create_qp_counter(call, port),
+            |number| T::bind_qp_counter(call, this, number),
+            |number| T::destroy_qp_counter(call, number),
+        )?;
+        // SAFETY: The queue pair is valid. This member belongs to the driver while the counter is
+        // locked.
+        unsafe { (*qp).counter = counter };
+        Ok(())
     })
 }
 
@@ -174,13 +173,18 @@ pub(crate) unsafe extern "C" fn counter_unbind_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     _port: u32,
 ) -> c_int {
-    // SAFETY: As above. The core unbinds a queue pair before it destroys it.
-    unsafe {
-        Device::<T>::from_raw((*qp).device)
-            .with(|call| T::unbind_qp_counter(call, Qp::from_raw(qp)));
-        (*qp).counter = ptr::null_mut();
-    }
-    0
+    // SAFETY: The core set the device of the queue pair.
+    let verb = unsafe { Verb::<T>::new((*qp).device) };
+    // SAFETY: The core unbinds a queue pair before it destroys it.
+    let this = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
+
+    verb.run(|call| {
+        T::unbind_qp_counter(call, this);
+        // SAFETY: The queue pair is valid. This member belongs to the driver while the counter is
+        // locked.
+        unsafe { (*qp).counter = ptr::null_mut() };
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -191,17 +195,16 @@ pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
     counter: *mut bindings::rdma_counter,
 ) -> c_int {
     let count = T::PORT_COUNTERS.len();
-
-    // SAFETY: Verbs run only while the device is registered. There are `count` values, which were
-    // zeroed when they were allocated. Access is exclusive while the counter is locked.
-    from_result(|| unsafe {
+    // SAFETY: The core set the device of the counter.
+    let verb = unsafe { Verb::<T>::new((*counter).device) };
+    // SAFETY: There are `count` values, which were zeroed when they were allocated. Access is
+    // exclusive while the counter is locked.
+    let (id, values) = unsafe {
         let values = (*(*counter).stats).value.as_mut_ptr();
-        let values = slice::from_raw_parts_mut(values, count);
+        ((*counter).id, slice::from_raw_parts_mut(values, count))
+    };
 
-        Device::<T>::from_raw((*counter).device)
-            .with(|call| T::read_qp_counter(call, (*counter).id, values))?;
-        Ok(0)
-    })
+    verb.run(|call| T::read_qp_counter(call, id, values))
 }
 
 /// # Safety
@@ -210,10 +213,11 @@ pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
 pub(crate) unsafe extern "C" fn counter_dealloc_callback<T: Operations>(
     counter: *mut bindings::rdma_counter,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device is registered.
-    unsafe {
-        Device::<T>::from_raw((*counter).device)
-            .with(|call| T::destroy_qp_counter(call, (*counter).id));
-    }
-    0
+    // SAFETY: The core set the device of the counter, and `counter_bind_callback` its number.
+    let (verb, id) = unsafe { (Verb::<T>::new((*counter).device), (*counter).id) };
+
+    verb.run(|call| {
+        T::destroy_qp_counter(call, id);
+        Ok(())
+    })
 }

@@ -2,11 +2,8 @@
 
 //! Completion queues.
 
-use core::ptr::NonNull;
-
 use kernel::{
     bits::bit_u32,
-    error::from_result,
     impl_flags,
     prelude::*,
     sync::atomic::{
@@ -23,25 +20,26 @@ use crate::{
         Operations, //
     },
     event::{
+        NewPlace,
         Notice,
-        Place,
-        Room, //
+        Place, //
     },
     object::{
         core_object,
-        respond, //
+        Sole,
+        Vacant, //
     },
     restrack::Details,
     udata::{
         Request,
         Response,
-        Udata,
         User, //
     },
     umem::{
         Buffer,
         BufferOf, //
     },
+    verb::Verb,
     wc::Completions, //
 };
 
@@ -220,17 +218,10 @@ impl<T: CompletionQueue> Cq<T> {
 }
 
 /// Converts the attributes of a new queue from C.
-///
-/// # Safety
-///
-/// `attr` must be valid.
-unsafe fn attributes(
-    attr: *const bindings::ib_cq_init_attr,
+fn attributes(
+    attr: &bindings::ib_cq_init_attr,
     device: &Device<impl Operations>,
 ) -> Result<CqInitAttr> {
-    // SAFETY: Guaranteed by the caller.
-    let attr = unsafe { &*attr };
-
     if attr.cqe == 0 || attr.comp_vector >= device.completion_vectors() {
         return Err(EINVAL);
     }
@@ -242,47 +233,34 @@ unsafe fn attributes(
 }
 
 /// Completes the creation of a queue: responds to the caller, and makes events find the queue.
-///
-/// # Safety
-///
-/// `cq` must be a queue that the core allocated for a device of `T` and that is not reachable by
-/// others yet.
-unsafe fn finish<T: Operations, R: Response>(
+fn finish<T: Operations, R: Response>(
+    verb: &Verb<'_, T>,
     call: &Call<'_, T>,
-    cq: *mut bindings::ib_cq,
+    vacant: Vacant<'_, Cq<T::CompletionQueue>>,
     attributes: &CqInitAttr,
-    room: Room<bindings::ib_cq>,
+    new_place: NewPlace<bindings::ib_cq>,
     new: NewCq<impl PinInit<T::CompletionQueue>, R>,
-    udata: Option<&Udata<'_>>,
 ) -> Result {
-    // SAFETY: Guaranteed by the caller; the queue is constructed once, and ended at most once.
-    unsafe {
-        let notice = Notice::new(udata.is_some());
-        let (place, listing) = room.assign(new.number, NonNull::new_unchecked(cq), notice);
-        Cq::construct(cq, place, new.init);
-        (*cq).comp_vector = attributes.vector;
-        (*cq).cqe = c_int::try_from(new.entries).unwrap_or(c_int::MAX);
+    let notice = Notice::new(verb.has_udata());
+    let (place, unpublished) = new_place.assign(new.number, vacant.as_raw(), notice);
+    let cq = vacant.construct(place, new.init);
+    // SAFETY: The queue is valid, and nobody else has it yet.
+    unsafe { (*cq.as_raw()).comp_vector = attributes.vector };
+    cq.set_entries(new.entries);
 
-        (new.entries >= attributes.entries)
-            .then_some(())
-            .ok_or(EIO)
-            .and_then(|()| respond(udata, &new.response))
-            .and_then(|()| listing.publish())
-            .inspect_err(|_| end(cq, call))
-    }
+    (new.entries >= attributes.entries)
+        .then_some(())
+        .ok_or(EIO)
+        .and_then(|()| verb.respond(&new.response))
+        .and_then(|()| unpublished.publish())
+        .inspect_err(|_| end(cq, call))
 }
 
-/// # Safety
-///
-/// `cq` must be a constructed queue of a device of `T` that is no longer in use.
-unsafe fn end<T: Operations>(cq: *mut bindings::ib_cq, call: &Call<'_, T>) {
-    // SAFETY: Guaranteed by the caller.
-    unsafe {
-        let this = Cq::<T::CompletionQueue>::from_raw(cq);
-        this.place().begin_end();
-        T::CompletionQueue::destroy(this, call);
-        Cq::<T::CompletionQueue>::destruct(cq);
-    }
+/// Removes a queue from the hardware and drops it.
+fn end<T: Operations>(cq: Sole<'_, Cq<T::CompletionQueue>>, call: &Call<'_, T>) {
+    cq.place().begin_end();
+    T::CompletionQueue::destroy(&cq, call);
+    cq.end();
 }
 
 /// # Safety
@@ -293,30 +271,26 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
     attr: *const bindings::ib_cq_init_attr,
     attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue.
-    let device = unsafe { Device::<T>::from_raw((*cq).device) };
+    // SAFETY: The core set the device of the queue. The bundle is that of this verb, which
+    // processes call, and contains the udata.
+    let verb = unsafe {
+        let udata = &raw mut (*attrs).__bindgen_anon_1.__bindgen_anon_1.driver_udata;
+        Verb::<T>::by_caller((*cq).device, udata)
+    };
+    // SAFETY: The attributes are valid during the call.
+    let attributes = attributes(unsafe { &*attr }, verb.device());
+    // SAFETY: The queue is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::new(cq) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; processes call this one, and have contexts.
-    // - Attributes and udata are valid during the call.
-    // - The core allocated the queue, which is not reachable by others before the call returns.
-    from_result(|| unsafe {
-        let attrs = NonNull::new(attrs).ok_or(EINVAL)?;
-        let udata = &raw mut (*attrs.as_ptr())
-            .__bindgen_anon_1
-            .__bindgen_anon_1
-            .driver_udata;
-        let udata = Udata::from_raw(udata).ok_or(EINVAL)?;
+    verb.run(|call| {
+        let attributes = attributes?;
+        let new_place = call.dispatcher().new_cq_place(attributes.vector)?;
+        // SAFETY: This verb creates a completion queue.
+        let user = unsafe { verb.user_with_buffer(call, BufferOf::CompletionQueue) }?;
+        let user = user.ok_or(EINVAL)?;
+        let new = T::CompletionQueue::create_user(call, &attributes, user)?;
 
-        device.with_caller(true, |call| {
-            let attributes = attributes(attr, device)?;
-            let room = call.dispatcher().cq_room(attributes.vector)?;
-            let user = udata.user_with_buffer::<T, _>(call, BufferOf::CompletionQueue)?;
-            let new = T::CompletionQueue::create_user(call, &attributes, user)?;
-
-            finish(call, cq, &attributes, room, new, Some(&udata))?;
-            Ok(0)
-        })
+        finish(&verb, call, vacant, &attributes, new_place, new)
     })
 }
 
@@ -329,18 +303,18 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     _attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
     // SAFETY: The core set the device of the queue.
-    let device = unsafe { Device::<T>::from_raw((*cq).device) };
+    let verb = unsafe { Verb::<T>::new((*cq).device) };
+    // SAFETY: The attributes are valid during the call.
+    let attributes = attributes(unsafe { &*attr }, verb.device());
+    // SAFETY: The queue is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::new(cq) };
 
-    // SAFETY: As in `create_user_callback`, which handles calls from user space.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let attributes = attributes(attr, device)?;
-            let room = call.dispatcher().cq_room(attributes.vector)?;
-            let new = T::CompletionQueue::create(call, &attributes)?;
+    verb.run(|call| {
+        let attributes = attributes?;
+        let new_place = call.dispatcher().new_cq_place(attributes.vector)?;
+        let new = T::CompletionQueue::create(call, &attributes)?;
 
-            finish(call, cq, &attributes, room, new, None)?;
-            Ok(0)
-        })
+        finish(&verb, call, vacant, &attributes, new_place, new)
     })
 }
 
@@ -352,18 +326,15 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     cq: *mut bindings::ib_cq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*cq).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*cq).device, udata) };
+    // SAFETY: The queue is that of this verb, which succeeds if it ends the queue.
+    let cq = unsafe { Sole::<Cq<T::CompletionQueue>>::new(cq) };
 
-    // SAFETY: Verbs run only while the device is registered; the queue is constructed, and the core
-    // frees it.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            end(cq, call);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        end(cq, call);
+        Ok(())
     })
 }
 
@@ -376,24 +347,15 @@ pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
     entries: c_uint,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller; the call does not end before this function returns.
-    let (device, cq, udata) = unsafe {
-        (
-            Device::<T>::from_raw((*cq).device),
-            Cq::<T::CompletionQueue>::from_raw(cq),
-            Udata::from_raw(udata),
-        )
-    };
+    // SAFETY: The core set the device of the queue; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*cq).device, udata) };
+    // SAFETY: The queue is constructed, and is not destroyed during the call.
+    let cq = unsafe { Cq::<T::CompletionQueue>::from_raw(cq) };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts, and only
-    // processes have udata.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let udata = udata.ok_or(EINVAL)?;
-            T::CompletionQueue::resize(cq, call, entries, udata.user::<T, _>()?)?;
-            udata.respond(&())?;
-            Ok(0)
-        })
+    verb.run(|call| {
+        let user = verb.user()?.ok_or(EINVAL)?;
+        T::CompletionQueue::resize(cq, call, entries, user)?;
+        verb.respond(&())
     })
 }
 
@@ -405,16 +367,12 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     count: u16,
     period: u16,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller.
-    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+    // SAFETY: The core set the device of the queue.
+    let verb = unsafe { Verb::<T>::new((*cq).device) };
+    // SAFETY: The queue is constructed, and is not destroyed during the call.
+    let cq = unsafe { Cq::<T::CompletionQueue>::from_raw(cq) };
 
-    // SAFETY: Verbs run only while the device is registered.
-    from_result(|| unsafe {
-        device.with(|call| {
-            T::CompletionQueue::moderate(cq, call, count, period)?;
-            Ok(0)
-        })
-    })
+    verb.run(|call| T::CompletionQueue::moderate(cq, call, count, period))
 }
 
 /// # Safety
@@ -425,28 +383,23 @@ pub(crate) unsafe extern "C" fn poll_callback<T: Operations>(
     count: c_int,
     wc: *mut bindings::ib_wc,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller.
-    let (device, cq) = unsafe {
-        (
-            Device::<T>::from_raw((*cq).device),
-            Cq::<T::CompletionQueue>::from_raw(cq),
-        )
-    };
+    // SAFETY: The core set the device of the queue.
+    let verb = unsafe { Verb::<T>::new((*cq).device) };
+    // SAFETY: The queue is constructed, and is not destroyed during the call.
+    let cq = unsafe { Cq::<T::CompletionQueue>::from_raw(cq) };
 
-    // SAFETY: Verbs run only while the device is registered; `wc` has room for `count`.
-    from_result(|| unsafe {
+    verb.number(|call| {
         // The owner of a process's queue may destroy queue pairs while the queue is polled, so such
         // queues cannot be polled here.
         if cq.place().is_of_process() {
             return Err(EOPNOTSUPP);
         }
-        device.with(|call| {
-            let mut out =
-                Completions::new(call.dispatcher(), cq.as_raw(), wc, usize::try_from(count)?);
-            T::CompletionQueue::poll(cq, call, &mut out)?;
-            // CAST: Not more than `count`.
-            Ok(out.len() as c_int)
-        })
+        let room = usize::try_from(count)?;
+        // SAFETY: `wc` has room for `count`, and the owner of the queue keeps the queue pairs.
+        let mut out = unsafe { Completions::new(call.dispatcher(), cq.as_raw(), wc, room) };
+        T::CompletionQueue::poll(cq, call, &mut out)?;
+        // CAST: Not more than `count`.
+        Ok(out.len() as c_int)
     })
 }
 
@@ -457,24 +410,18 @@ pub(crate) unsafe extern "C" fn request_notify_callback<T: Operations>(
     cq: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller.
-    let (device, cq) = unsafe {
-        (
-            Device::<T>::from_raw((*cq).device),
-            Cq::<T::CompletionQueue>::from_raw(cq),
-        )
-    };
+    // SAFETY: The core set the device of the queue.
+    let verb = unsafe { Verb::<T>::new((*cq).device) };
+    // SAFETY: The queue is constructed, and is not destroyed during the call.
+    let cq = unsafe { Cq::<T::CompletionQueue>::from_raw(cq) };
     let solicited_only = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
     let report_missed = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
 
-    // SAFETY: Verbs run only while the device is registered.
-    from_result(|| unsafe {
-        device.with(|call| {
-            cq.place().arm();
-            let missed = T::CompletionQueue::request_notify(cq, call, solicited_only)?;
-            Ok(c_int::from(missed && report_missed))
-        })
+    verb.number(|call| {
+        cq.place().arm();
+        let missed = T::CompletionQueue::request_notify(cq, call, solicited_only)?;
+        Ok(c_int::from(missed && report_missed))
     })
 }
 
@@ -487,9 +434,11 @@ pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
     cq: *mut bindings::ib_cq,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
+    let cq = unsafe { Cq::<T::CompletionQueue>::from_raw(cq) };
+    // SAFETY: Guaranteed by the caller.
     unsafe {
         Details::write(message, |details| {
-            T::CompletionQueue::fill_details(Cq::from_raw(cq), details)
+            T::CompletionQueue::fill_details(cq, details)
         })
     }
 }

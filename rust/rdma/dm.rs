@@ -3,10 +3,6 @@
 //! Device memory that processes allocate (`ibv_alloc_dm`).
 
 use kernel::{
-    error::{
-        from_result,
-        Error, //
-    },
     prelude::*,
     types::Opaque, //
 };
@@ -15,10 +11,10 @@ use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
-    ucontext::Ucontext, //
+    ucontext::Ucontext,
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -107,26 +103,28 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     attributes: *mut bindings::ib_dm_alloc_attr,
     _bundle: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_dm {
-    // SAFETY: Verbs run only while the device is registered. Only processes call this one.
-    let result = unsafe {
-        Device::<T>::from_raw(device).with_caller(true, |call| {
-            let (length, alignment) = ((*attributes).length, (*attributes).alignment);
-            let context = Ucontext::from_raw(context);
-            let data = T::DmBuffer::alloc(call, context, length, alignment)?;
-            let dm = KBox::pin_init(
-                pin_init!(Dm {
-                    raw: Opaque::zeroed(),
-                    data <- data,
+    // SAFETY: Guaranteed by the caller. Only processes call this verb.
+    let verb = unsafe { Verb::<T>::by_process(device) };
+    // SAFETY: The attributes are valid during the call.
+    let (length, alignment) = unsafe { ((*attributes).length, (*attributes).alignment) };
+    // SAFETY: The context is constructed, and not deallocated during the call.
+    let context = unsafe { Ucontext::from_raw(context) };
+
+    verb.pointer(|call| {
+        let data = T::DmBuffer::alloc(call, context, length, alignment)?;
+        let dm = KBox::pin_init(
+            pin_init!(Dm {
+                raw: Opaque::new(bindings::ib_dm {
+                    device,
+                    ..pin_init::zeroed()
                 }),
-                GFP_KERNEL,
-            )?;
-            // Nothing moves out of the result; it is pinned again when the core returns it.
-            let raw = KBox::into_raw(Pin::into_inner_unchecked(dm)).cast::<bindings::ib_dm>();
-            (*raw).device = device;
-            Ok(raw)
-        })
-    };
-    result.unwrap_or_else(|error: Error| error.to_ptr())
+                data <- data,
+            }),
+            GFP_KERNEL,
+        )?;
+        // SAFETY: Nothing moves out of the result; it is pinned again when the core returns it.
+        Ok(KBox::into_raw(unsafe { Pin::into_inner_unchecked(dm) }).cast())
+    })
 }
 
 /// # Safety
@@ -136,12 +134,12 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     dm: *mut bindings::ib_dm,
     _bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device, which `alloc_callback` set, is registered.
-    // `alloc_callback` allocated the buffer.
-    from_result(|| unsafe {
-        Device::<T>::from_raw((*dm).device).with(|_call| {
-            drop(KBox::from_raw(dm.cast::<Dm<T::DmBuffer>>()));
-            Ok(0)
-        })
+    // SAFETY: The device was set when the buffer was allocated.
+    let verb = unsafe { Verb::<T>::new((*dm).device) };
+
+    verb.run(|_call| {
+        // SAFETY: `alloc_callback` allocated the buffer, which is not used any more.
+        drop(unsafe { KBox::from_raw(dm.cast::<Dm<T::DmBuffer>>()) });
+        Ok(())
     })
 }

@@ -2,19 +2,20 @@
 
 //! DMA handles (`ibv_alloc_dmah`): how a device should access memory that is registered with them.
 
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
-    object::core_object, //
+    object::{
+        core_object,
+        Sole,
+        Vacant, //
+    },
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -86,20 +87,18 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     dmah: *mut bindings::ib_dmah,
     _bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: The core set the device of the handle.
-    let device = unsafe { Device::<T>::from_raw((*dmah).device) };
+    // SAFETY: The core set the device of the handle. Only processes have handles.
+    let verb = unsafe { Verb::<T>::by_process((*dmah).device) };
+    // SAFETY: The core set the hints.
+    let hints = Hints::from_raw(unsafe { &*dmah });
+    // SAFETY: The handle is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Dmah<T::DmaHandle>>::new(dmah) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; only processes have handles.
-    // - The core set the hints.
-    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
-    //   before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(true, |call| {
-            let hints = Hints::from_raw(&*dmah)?;
-            Dmah::construct(dmah, (), T::DmaHandle::alloc(call, &hints)?);
-            Ok(0)
-        })
+    verb.run(|call| {
+        let hints = hints?;
+        let init = T::DmaHandle::alloc(call, &hints)?;
+        vacant.construct((), init);
+        Ok(())
     })
 }
 
@@ -111,13 +110,13 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     _bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
     // SAFETY: The core set the device of the handle.
-    let device = unsafe { Device::<T>::from_raw((*dmah).device) };
+    let verb = unsafe { Verb::<T>::new((*dmah).device) };
+    // SAFETY: The handle is that of this verb, which succeeds.
+    let handle = unsafe { Sole::<Dmah<T::DmaHandle>>::new(dmah) };
 
-    // SAFETY: Verbs run only while the device is registered; the handle is constructed, and the
-    // core frees it.
-    unsafe {
-        device.with(|call| T::DmaHandle::dealloc(Dmah::from_raw(dmah), call));
-        Dmah::<T::DmaHandle>::destruct(dmah);
-    }
-    0
+    verb.run(|call| {
+        T::DmaHandle::dealloc(&handle, call);
+        handle.end();
+        Ok(())
+    })
 }

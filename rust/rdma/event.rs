@@ -33,8 +33,8 @@ pub(crate) use poster::{
 };
 pub(crate) use table::{
     Entry,
-    Place,
-    Room, //
+    NewPlace,
+    Place, //
 };
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub(crate) use {
@@ -217,23 +217,23 @@ impl Dispatcher {
     }
 
     /// Allocates memory for the place of a completion queue. `EINVAL` if there is no such vector.
-    pub(crate) fn cq_room(&self, vector: u32) -> Result<Room<bindings::ib_cq>> {
-        Room::new(self.vector(vector).ok_or(EINVAL)?)
+    pub(crate) fn new_cq_place(&self, vector: u32) -> Result<NewPlace<bindings::ib_cq>> {
+        NewPlace::new(self.vector(vector).ok_or(EINVAL)?)
     }
 
     /// Allocates memory for the place of a queue pair.
-    pub(crate) fn qp_room(&self) -> Result<Room<bindings::ib_qp>> {
-        Room::new(&self.qps)
+    pub(crate) fn new_qp_place(&self) -> Result<NewPlace<bindings::ib_qp>> {
+        NewPlace::new(&self.qps)
     }
 
     /// Allocates memory for the place of a shared receive queue.
-    pub(crate) fn srq_room(&self) -> Result<Room<bindings::ib_srq>> {
-        Room::new(&self.srqs)
+    pub(crate) fn new_srq_place(&self) -> Result<NewPlace<bindings::ib_srq>> {
+        NewPlace::new(&self.srqs)
     }
 
     /// Allocates memory for the place of a receive work queue.
-    pub(crate) fn wq_room(&self) -> Result<Room<bindings::ib_wq>> {
-        Room::new(&self.wqs)
+    pub(crate) fn new_wq_place(&self) -> Result<NewPlace<bindings::ib_wq>> {
+        NewPlace::new(&self.wqs)
     }
 
     /// Finds the queue pair of a completion. The owner of a queue pair keeps it for as long as it

@@ -3,10 +3,6 @@
 //! Flows: rules by which a port directs Ethernet frames to queue pairs.
 
 use kernel::{
-    error::{
-        from_result,
-        Error, //
-    },
     prelude::*,
     types::Opaque, //
 };
@@ -20,7 +16,7 @@ use crate::{
     },
     port::Port,
     qp::Qp,
-    udata::Udata, //
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -350,33 +346,34 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     attr: *mut bindings::ib_flow_attr,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_flow {
-    // SAFETY: The core set the device of the queue pair; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue pair; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*qp).device, udata) };
+    // SAFETY: The specifications follow the attributes, and do not change during the call.
+    let attributes = unsafe { FlowAttr::from_raw(attr, verb.device()) };
+    // SAFETY: The queue pair is constructed, and is not destroyed before the flow.
+    let this = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    let created = unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            Udata::no_io(udata.as_ref())?;
-            let attributes = FlowAttr::from_raw(attr, device)?;
-            // Nothing may fail once the hardware has the flow.
-            let room = KBox::<Flow<T::FlowRule>>::new_uninit(GFP_KERNEL)?;
-            let init = T::FlowRule::create(call, Qp::from_raw(qp), &attributes)?;
-            let init = pin_init!(Flow {
-                raw: Opaque::zeroed(),
-                data <- init,
-            });
-            let flow = match room.write_pin_init::<core::convert::Infallible>(init) {
-                Ok(flow) => flow,
-                Err(never) => match never {},
-            };
-            let raw = KBox::into_raw(Pin::into_inner_unchecked(flow)).cast::<bindings::ib_flow>();
-            (*raw).qp = qp;
-            (*raw).device = call.device().as_raw();
-            Ok(raw)
-        })
-    };
-    created.unwrap_or_else(|err: Error| err.to_ptr())
+    verb.pointer(|call| {
+        verb.no_io()?;
+        let attributes = attributes?;
+        // Nothing may fail once the hardware has the flow.
+        let room = KBox::<Flow<T::FlowRule>>::new_uninit(GFP_KERNEL)?;
+        let init = T::FlowRule::create(call, this, &attributes)?;
+        let init = pin_init!(Flow {
+            raw: Opaque::new(bindings::ib_flow {
+                qp,
+                device: call.device().as_raw(),
+                ..pin_init::zeroed()
+            }),
+            data <- init,
+        });
+        let flow = match room.write_pin_init::<core::convert::Infallible>(init) {
+            Ok(flow) => flow,
+            Err(never) => match never {},
+        };
+        // SAFETY: Nothing moves out of the result; it is pinned again when the core returns it.
+        Ok(KBox::into_raw(unsafe { Pin::into_inner_unchecked(flow) }).cast())
+    })
 }
 
 /// # Safety
@@ -386,14 +383,12 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     flow: *mut bindings::ib_flow,
 ) -> c_int {
     // SAFETY: The device was set when the flow was created.
-    let device = unsafe { Device::<T>::from_raw((*flow).device) };
+    let verb = unsafe { Verb::<T>::new((*flow).device) };
+    // SAFETY: The flow came from `create_callback`, and this verb succeeds.
+    let flow = unsafe { Flow::<T::FlowRule>::from_raw(flow) };
 
-    // SAFETY: Verbs run only while the device is registered; the flow came from `create_callback`.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let flow = Flow::<T::FlowRule>::from_raw(flow);
-            T::FlowRule::destroy(&flow.data, call);
-            Ok(0)
-        })
+    verb.run(|call| {
+        T::FlowRule::destroy(&flow.data, call);
+        Ok(())
     })
 }

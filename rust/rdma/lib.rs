@@ -145,6 +145,7 @@ pub mod ucontext;
 pub mod udata;
 pub mod umem;
 mod unsupported;
+mod verb;
 mod vtable;
 pub mod wc;
 pub mod wq;

@@ -2,16 +2,12 @@
 
 //! Management datagrams (MADs) that the device answers itself (IBTA volume 1, chapter 13).
 
-use core::slice;
-
 use kernel::prelude::*;
 
 use crate::{
     bindings,
-    device::{
-        Device,
-        Operations, //
-    },
+    device::Operations,
+    verb::Verb,
     wc::Source, //
 };
 
@@ -80,33 +76,34 @@ pub(crate) unsafe extern "C" fn process_callback<T: Operations>(
     answer_length: *mut usize,
     _answer_pkey_index: *mut u16,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    let outcome = unsafe {
-        let device = Device::<T>::from_raw(device);
-        if *answer_length < LENGTH {
-            return 0;
-        }
-        let Ok(port) = device.port(port) else {
-            return 0;
-        };
-        // The core's buffers are plain bytes of memory that was zeroed or received.
-        let Ok(mad) = slice::from_raw_parts(mad.cast::<u8>(), LENGTH).try_into() else {
-            return 0;
-        };
-        let incoming = Incoming {
-            mad,
-            source: source.as_ref().map(Source::from_raw),
-            // CAST: A set of bits that C keeps in an `int`.
-            ignores_m_key: flags as u32 & bindings::ib_process_mad_flags_IB_MAD_IGNORE_MKEY != 0,
-        };
-        let mut written = [0; LENGTH];
-        let outcome = device.with(|call| T::process_mad(call, port, &incoming, &mut written));
-        if outcome == Ok(Outcome::Answered) {
+    // SAFETY: Guaranteed by the caller.
+    let verb = unsafe { Verb::<T>::new(device) };
+    // SAFETY: The core passes the length of the room for the answer.
+    let room = unsafe { *answer_length };
+    let Ok(port) = verb.device().port(port) else {
+        return 0;
+    };
+    if room < LENGTH {
+        return 0;
+    }
+    let incoming = Incoming {
+        // SAFETY: The datagram has this length. It is plain bytes of memory that was zeroed or
+        // received, and does not change during the call.
+        mad: unsafe { &*mad.cast::<Mad>() },
+        // SAFETY: Null or valid during the call.
+        source: unsafe { source.as_ref() }.map(Source::from_raw),
+        // CAST: A set of bits that C keeps in an `int`.
+        ignores_m_key: flags as u32 & bindings::ib_process_mad_flags_IB_MAD_IGNORE_MKEY != 0,
+    };
+    let mut written = [0; LENGTH];
+    let outcome = verb.enter(|call| T::process_mad(call, port, &incoming, &mut written));
+    if outcome == Ok(Outcome::Answered) {
+        // SAFETY: There is room for an answer of this length.
+        unsafe {
             answer.cast::<Mad>().write_unaligned(written);
             *answer_length = LENGTH;
         }
-        outcome
-    };
+    }
     // CAST: Small constants.
     outcome.map_or(0, |outcome| outcome.raw() as c_int)
 }

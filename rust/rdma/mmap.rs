@@ -314,10 +314,10 @@ pub(crate) unsafe extern "C" fn mmap_callback(
     // SAFETY: Only `MmapTable` creates entries in the table of a context. The reference just taken
     // keeps the entry alive until it is put.
     let ret = match unsafe { &(*raw.cast::<MmapEntry>()).content } {
-        // SAFETY: As above; this call sets up the area. The core checks that the area is shared and
-        // as long as the entry, and unmaps it from the process before the device is unregistered.
-        // Until then the memory belongs to the device. The page number of a physical address fits
-        // `c_ulong`.
+        // SAFETY: The entry is held; this call sets up the area. The core checks that the area is
+        // shared and as long as the entry, and unmaps it from the process before the device is
+        // unregistered. Until then the memory belongs to the device. The page number of a physical
+        // address fits `c_ulong`.
         Content::Device(range) => unsafe {
             bindings::rdma_user_mmap_io(
                 context,

@@ -4,10 +4,7 @@
 
 use kernel::{
     dma::DmaAddress,
-    error::{
-        from_result,
-        Error, //
-    },
+    error::from_result,
     prelude::*,
     sync::atomic::{
         ordering::Relaxed,
@@ -24,7 +21,6 @@ use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
     dm::{
@@ -35,7 +31,7 @@ use crate::{
         DmaHandle,
         Dmah, //
     },
-    object::respond,
+    object::optional,
     odp::Pager,
     pd::{
         Pd,
@@ -45,9 +41,9 @@ use crate::{
     udata::{
         Request,
         Response,
-        Udata,
         User, //
     },
+    verb::Verb,
     wr::Sge, //
 };
 
@@ -341,15 +337,20 @@ unsafe impl<T: MemoryRegion> Sync for Mr<T> {}
 /// Registers a region. The memory is allocated before `register` is called, because nothing may
 /// fail once the hardware has the region.
 fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
-    call: &Call<'_, T>,
-    pd: *mut bindings::ib_pd,
-    udata: Option<&Udata<'_>>,
+    verb: &Verb<'_, T>,
+    pd: &Pd<T::ProtectionDomain>,
     register: impl FnOnce() -> Result<NewMr<I, R>>,
 ) -> Result<*mut bindings::ib_mr> {
     let room = KBox::<Mr<T::MemoryRegion>>::new_uninit(GFP_KERNEL)?;
     let new = register()?;
     let init = pin_init!(Mr {
-        raw: Opaque::zeroed(),
+        raw: Opaque::new(bindings::ib_mr {
+            device: verb.device().as_raw(),
+            pd: pd.as_raw(),
+            lkey: new.lkey,
+            rkey: new.rkey,
+            ..pin_init::zeroed()
+        }),
         mapped: Atomic::new(0),
         data <- new.init,
     });
@@ -357,21 +358,9 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
         Ok(mr) => mr,
         Err(never) => match never {},
     };
-    let raw = Mr::into_raw(mr);
-
-    // SAFETY: The region is valid and not shared yet.
-    unsafe {
-        (*raw).device = call.device().as_raw();
-        (*raw).pd = pd;
-        (*raw).lkey = new.lkey;
-        (*raw).rkey = new.rkey;
-
-        respond(udata, &new.response).inspect_err(|_| {
-            // Dropping the region also removes it from the hardware.
-            drop(KBox::from_raw(raw.cast::<Mr<T::MemoryRegion>>()));
-        })?;
-    }
-    Ok(raw)
+    // On an error the region is dropped, which also removes it from the hardware.
+    verb.respond(&new.response)?;
+    Ok(Mr::into_raw(mr))
 }
 
 /// Converts the access rights of a region. `EOPNOTSUPP` if the region is on demand and the driver
@@ -384,33 +373,16 @@ fn rights<T: Operations>(access: c_int) -> Result<AccessFlags> {
     Ok(access)
 }
 
-/// Borrows the DMA handle that memory is registered with, if there is one. `EINVAL` if the memory
-/// is on demand, whose pages come and go.
-///
-/// # Safety
-///
-/// `dmah` must be null or a constructed handle of a device of `T` that does not go away during
-/// `'a`.
-unsafe fn handle<'a, T: Operations>(
-    dmah: *mut bindings::ib_dmah,
-    access: AccessFlags,
-) -> Result<Option<&'a Dmah<T::DmaHandle>>> {
-    if dmah.is_null() {
-        return Ok(None);
-    }
-    if !T::DmaHandle::IS_SUPPORTED {
+/// Checks the DMA handle that memory is registered with, if there is one. `EINVAL` if the memory is
+/// on demand, whose pages come and go.
+fn check_handle<T: Operations>(dmah: Option<&Dmah<T::DmaHandle>>, access: AccessFlags) -> Result {
+    if dmah.is_some() && !T::DmaHandle::IS_SUPPORTED {
         return Err(EOPNOTSUPP);
     }
-    if access.contains(Access::OnDemand) {
+    if dmah.is_some() && access.contains(Access::OnDemand) {
         return Err(EINVAL);
     }
-    // SAFETY: Guaranteed by the caller.
-    Ok(Some(unsafe { Dmah::from_raw(dmah) }))
-}
-
-/// Returns a region or an error to C.
-fn from_region_result(result: Result<*mut bindings::ib_mr>) -> *mut bindings::ib_mr {
-    result.unwrap_or_else(Error::to_ptr)
+    Ok(())
 }
 
 /// # Safety
@@ -426,28 +398,23 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
     dmah: *mut bindings::ib_dmah,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: The core set the device of the domain; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the domain; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*pd).device, udata) };
+    // SAFETY: The core holds references to both during the call.
+    let (pd, handle) = unsafe { (Pd::from_raw(pd), optional(dmah)) };
     let range = Range {
         start,
         length,
         iova,
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts, and only
-    // processes have udata.
-    from_region_result(unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let udata = udata.as_ref().ok_or(EINVAL)?;
-            let user = udata.user::<T, _>()?;
-            let access = rights::<T>(access)?;
-            let handle = handle::<T>(dmah, access)?;
+    verb.pointer(|call| {
+        let user = verb.user()?.ok_or(EINVAL)?;
+        let access = rights::<T>(access)?;
+        check_handle::<T>(handle, access)?;
 
-            create(call, pd, Some(udata), || {
-                let pd = Pd::from_raw(pd);
-                T::MemoryRegion::register_user(call, pd, &range, access, handle, user)
-            })
+        create(&verb, pd, || {
+            T::MemoryRegion::register_user(call, pd, &range, access, handle, user)
         })
     })
 }
@@ -466,8 +433,16 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
     dmah: *mut bindings::ib_dmah,
     attributes: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: The core set the device of the domain.
-    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+    // SAFETY: The core set the device of the domain. Only processes register dma-bufs, and the call
+    // has no driver-specific request.
+    let verb = unsafe {
+        match attributes.is_null() {
+            true => Verb::<T>::new((*pd).device),
+            false => Verb::<T>::by_process((*pd).device),
+        }
+    };
+    // SAFETY: The core holds references to both during the call.
+    let (pd, handle) = unsafe { (Pd::from_raw(pd), optional(dmah)) };
     let range = DmaBufRange {
         fd,
         offset,
@@ -475,16 +450,12 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
         iova,
     };
 
-    // SAFETY: Verbs run only while the device is registered. Only processes register dma-bufs, and
-    // the call has no driver-specific request.
-    from_region_result(unsafe {
-        device.with_caller(!attributes.is_null(), |call| {
-            let access = rights::<T>(access)?;
-            let handle = handle::<T>(dmah, access)?;
+    verb.pointer(|call| {
+        let access = rights::<T>(access)?;
+        check_handle::<T>(handle, access)?;
 
-            create(call, pd, None, || {
-                T::MemoryRegion::register_dma_buf(call, Pd::from_raw(pd), &range, access, handle)
-            })
+        create(&verb, pd, || {
+            T::MemoryRegion::register_dma_buf(call, pd, &range, access, handle)
         })
     })
 }
@@ -499,26 +470,23 @@ pub(crate) unsafe extern "C" fn reg_dm_callback<T: Operations>(
     attributes: *mut bindings::ib_dm_mr_attr,
     _bundle: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: The core set the device of the domain; the attributes are valid.
-    let (device, range, access) = unsafe {
-        let range = DmRange {
-            offset: (*attributes).offset,
-            length: (*attributes).length,
-        };
-        // CAST: Access flags are bits that C keeps in an `int`.
-        let access = (*attributes).access_flags as c_int;
-        (Device::<T>::from_raw((*pd).device), range, access)
+    // SAFETY: The core set the device of the domain. Only processes have device memory.
+    let verb = unsafe { Verb::<T>::by_process((*pd).device) };
+    // SAFETY: The attributes are valid during the call.
+    let attributes = unsafe { &*attributes };
+    // SAFETY: The core holds references to both during the call.
+    let (pd, dm) = unsafe { (Pd::from_raw(pd), Dm::from_raw(dm)) };
+    let range = DmRange {
+        offset: attributes.offset,
+        length: attributes.length,
     };
 
-    // SAFETY: Verbs run only while the device is registered; only processes have device memory.
-    from_region_result(unsafe {
-        device.with_caller(true, |call| {
-            let access = rights::<T>(access)?;
+    verb.pointer(|call| {
+        // CAST: Access flags are bits that C keeps in an `int`.
+        let access = rights::<T>(attributes.access_flags as c_int)?;
 
-            create(call, pd, None, || {
-                let (pd, dm) = (Pd::from_raw(pd), Dm::from_raw(dm));
-                T::MemoryRegion::register_dm(call, pd, dm, &range, access)
-            })
+        create(&verb, pd, || {
+            T::MemoryRegion::register_dm(call, pd, dm, &range, access)
         })
     })
 }
@@ -531,16 +499,14 @@ pub(crate) unsafe extern "C" fn get_dma_callback<T: Operations>(
     access: c_int,
 ) -> *mut bindings::ib_mr {
     // SAFETY: The core set the device of the domain.
-    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+    let verb = unsafe { Verb::<T>::new((*pd).device) };
+    // SAFETY: The domain is constructed, and is not deallocated during the call.
+    let pd = unsafe { Pd::from_raw(pd) };
 
-    // SAFETY: Verbs run only while the device is registered.
-    from_region_result(unsafe {
-        device.with(|call| {
-            let access = rights::<T>(access)?;
-
-            create(call, pd, None, || {
-                T::MemoryRegion::register_dma(call, Pd::from_raw(pd), access)
-            })
+    verb.pointer(|call| {
+        let access = rights::<T>(access)?;
+        create(&verb, pd, || {
+            T::MemoryRegion::register_dma(call, pd, access)
         })
     })
 }
@@ -554,17 +520,16 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     max_pages: u32,
 ) -> *mut bindings::ib_mr {
     // SAFETY: The core set the device of the domain.
-    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+    let verb = unsafe { Verb::<T>::new((*pd).device) };
+    // SAFETY: The domain is constructed, and is not deallocated during the call.
+    let pd = unsafe { Pd::from_raw(pd) };
 
-    // SAFETY: Verbs run only while the device is registered.
-    from_region_result(unsafe {
-        device.with(|call| {
-            if ty != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
-                return Err(EOPNOTSUPP);
-            }
-            create(call, pd, None, || {
-                T::MemoryRegion::allocate_fast(call, Pd::from_raw(pd), max_pages)
-            })
+    verb.pointer(|call| {
+        if ty != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
+            return Err(EOPNOTSUPP);
+        }
+        create(&verb, pd, || {
+            T::MemoryRegion::allocate_fast(call, pd, max_pages)
         })
     })
 }
@@ -623,35 +588,38 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
 ) -> *mut bindings::ib_mr {
     // CAST: A set of bits that C keeps in an `int`.
     let has = |flag| flags as u32 & flag != 0;
-    // SAFETY: The device was set by `create`; the call does not end before this function returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
+    // SAFETY: The device was set by `create`; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*mr).device, udata) };
+    let pd = has(bindings::ib_mr_rereg_flags_IB_MR_REREG_PD).then(|| {
+        // SAFETY: If the flags include the domain, the core holds a reference to it.
+        unsafe { Pd::from_raw(pd) }
+    });
+    // SAFETY: The region came from `into_raw`, and is not deregistered during the call.
+    let this = unsafe { Mr::<T::MemoryRegion>::from_raw(mr) };
 
-    // SAFETY: Verbs run only while the device is registered, and only processes have udata. The
-    // region came from `into_raw`, and the domain is valid if `flags` include it. The core reads
-    // the keys only after the call.
-    let result = unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            Udata::no_io(udata.as_ref())?;
-            let change = MrChange {
-                range: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(Range {
-                    start,
-                    length,
-                    iova,
-                }),
-                access: if has(bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS) {
-                    Some(rights::<T>(access)?)
-                } else {
-                    None
-                },
-                pd: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_PD).then(|| Pd::from_raw(pd)),
-            };
-            let (lkey, rkey) = T::MemoryRegion::reregister(Mr::from_raw(mr), call, &change)?;
+    verb.pointer(|call| {
+        verb.no_io()?;
+        let change = MrChange {
+            range: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(Range {
+                start,
+                length,
+                iova,
+            }),
+            access: if has(bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS) {
+                Some(rights::<T>(access)?)
+            } else {
+                None
+            },
+            pd,
+        };
+        let (lkey, rkey) = T::MemoryRegion::reregister(this, call, &change)?;
+        // SAFETY: The region is valid. The core reads the keys only after the call.
+        unsafe {
             (*mr).lkey = lkey;
             (*mr).rkey = rkey;
-            Ok(core::ptr::null_mut())
-        })
-    };
-    from_region_result(result)
+        }
+        Ok(core::ptr::null_mut())
+    })
 }
 
 /// # Safety
@@ -666,20 +634,19 @@ pub(crate) unsafe extern "C" fn advise_callback<T: Operations>(
     _attributes: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
     // SAFETY: The core set the device of the domain.
-    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+    let verb = unsafe { Verb::<T>::new((*pd).device) };
+    // SAFETY: The domain is constructed, and is not deallocated during the call.
+    let pd = unsafe { Pd::from_raw(pd) };
 
-    // SAFETY: Verbs run only while the device is registered; the list is valid.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let flush = bindings::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
-            if flags & !flush != 0 {
-                return Err(EOPNOTSUPP);
-            }
-            let advice = Advice::try_from(advice).map_err(|_| EOPNOTSUPP)?;
-            let pieces = Sge::slice(list, c_int::try_from(count)?)?;
-            T::MemoryRegion::advise(call, Pd::from_raw(pd), advice, flags & flush != 0, pieces)?;
-            Ok(0)
-        })
+    verb.run(|call| {
+        let flush = bindings::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
+        if flags & !flush != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let advice = Advice::try_from(advice).map_err(|_| EOPNOTSUPP)?;
+        // SAFETY: The list has `count` elements, which do not change during the call.
+        let pieces = unsafe { Sge::slice(list, c_int::try_from(count)?) }?;
+        T::MemoryRegion::advise(call, pd, advice, flags & flush != 0, pieces)
     })
 }
 
@@ -691,17 +658,17 @@ pub(crate) unsafe extern "C" fn dereg_callback<T: Operations>(
     mr: *mut bindings::ib_mr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The device was set by `create`; the call does not end before this function returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
+    // SAFETY: The device was set by `create`; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*mr).device, udata) };
 
-    // SAFETY: Verbs run only while the device is registered; the region came from `into_raw`.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            T::MemoryRegion::deregister(Mr::from_raw(mr), call)?;
-            drop(KBox::from_raw(mr.cast::<Mr<T::MemoryRegion>>()));
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        // SAFETY: The region came from `into_raw`, and is not used by others any more.
+        T::MemoryRegion::deregister(unsafe { Mr::from_raw(mr) }, call)?;
+        // SAFETY: The region came from `into_raw`. From here on this verb succeeds, and nothing
+        // borrows the region.
+        drop(unsafe { KBox::from_raw(mr.cast::<Mr<T::MemoryRegion>>()) });
+        Ok(())
     })
 }
 
@@ -713,9 +680,11 @@ pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
     mr: *mut bindings::ib_mr,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
+    let mr = unsafe { Mr::<T::MemoryRegion>::from_raw(mr) };
+    // SAFETY: Guaranteed by the caller.
     unsafe {
         Details::write(message, |details| {
-            T::MemoryRegion::fill_details(Mr::from_raw(mr), details)
+            T::MemoryRegion::fill_details(mr, details)
         })
     }
 }

@@ -2,26 +2,26 @@
 
 //! Memory windows.
 
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
-    object::core_object,
+    object::{
+        core_object,
+        Sole,
+        Vacant, //
+    },
     pd::Pd,
     udata::{
         Request,
         Response,
-        Udata,
         User, //
     },
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -87,27 +87,22 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     mw: *mut bindings::ib_mw,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the window; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*mw).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the window; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*mw).device, udata) };
+    // SAFETY: The core set the type and the domain, to which it holds a reference.
+    let (ty, pd) = unsafe { ((*mw).type_, Pd::from_raw((*mw).pd)) };
+    // SAFETY: The window is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Mw<T::MemoryWindow>>::new(mw) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; only processes have windows, and they have
-    //   contexts. The core set the domain and the type.
-    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
-    //   before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let ty = Type::try_from((*mw).type_)?;
-            let udata = udata.as_ref().ok_or(EINVAL)?;
-            let user = udata.user::<T, _>()?;
-            let new = T::MemoryWindow::alloc(call, Pd::from_raw((*mw).pd), ty, user)?;
-
-            Mw::construct(mw, (), new.init);
-            (*mw).rkey = new.rkey;
-            (udata.respond(&new.response)).inspect_err(|_| end::<T>(mw, call))?;
-            Ok(0)
-        })
+    verb.run(|call| {
+        let ty = Type::try_from(ty)?;
+        // Only processes have windows.
+        let user = verb.user()?.ok_or(EINVAL)?;
+        let new = T::MemoryWindow::alloc(call, pd, ty, user)?;
+        let mw = vacant.construct((), new.init);
+        // SAFETY: The window is valid, and nobody else has it yet.
+        unsafe { (*mw.as_raw()).rkey = new.rkey };
+        verb.respond(&new.response).inspect_err(|_| end(mw, call))
     })
 }
 
@@ -116,21 +111,18 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 /// `mw` must be a constructed window of a device of `T` that is no longer in use.
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(mw: *mut bindings::ib_mw) -> c_int {
     // SAFETY: The core set the device of the window.
-    let device = unsafe { Device::<T>::from_raw((*mw).device) };
+    let verb = unsafe { Verb::<T>::new((*mw).device) };
+    // SAFETY: The window is that of this verb, which succeeds.
+    let mw = unsafe { Sole::<Mw<T::MemoryWindow>>::new(mw) };
 
-    // SAFETY: Verbs run only while the device is registered; the window is constructed, and the
-    // core frees it.
-    unsafe { device.with(|call| end(mw, call)) };
-    0
+    verb.run(|call| {
+        end(mw, call);
+        Ok(())
+    })
 }
 
-/// # Safety
-///
-/// `mw` must be a constructed window that is no longer in use.
-unsafe fn end<T: Operations>(mw: *mut bindings::ib_mw, call: &Call<'_, T>) {
-    // SAFETY: Guaranteed by the caller.
-    unsafe {
-        T::MemoryWindow::dealloc(Mw::from_raw(mw), call);
-        Mw::<T::MemoryWindow>::destruct(mw);
-    }
+/// Removes a window from the hardware and drops it.
+fn end<T: Operations>(mw: Sole<'_, Mw<T::MemoryWindow>>, call: &Call<'_, T>) {
+    T::MemoryWindow::dealloc(&mw, call);
+    mw.end();
 }

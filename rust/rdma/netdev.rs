@@ -333,7 +333,7 @@ impl Pairing {
         };
         // SAFETY: All members of the union are plain words.
         *unsafe { crate::compat::member_mut(&mut event.element.port_num) } = port;
-        // SAFETY: As above. The core copies the event.
+        // SAFETY: The device is registered. The core copies the event.
         unsafe { bindings::ib_dispatch_event(&event) };
     }
 

@@ -656,7 +656,7 @@ fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: The saved state is restored below, by the same task.
     let flags = unsafe { bindings::memalloc_noreclaim_save() };
     let result = f();
-    // SAFETY: As above.
+    // SAFETY: The state was saved above, by the same task.
     unsafe { bindings::memalloc_noreclaim_restore(flags) };
     result
 }
@@ -703,5 +703,5 @@ pub struct Page {
 // SAFETY: The C structure is protected by its mutex; the pager is `Send`.
 unsafe impl<P: Pager> Send for Memory<P> {}
 
-// SAFETY: As above; the pager is `Sync`.
+// SAFETY: The memory may be used by several threads at the same time; the pager is `Sync`.
 unsafe impl<P: Pager> Sync for Memory<P> {}

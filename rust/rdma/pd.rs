@@ -2,30 +2,27 @@
 
 //! Protection domains.
 
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
     object::{
         core_object,
-        respond, //
+        Sole,
+        Vacant, //
     },
     udata::{
         caller,
         Caller,
         Request,
         Response,
-        Udata,
         User, //
     },
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -64,27 +61,16 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the domain; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*pd).device, udata) };
+    // SAFETY: The domain is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Pd<T::ProtectionDomain>>::new(pd) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts, and only processes
-    //   have udata.
-    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
-    //   before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let user = udata
-                .as_ref()
-                .map(|udata| udata.user::<T, _>())
-                .transpose()?;
-            let (init, response) = T::ProtectionDomain::alloc(call, caller::<T, _>(user)?)?;
-
-            Pd::construct(pd, (), init);
-            respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(pd, call))?;
-            Ok(0)
-        })
+    verb.run(|call| {
+        let user = caller::<T, _>(verb.user()?)?;
+        let (init, response) = T::ProtectionDomain::alloc(call, user)?;
+        let pd = vacant.construct((), init);
+        verb.respond(&response).inspect_err(|_| end(pd, call))
     })
 }
 
@@ -96,28 +82,20 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the domain; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*pd).device, udata) };
+    // SAFETY: The domain is that of this verb, which succeeds if it ends the domain.
+    let pd = unsafe { Sole::<Pd<T::ProtectionDomain>>::new(pd) };
 
-    // SAFETY: Verbs run only while the device is registered; the domain is constructed, and the
-    // core frees it.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            end(pd, call);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        end(pd, call);
+        Ok(())
     })
 }
 
-/// # Safety
-///
-/// `pd` must be a constructed domain that is no longer in use.
-unsafe fn end<T: Operations>(pd: *mut bindings::ib_pd, call: &Call<'_, T>) {
-    // SAFETY: Guaranteed by the caller.
-    unsafe {
-        T::ProtectionDomain::dealloc(Pd::from_raw(pd), call);
-        Pd::<T::ProtectionDomain>::destruct(pd);
-    }
+/// Removes a domain from the hardware and drops it.
+fn end<T: Operations>(pd: Sole<'_, Pd<T::ProtectionDomain>>, call: &Call<'_, T>) {
+    T::ProtectionDomain::dealloc(&pd, call);
+    pd.end();
 }

@@ -2,22 +2,13 @@
 
 //! Queue pairs.
 
-use core::ptr::NonNull;
-
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
-    cq::{
-        CompletionQueue,
-        Cq, //
-    },
+    cq::Cq,
     device::{
         Call,
-        Device,
         Operations, //
     },
     event::{
@@ -29,7 +20,9 @@ use crate::{
     object::{
         blank,
         core_object,
-        respond, //
+        optional,
+        Sole,
+        Vacant, //
     },
     pd::Pd,
     restrack::Details,
@@ -39,19 +32,25 @@ use crate::{
         Caller,
         Request,
         Response,
-        Udata,
         User, //
     },
     umem::{
         Buffer,
         BufferOf, //
     },
-    wq,
+    verb::Verb,
+    wq::{
+        self,
+        RwqTable, //
+    },
     wr::{
         ReceiveRequests,
         SendRequests, //
     },
-    xrc,
+    xrc::{
+        self,
+        Xrcd, //
+    },
 };
 
 mod attr;
@@ -374,25 +373,16 @@ impl<T: QueuePair> Qp<T> {
     pub fn send_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
         // SAFETY: Set when the queue pair was created, which holds a reference to the completion
         // queue.
-        unsafe { cq_from_raw((*self.as_raw()).send_cq) }
+        unsafe { optional((*self.as_raw()).send_cq) }
     }
 
     /// Returns the completion queue for the receives, unless the queue pair has none.
     #[inline]
     pub fn recv_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
-        // SAFETY: As above.
-        unsafe { cq_from_raw((*self.as_raw()).recv_cq) }
+        // SAFETY: Set when the queue pair was created, which holds a reference to the completion
+        // queue.
+        unsafe { optional((*self.as_raw()).recv_cq) }
     }
-}
-
-/// Borrows a completion queue, unless the pointer is null.
-///
-/// # Safety
-///
-/// `ptr` must be null, or a constructed queue that does not go away during `'a`.
-unsafe fn cq_from_raw<'a, T: CompletionQueue>(ptr: *mut bindings::ib_cq) -> Option<&'a Cq<T>> {
-    // SAFETY: Guaranteed by the caller.
-    (!ptr.is_null()).then(|| unsafe { Cq::from_raw(ptr) })
 }
 
 /// Checks whether a queue pair can have that number.
@@ -427,6 +417,50 @@ fn standard_type<T: Operations>(
 /// The creation flag for segments.
 const SEGMENTS: u32 = bindings::ib_qp_create_flags_IB_QP_CREATE_IPOIB_UD_LSO.unsigned_abs();
 
+/// Objects that a new queue pair refers to.
+struct Related<'a, T: Operations> {
+    pd: Option<&'a Pd<T::ProtectionDomain>>,
+    send_cq: Option<&'a Cq<T::CompletionQueue>>,
+    recv_cq: Option<&'a Cq<T::CompletionQueue>>,
+    srq: Option<&'a Srq<T::SharedReceiveQueue>>,
+    xrcd: Option<&'a Xrcd<T::XrcDomain>>,
+    table: Option<&'a RwqTable<T::IndirectionTable>>,
+}
+
+impl<T: Operations> Related<'_, T> {
+    /// # Safety
+    ///
+    /// `qp` must be the new queue pair of a create verb, and `attr` its attributes. The verb must
+    /// not return during the lifetime of the result.
+    unsafe fn from_raw(qp: *const bindings::ib_qp, attr: &bindings::ib_qp_init_attr) -> Self {
+        // SAFETY: The core set the domain of the queue pair. During the verb, it holds references
+        // to everything that is not null, which is of the same device.
+        unsafe {
+            Self {
+                pd: optional((*qp).pd),
+                send_cq: optional(attr.send_cq),
+                recv_cq: optional(attr.recv_cq),
+                srq: optional(attr.srq),
+                xrcd: optional(attr.xrcd),
+                table: optional(attr.rwq_ind_tbl),
+            }
+        }
+    }
+}
+
+/// Constructs a queue pair with the number that the hardware gave it.
+pub(crate) fn construct<'a, T: QueuePair>(
+    vacant: Vacant<'a, Qp<T>>,
+    place: Place<bindings::ib_qp>,
+    number: u32,
+    init: impl PinInit<T>,
+) -> Sole<'a, Qp<T>> {
+    let qp = vacant.construct(place, init);
+    // SAFETY: The queue pair is valid, and nobody else has it yet.
+    unsafe { (*qp.as_raw()).qp_num = number };
+    qp
+}
+
 /// # Safety
 ///
 /// `qp` must be a new queue pair of a device of `T`, `attr` its attributes and `udata` the udata of
@@ -436,94 +470,97 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     attr: *mut bindings::ib_qp_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue pair; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue pair; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*qp).device, udata) };
+    // SAFETY: The attributes belong to this call, which may change them.
+    let attr = unsafe { &mut *attr };
+    // SAFETY: The queue pair and the attributes are those of this verb, which creates it.
+    let related = unsafe { Related::<T>::from_raw(qp, attr) };
+    // SAFETY: The queue pair is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Qp<T::QueuePair>>::new(qp) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts, and only processes
-    //   have udata.
-    // - The attributes are valid during the call. The core holds references to the completion
-    //   queues and the domain, which are of the same device.
-    // - The core allocated room for the queue pair, which is constructed once. Only the dispatcher
-    //   can reach it before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let attr = &mut *attr;
-            let segments = T::QueuePair::SENDS_SEGMENTS
-                && udata.is_none()
-                && attr.qp_type == bindings::ib_qp_type_IB_QPT_UD
-                && attr.create_flags == SEGMENTS;
-            if attr.create_flags != 0 && !segments {
-                return Err(EOPNOTSUPP);
-            }
-            if !attr.rwq_ind_tbl.is_null() {
-                return wq::create_queue_pair(qp, attr, call, udata.as_ref());
-            }
-            if attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT {
-                return xrc::create_target(qp, attr, call);
-            }
-            let receives = attr.qp_type != bindings::ib_qp_type_IB_QPT_XRC_INI;
-            if attr.send_cq.is_null() || attr.recv_cq.is_null() == receives {
-                return Err(EINVAL);
-            }
-            if udata.is_none() && !(T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV) {
-                return Err(EOPNOTSUPP);
-            }
-            let standard = standard_type::<T>(attr.qp_type, udata.is_some())?;
-            let room = call.dispatcher().qp_room()?;
-            let user = udata
-                .as_ref()
-                .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::QueuePair))
-                .transpose()?;
-            let service = match (standard, &user) {
-                (Some(ty), _) => Service::Standard(ty),
-                (None, Some(user)) => Service::Driver(DriverType::from_request(&user.request)?),
-                (None, None) => return Err(EOPNOTSUPP),
-            };
-            let attributes = QpInitAttr {
-                service,
-                capabilities: QpCap::from_raw(&attr.cap),
-                signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
-                send_cq: Cq::from_raw(attr.send_cq),
-                recv_cq: cq_from_raw(attr.recv_cq),
-                srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
-                segments,
-            };
-            let pd = Pd::from_raw((*qp).pd);
-            let new = T::QueuePair::create(call, pd, &attributes, caller::<T, _>(user)?)?;
-            let completes = Completes {
-                send_cq: attr.send_cq,
-                recv_cq: attr.recv_cq,
-                receives: attributes.srq.map(|srq| srq.place().poster()),
-            };
-            let in_use = InUse::of_queue_pair(udata.is_some(), completes);
-            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
+    verb.run(|call| create(&verb, call, vacant, attr, &related))
+}
 
-            // Management queue pairs have a port from the start.
-            place.set_port(attr.port_num);
-            Qp::construct(qp, place, new.init);
-            (*qp).qp_num = new.number;
-            new.capabilities.write(&mut attr.cap);
-            for cq in [Some(attributes.send_cq), attributes.recv_cq]
-                .into_iter()
-                .flatten()
-            {
-                cq.place().add_queue_pair();
-            }
-            if let Some(srq) = attributes.srq {
-                srq.place().begin_use();
-            }
-            let receives = receives && attributes.srq.is_none();
-            let holds = new.capabilities.holds(&attributes.capabilities, receives);
-            check_number(new.number)
-                .and_then(|()| holds.then_some(()).ok_or(EIO))
-                .and_then(|()| respond(udata.as_ref(), &new.response))
-                .and_then(|()| listing.publish())
-                .inspect_err(|_| end(qp, call))?;
-            Ok(0)
-        })
-    })
+/// Creates a queue pair.
+fn create<T: Operations>(
+    verb: &Verb<'_, T>,
+    call: &Call<'_, T>,
+    vacant: Vacant<'_, Qp<T::QueuePair>>,
+    attr: &mut bindings::ib_qp_init_attr,
+    related: &Related<'_, T>,
+) -> Result {
+    let is_of_process = verb.has_udata();
+    let segments = T::QueuePair::SENDS_SEGMENTS
+        && !is_of_process
+        && attr.qp_type == bindings::ib_qp_type_IB_QPT_UD
+        && attr.create_flags == SEGMENTS;
+    if attr.create_flags != 0 && !segments {
+        return Err(EOPNOTSUPP);
+    }
+    if let Some(table) = related.table {
+        let pd = related.pd.ok_or(EINVAL)?;
+        return wq::create_queue_pair(verb, call, vacant, attr, pd, table);
+    }
+    if attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT {
+        return xrc::create_target(vacant, attr, related.xrcd, call);
+    }
+    let receives = attr.qp_type != bindings::ib_qp_type_IB_QPT_XRC_INI;
+    let send_cq = related.send_cq.ok_or(EINVAL)?;
+    if related.recv_cq.is_some() != receives {
+        return Err(EINVAL);
+    }
+    if !is_of_process && !(T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV) {
+        return Err(EOPNOTSUPP);
+    }
+    let standard = standard_type::<T>(attr.qp_type, is_of_process)?;
+    let new_place = call.dispatcher().new_qp_place()?;
+    // SAFETY: This verb creates a queue pair.
+    let user = unsafe { verb.user_with_buffer(call, BufferOf::QueuePair) }?;
+    let service = match (standard, &user) {
+        (Some(ty), _) => Service::Standard(ty),
+        (None, Some(user)) => Service::Driver(DriverType::from_request(&user.request)?),
+        (None, None) => return Err(EOPNOTSUPP),
+    };
+    let attributes = QpInitAttr {
+        service,
+        capabilities: QpCap::from_raw(&attr.cap),
+        signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
+        send_cq,
+        recv_cq: related.recv_cq,
+        srq: related.srq,
+        segments,
+    };
+    let pd = related.pd.ok_or(EINVAL)?;
+    let new = T::QueuePair::create(call, pd, &attributes, caller::<T, _>(user)?)?;
+    let completes = Completes {
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        receives: attributes.srq.map(|srq| srq.place().poster()),
+    };
+    let in_use = InUse::of_queue_pair(is_of_process, completes);
+    let (place, unpublished) = new_place.assign(new.number, vacant.as_raw(), in_use);
+
+    // Management queue pairs have a port from the start.
+    place.set_port(attr.port_num);
+    let qp = construct(vacant, place, new.number, new.init);
+    new.capabilities.write(&mut attr.cap);
+    for cq in [Some(attributes.send_cq), attributes.recv_cq]
+        .into_iter()
+        .flatten()
+    {
+        cq.place().add_queue_pair();
+    }
+    if let Some(srq) = attributes.srq {
+        srq.place().begin_use();
+    }
+    let receives = receives && attributes.srq.is_none();
+    let holds = new.capabilities.holds(&attributes.capabilities, receives);
+    check_number(new.number)
+        .and_then(|()| holds.then_some(()).ok_or(EIO))
+        .and_then(|()| verb.respond(&new.response))
+        .and_then(|()| unpublished.publish())
+        .inspect_err(|_| end(qp, call))
 }
 
 /// # Safety
@@ -536,32 +573,28 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     mask: c_int,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue pair; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue pair; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*qp).device, udata) };
+    // SAFETY: The attributes are valid during the call.
+    let attr = unsafe { &*attr };
+    // SAFETY: The queue pair is constructed, and is not destroyed during the call.
+    let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let request = match &udata {
-                Some(udata) => udata.request()?,
-                None => zerocopy::FromZeros::new_zeroed(),
-            };
-            respond(udata.as_ref(), &())?;
-            let mask = AttributeMask::from_raw(mask)?;
-            let attributes = QpAttr::<T::Path>::from_raw(&*attr, mask)?;
+    verb.run(|call| {
+        let request = verb.request()?;
+        verb.respond(&())?;
+        let mask = AttributeMask::from_raw(mask)?;
+        let attributes = QpAttr::<T::Path>::from_raw(attr, mask)?;
 
-            let this = Qp::<T::QueuePair>::from_raw(qp);
-            this.place.begin_use();
-            T::QueuePair::modify(this, call, mask, &attributes, &request)?;
-            if mask.contains(Attribute::Port) {
-                this.place.set_port(attributes.port.number());
-            }
-            if mask.contains(Attribute::State) && attributes.state == State::Reset {
-                this.place.reset();
-            }
-            Ok(0)
-        })
+        qp.place.begin_use();
+        T::QueuePair::modify(qp, call, mask, &attributes, &request)?;
+        if mask.contains(Attribute::Port) {
+            qp.place.set_port(attributes.port.number());
+        }
+        if mask.contains(Attribute::State) && attributes.state == State::Reset {
+            qp.place.reset();
+        }
+        Ok(())
     })
 }
 
@@ -575,31 +608,33 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     init: *mut bindings::ib_qp_init_attr,
 ) -> c_int {
     // SAFETY: The core set the device of the queue pair.
-    let device = unsafe { Device::<T>::from_raw((*qp).device) };
+    let verb = unsafe { Verb::<T>::new((*qp).device) };
+    // SAFETY: The attributes belong to this call.
+    let (attr, init) = unsafe { (blank(attr), blank(init)) };
+    // SAFETY: The core set these members before the queue pair was used; they do not change.
+    unsafe {
+        init.event_handler = (*qp).registered_event_handler;
+        init.qp_context = (*qp).qp_context;
+        init.qp_type = (*qp).qp_type;
+        init.send_cq = (*qp).send_cq;
+        init.recv_cq = (*qp).recv_cq;
+        init.srq = (*qp).srq;
+        init.port_num = (*qp).port;
+    }
+    // SAFETY: The queue pair is constructed, and is not destroyed during the call.
+    let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let description = T::QueuePair::query(Qp::from_raw(qp), call)?;
-            let (attr, init) = (blank(attr), blank(init));
-
-            description.attributes.write(attr);
-            description.capabilities.write(&mut attr.cap);
-            description.capabilities.write(&mut init.cap);
-            init.sq_sig_type = if description.signal_all {
-                bindings::ib_sig_type_IB_SIGNAL_ALL_WR
-            } else {
-                bindings::ib_sig_type_IB_SIGNAL_REQ_WR
-            };
-            init.event_handler = (*qp).registered_event_handler;
-            init.qp_context = (*qp).qp_context;
-            init.qp_type = (*qp).qp_type;
-            init.send_cq = (*qp).send_cq;
-            init.recv_cq = (*qp).recv_cq;
-            init.srq = (*qp).srq;
-            init.port_num = (*qp).port;
-            Ok(0)
-        })
+    verb.run(|call| {
+        let description = T::QueuePair::query(qp, call)?;
+        description.attributes.write(attr);
+        description.capabilities.write(&mut attr.cap);
+        description.capabilities.write(&mut init.cap);
+        init.sq_sig_type = if description.signal_all {
+            bindings::ib_sig_type_IB_SIGNAL_ALL_WR
+        } else {
+            bindings::ib_sig_type_IB_SIGNAL_REQ_WR
+        };
+        Ok(())
     })
 }
 
@@ -611,35 +646,26 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue pair; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue pair; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*qp).device, udata) };
+    // SAFETY: The queue pair is that of this verb, which succeeds if it ends the queue pair.
+    let qp = unsafe { Sole::<Qp<T::QueuePair>>::new(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the queue pair is constructed, and the
-    // core frees it.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            end(qp, call);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        end(qp, call);
+        Ok(())
     })
 }
 
-/// # Safety
-///
-/// `qp` must be a constructed queue pair of a device of `T` that is no longer in use.
-pub(crate) unsafe fn end<T: Operations>(qp: *mut bindings::ib_qp, call: &Call<'_, T>) {
-    // SAFETY: Guaranteed by the caller; its completion queues outlive it.
-    unsafe {
-        let this = Qp::<T::QueuePair>::from_raw(qp);
-        this.place.begin_end();
-        T::QueuePair::destroy(this, call);
-        for cq in [this.send_cq(), this.recv_cq()].into_iter().flatten() {
-            cq.place().remove_queue_pair();
-        }
-        Qp::<T::QueuePair>::destruct(qp);
+/// Removes a queue pair from the hardware and drops it.
+pub(crate) fn end<T: Operations>(qp: Sole<'_, Qp<T::QueuePair>>, call: &Call<'_, T>) {
+    qp.place.begin_end();
+    T::QueuePair::destroy(&qp, call);
+    for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+        cq.place().remove_queue_pair();
     }
+    qp.end();
 }
 
 /// # Safety
@@ -678,16 +704,13 @@ unsafe fn with_group<T: Operations>(
     act: fn(&Qp<T::QueuePair>, &Call<'_, T>, &MulticastGroup) -> Result,
 ) -> c_int {
     // SAFETY: The core set the device of the queue pair.
-    let device = unsafe { Device::<T>::from_raw((*qp).device) };
+    let verb = unsafe { Verb::<T>::new((*qp).device) };
+    // SAFETY: The GID is valid.
+    let gid = Gid::from_raw(unsafe { &*gid });
+    // SAFETY: The queue pair is constructed, and is not destroyed during the call.
+    let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let gid = Gid::from_raw(&*gid);
-            act(Qp::from_raw(qp), call, &MulticastGroup { gid, lid })?;
-            Ok(0)
-        })
-    })
+    verb.run(|call| act(qp, call, &MulticastGroup { gid, lid }))
 }
 
 /// # Safety
@@ -699,27 +722,26 @@ pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
     wr: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller.
-    let (device, this, ty) = unsafe {
-        (
-            Device::<T>::from_raw((*qp).device),
-            Qp::<T::QueuePair>::from_raw(qp),
-            (*qp).qp_type,
-        )
-    };
+    // SAFETY: The core set the device of the queue pair.
+    let verb = unsafe { Verb::<T>::new((*qp).device) };
+    // SAFETY: The core set the type, which does not change.
+    let ty = unsafe { (*qp).qp_type };
+    // SAFETY: The queue pair is constructed, and is not destroyed during the call.
+    let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
-    from_result(|| unsafe {
-        device.with(|call| {
-            // Processes post to queue pairs of the driver's own types without the kernel.
-            let ty = Type::try_from(ty).map_err(|_| {
-                *bad = wr;
-                EOPNOTSUPP
-            })?;
-            let mut requests = SendRequests::new(wr, ty, this.place.send_queue());
-            let result = T::QueuePair::post_send(this, call, &mut requests);
-            requests.answer(result, bad)
-        })
+    verb.number(|call| {
+        // Processes post to queue pairs of the driver's own types without the kernel.
+        let ty = Type::try_from(ty).map_err(|_| {
+            // SAFETY: `bad` is valid for writes.
+            unsafe { *bad = wr };
+            EOPNOTSUPP
+        })?;
+        // SAFETY: The list is for a queue pair of this type, and unchanged during the call until it
+        // is posted.
+        let mut requests = unsafe { SendRequests::new(wr, ty, qp.place.send_queue()) };
+        let result = T::QueuePair::post_send(qp, call, &mut requests);
+        // SAFETY: `bad` is valid for writes.
+        unsafe { requests.answer(result, bad) }
     })
 }
 
@@ -732,21 +754,18 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller.
-    let (device, this) = unsafe {
-        (
-            Device::<T>::from_raw((*qp).device),
-            Qp::<T::QueuePair>::from_raw(qp),
-        )
-    };
+    // SAFETY: The core set the device of the queue pair.
+    let verb = unsafe { Verb::<T>::new((*qp).device) };
+    // SAFETY: The queue pair is constructed, and is not destroyed during the call.
+    let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
-    // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let mut requests = ReceiveRequests::new(wr, this.place.recv_queue());
-            let result = T::QueuePair::post_recv(this, call, &mut requests);
-            requests.answer(result, bad)
-        })
+    verb.number(|call| {
+        // SAFETY: The list is for this queue pair, and unchanged during the call until it is
+        // posted.
+        let mut requests = unsafe { ReceiveRequests::new(wr, qp.place.recv_queue()) };
+        let result = T::QueuePair::post_recv(qp, call, &mut requests);
+        // SAFETY: `bad` is valid for writes.
+        unsafe { requests.answer(result, bad) }
     })
 }
 
@@ -759,9 +778,7 @@ pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
     qp: *mut bindings::ib_qp,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    unsafe {
-        Details::write(message, |details| {
-            T::QueuePair::fill_details(Qp::from_raw(qp), details)
-        })
-    }
+    let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
+    // SAFETY: Guaranteed by the caller.
+    unsafe { Details::write(message, |details| T::QueuePair::fill_details(qp, details)) }
 }

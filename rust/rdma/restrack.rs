@@ -58,7 +58,7 @@ impl Details<'_> {
                 bindings::nla_nest_end(message.as_ptr(), nest);
                 0
             },
-            // SAFETY: As above.
+            // SAFETY: The nest was started above in this message.
             Err(error) => unsafe {
                 bindings::nla_nest_cancel(message.as_ptr(), nest);
                 error.to_errno()
@@ -76,7 +76,7 @@ impl Details<'_> {
 
     /// Adds a number that is displayed in hexadecimal.
     pub fn hex(&mut self, name: &CStr, value: u32) -> Result {
-        // SAFETY: As above.
+        // SAFETY: The message is valid; the name is copied.
         to_result(unsafe {
             bindings::rdma_nl_put_driver_u32_hex(self.message.as_ptr(), name.as_char_ptr(), value)
         })
@@ -84,7 +84,7 @@ impl Details<'_> {
 
     /// Adds a 64-bit number.
     pub fn long(&mut self, name: &CStr, value: u64) -> Result {
-        // SAFETY: As above.
+        // SAFETY: The message is valid; the name is copied.
         to_result(unsafe {
             bindings::rdma_nl_put_driver_u64(self.message.as_ptr(), name.as_char_ptr(), value)
         })
@@ -92,7 +92,7 @@ impl Details<'_> {
 
     /// Adds a string.
     pub fn text(&mut self, name: &CStr, value: &CStr) -> Result {
-        // SAFETY: As above; the text is copied too.
+        // SAFETY: The message is valid; name and text are copied.
         to_result(unsafe {
             bindings::rdma_nl_put_driver_string(
                 self.message.as_ptr(),

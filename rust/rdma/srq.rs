@@ -2,19 +2,13 @@
 
 //! Shared receive queues.
 
-use core::ptr::NonNull;
-
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
     cq::Cq,
     device::{
         Call,
-        Device,
         Operations, //
     },
     event::{
@@ -24,7 +18,8 @@ use crate::{
     object::{
         blank,
         core_object,
-        respond, //
+        Sole,
+        Vacant, //
     },
     pd::Pd,
     restrack::Details,
@@ -33,16 +28,14 @@ use crate::{
         Caller,
         Request,
         Response,
-        Udata,
         User, //
     },
     umem::{
         Buffer,
         BufferOf, //
     },
-    wr::{
-        ReceiveRequests, //
-    },
+    verb::Verb,
+    wr::ReceiveRequests,
     xrc::{
         XrcDomain,
         Xrcd, //
@@ -230,66 +223,63 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     attr: *mut bindings::ib_srq_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*srq).device, udata) };
+    // SAFETY: The core set the domain, to which it holds a reference. The attributes belong to this
+    // call, which may change them.
+    let (pd, attr) = unsafe { (Pd::from_raw((*srq).pd), &mut *attr) };
+    // SAFETY: The queue is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Srq<T::SharedReceiveQueue>>::new(srq) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts, and only processes
-    //   have udata.
-    // - The attributes are valid during the call. The core set the domain. If the type asks for an
-    //   XRC domain and a completion queue, the core holds references to them. All are of the same
-    //   device.
-    // - The core allocated room for the queue, which is constructed once. Only the dispatcher can
-    //   reach it before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let attr = &mut *attr;
-            let may_post = T::SharedReceiveQueue::HAS_POST_RECV || udata.is_some();
-            let has_xrc = T::XrcDomain::IS_SUPPORTED && udata.is_some();
-            let xrc = match attr.srq_type {
-                bindings::ib_srq_type_IB_SRQT_BASIC if may_post => None,
-                bindings::ib_srq_type_IB_SRQT_XRC if has_xrc => {
+    verb.run(|call| {
+        let may_post = T::SharedReceiveQueue::HAS_POST_RECV || verb.has_udata();
+        let has_xrc = T::XrcDomain::IS_SUPPORTED && verb.has_udata();
+        let xrc = match attr.srq_type {
+            bindings::ib_srq_type_IB_SRQT_BASIC if may_post => None,
+            bindings::ib_srq_type_IB_SRQT_XRC if has_xrc => {
+                // SAFETY: The core holds references to the domain and the completion queue that a
+                // queue of this type has. Both are of the same device.
+                let xrc = unsafe {
                     let xrc = crate::compat::member(&attr.ext.__bindgen_anon_1.xrc);
-                    Some(XrcSrq {
+                    XrcSrq {
                         xrcd: Xrcd::from_raw(xrc.xrcd),
                         cq: Cq::from_raw(attr.ext.cq),
-                    })
-                }
-                _ => return Err(EOPNOTSUPP),
-            };
-            let is_xrc = xrc.is_some();
-            let attributes = SrqAttr {
-                limit: 0,
-                ..SrqAttr::from_raw(&attr.attr)
-            };
-            let room = call.dispatcher().srq_room()?;
-            let user = udata
-                .as_ref()
-                .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::SharedReceiveQueue))
-                .transpose()?;
-            let pd = Pd::from_raw((*srq).pd);
-            let user = caller::<T, _>(user)?;
-            let new = T::SharedReceiveQueue::create(call, pd, &attributes, xrc, user)?;
-            let in_use = InUse::new(udata.is_some());
-            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(srq), in_use);
+                    }
+                };
+                Some(xrc)
+            }
+            _ => return Err(EOPNOTSUPP),
+        };
+        let is_xrc = xrc.is_some();
+        let attributes = SrqAttr {
+            limit: 0,
+            ..SrqAttr::from_raw(&attr.attr)
+        };
+        let new_place = call.dispatcher().new_srq_place()?;
+        // SAFETY: This verb creates a shared receive queue.
+        let user = unsafe { verb.user_with_buffer(call, BufferOf::SharedReceiveQueue) }?;
+        let user = caller::<T, _>(user)?;
+        let new = T::SharedReceiveQueue::create(call, pd, &attributes, xrc, user)?;
+        let in_use = InUse::new(verb.has_udata());
+        let (place, unpublished) = new_place.assign(new.number, vacant.as_raw(), in_use);
 
-            Srq::construct(srq, place, new.init);
-            new.attributes.write(&mut attr.attr);
-            if is_xrc {
-                let xrc = &mut (*srq).ext.__bindgen_anon_1.xrc;
+        let srq = vacant.construct(place, new.init);
+        new.attributes.write(&mut attr.attr);
+        if is_xrc {
+            // SAFETY: The queue is valid, has this type, and nobody else has it yet.
+            unsafe {
+                let xrc = &mut (*srq.as_raw()).ext.__bindgen_anon_1.xrc;
                 crate::compat::member_mut(xrc).srq_num = new.number;
             }
-            let holds = new.attributes.max_wr >= attributes.max_wr
-                && new.attributes.max_sge >= attributes.max_sge;
-            holds
-                .then_some(())
-                .ok_or(EIO)
-                .and_then(|()| respond(udata.as_ref(), &new.response))
-                .and_then(|()| listing.publish())
-                .inspect_err(|_| end(srq, call))?;
-            Ok(0)
-        })
+        }
+        let holds = new.attributes.max_wr >= attributes.max_wr
+            && new.attributes.max_sge >= attributes.max_sge;
+        holds
+            .then_some(())
+            .ok_or(EIO)
+            .and_then(|()| verb.respond(&new.response))
+            .and_then(|()| unpublished.publish())
+            .inspect_err(|_| end(srq, call))
     })
 }
 
@@ -303,40 +293,33 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     mask: bindings::ib_srq_attr_mask,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*srq).device, udata) };
+    // SAFETY: The attributes are valid during the call.
+    let attributes = SrqAttr::from_raw(unsafe { &*attr });
+    // SAFETY: The queue is constructed, and is not destroyed during the call.
+    let srq = unsafe { Srq::<T::SharedReceiveQueue>::from_raw(srq) };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts, and only
-    // processes have udata. The arguments are valid.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let change = SrqChange::from_raw(&SrqAttr::from_raw(&*attr), mask)?;
-            let can_resize = T::SharedReceiveQueue::HAS_RESIZE || change.max_wr.is_none();
-            let has_limit = T::SharedReceiveQueue::HAS_SET_LIMIT || change.limit.is_none();
-            if !can_resize || !has_limit {
-                return Err(EOPNOTSUPP);
-            }
-            let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
-            this.place.begin_use();
+    verb.run(|call| {
+        let change = SrqChange::from_raw(&attributes, mask)?;
+        let can_resize = T::SharedReceiveQueue::HAS_RESIZE || change.max_wr.is_none();
+        let has_limit = T::SharedReceiveQueue::HAS_SET_LIMIT || change.limit.is_none();
+        if !can_resize || !has_limit {
+            return Err(EOPNOTSUPP);
+        }
+        srq.place.begin_use();
 
-            if let (true, Some(max_wr)) = (T::SharedReceiveQueue::HAS_RESIZE, change.max_wr) {
-                let user = udata
-                    .as_ref()
-                    .map(|udata| udata.user::<T, _>())
-                    .transpose()?;
-                T::SharedReceiveQueue::resize(this, call, max_wr, caller::<T, _>(user)?)?;
-                if let Some(udata) = &udata {
-                    udata.respond(&())?;
-                }
-            } else {
-                Udata::no_io(udata.as_ref())?;
-            }
-            if let (true, Some(limit)) = (T::SharedReceiveQueue::HAS_SET_LIMIT, change.limit) {
-                T::SharedReceiveQueue::set_limit(this, call, limit)?;
-            }
-            Ok(0)
-        })
+        if let (true, Some(max_wr)) = (T::SharedReceiveQueue::HAS_RESIZE, change.max_wr) {
+            let user = caller::<T, _>(verb.user()?)?;
+            T::SharedReceiveQueue::resize(srq, call, max_wr, user)?;
+            verb.respond(&())?;
+        } else {
+            verb.no_io()?;
+        }
+        if let (true, Some(limit)) = (T::SharedReceiveQueue::HAS_SET_LIMIT, change.limit) {
+            T::SharedReceiveQueue::set_limit(srq, call, limit)?;
+        }
+        Ok(())
     })
 }
 
@@ -348,14 +331,14 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     attr: *mut bindings::ib_srq_attr,
 ) -> c_int {
     // SAFETY: The core set the device of the queue.
-    let device = unsafe { Device::<T>::from_raw((*srq).device) };
+    let verb = unsafe { Verb::<T>::new((*srq).device) };
+    // SAFETY: The queue is constructed, and is not destroyed during the call; the attributes belong
+    // to this call.
+    let (srq, attr) = unsafe { (Srq::<T::SharedReceiveQueue>::from_raw(srq), blank(attr)) };
 
-    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-    from_result(|| unsafe {
-        device.with(|call| {
-            T::SharedReceiveQueue::query(Srq::from_raw(srq), call)?.write(blank(attr));
-            Ok(0)
-        })
+    verb.run(|call| {
+        T::SharedReceiveQueue::query(srq, call)?.write(attr);
+        Ok(())
     })
 }
 
@@ -367,32 +350,23 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     srq: *mut bindings::ib_srq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the queue; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the queue; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*srq).device, udata) };
+    // SAFETY: The queue is that of this verb, which succeeds if it ends the queue.
+    let srq = unsafe { Sole::<Srq<T::SharedReceiveQueue>>::new(srq) };
 
-    // SAFETY: Verbs run only while the device is registered; the queue is constructed, and the core
-    // frees it.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            end(srq, call);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        end(srq, call);
+        Ok(())
     })
 }
 
-/// # Safety
-///
-/// `srq` must be a constructed queue of a device of `T` that is no longer in use.
-unsafe fn end<T: Operations>(srq: *mut bindings::ib_srq, call: &Call<'_, T>) {
-    // SAFETY: Guaranteed by the caller.
-    unsafe {
-        let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
-        this.place.begin_end();
-        T::SharedReceiveQueue::destroy(this, call);
-        Srq::<T::SharedReceiveQueue>::destruct(srq);
-    }
+/// Removes a queue from the hardware and drops it.
+fn end<T: Operations>(srq: Sole<'_, Srq<T::SharedReceiveQueue>>, call: &Call<'_, T>) {
+    srq.place().begin_end();
+    T::SharedReceiveQueue::destroy(&srq, call);
+    srq.end();
 }
 
 /// # Safety
@@ -404,17 +378,18 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller.
-    let (device, this) = unsafe { (Device::<T>::from_raw((*srq).device), Srq::from_raw(srq)) };
+    // SAFETY: The core set the device of the queue.
+    let verb = unsafe { Verb::<T>::new((*srq).device) };
+    // SAFETY: The queue is constructed, and is not destroyed during the call.
+    let srq = unsafe { Srq::<T::SharedReceiveQueue>::from_raw(srq) };
 
-    // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
-    from_result(|| unsafe {
-        device.with(|call| {
-            let mut requests = ReceiveRequests::new(wr, Srq::place(this).queue());
-            Srq::place(this).begin_use();
-            let result = T::SharedReceiveQueue::post_recv(this, call, &mut requests);
-            requests.answer(result, bad)
-        })
+    verb.number(|call| {
+        // SAFETY: The list is for this queue, and unchanged during the call until it is posted.
+        let mut requests = unsafe { ReceiveRequests::new(wr, srq.place().queue()) };
+        srq.place().begin_use();
+        let result = T::SharedReceiveQueue::post_recv(srq, call, &mut requests);
+        // SAFETY: `bad` is valid for writes.
+        unsafe { requests.answer(result, bad) }
     })
 }
 
@@ -427,9 +402,11 @@ pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
     srq: *mut bindings::ib_srq,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
+    let srq = unsafe { Srq::<T::SharedReceiveQueue>::from_raw(srq) };
+    // SAFETY: Guaranteed by the caller.
     unsafe {
         Details::write(message, |details| {
-            T::SharedReceiveQueue::fill_details(Srq::from_raw(srq), details)
+            T::SharedReceiveQueue::fill_details(srq, details)
         })
     }
 }

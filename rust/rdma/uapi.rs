@@ -21,7 +21,6 @@ use core::{
 use kernel::{
     error::{
         from_err_ptr,
-        from_result,
         to_result, //
     },
     prelude::*, //
@@ -33,7 +32,6 @@ use crate::{
     cq::Cq,
     device::{
         Call,
-        Device,
         Operations, //
     },
     dm::Dm,
@@ -47,7 +45,8 @@ use crate::{
         check_request,
         Request,
         Response, //
-    }, //
+    },
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -392,16 +391,22 @@ pub trait Method: Sized + 'static {
 unsafe extern "C" fn method_callback<M: Method>(
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller. The device stays registered while a process calls a method,
-    // as it does here. If there is a context, it is of that device.
-    from_result(|| unsafe {
+    // SAFETY: The bundle is that of this call of a process.
+    let context = unsafe {
         let ufile = (*bundle).__bindgen_anon_1.__bindgen_anon_1.ufile;
-        let context = from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))?;
-        Device::<M::Driver>::from_raw((*context).device).with_caller(true, |call| {
-            M::call(call, &AttrBundle::new(bundle, M::ATTRIBUTES))?;
-            Ok(0)
-        })
-    })
+        from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))
+    };
+    let context = match context {
+        Ok(context) => context,
+        Err(err) => return err.to_errno(),
+    };
+    // SAFETY: A context is of the device whose method the process calls. The device stays
+    // registered during the call.
+    let verb = unsafe { Verb::<M::Driver>::by_process((*context).device) };
+    // SAFETY: The attributes of the call are those that the method declares.
+    let attributes = unsafe { AttrBundle::new(bundle, M::ATTRIBUTES) };
+
+    verb.run(|call| M::call(call, &attributes))
 }
 
 /// Something that driver `T` adds to the interface for processes; see [`Addition::method`].

@@ -9,7 +9,6 @@ use core::{
 };
 
 use kernel::{
-    error::from_result,
     prelude::*,
     sync::Arc,
     types::Opaque, //
@@ -19,7 +18,6 @@ use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
     mmap::{
@@ -39,7 +37,8 @@ use crate::{
         Request,
         Response,
         Udata, //
-    }, //
+    },
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -156,34 +155,32 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the context.
-    let device = unsafe { Device::<T>::from_raw((*context).device) };
+    // SAFETY: The core set the device of the context. Only processes call this verb.
+    let verb = unsafe { Verb::<T>::by_process((*context).device) };
     // SAFETY: The call does not end before this function returns.
     let udata = unsafe { Udata::from_raw(udata) };
 
-    from_result(|| {
-        let udata = udata.ok_or(EINVAL)?;
-        // SAFETY: Verbs run only while the device is registered. Processes call this one.
+    verb.run(|call| {
+        let udata = udata.as_ref().ok_or(EINVAL)?;
+        let raw = NonNull::new(context).ok_or(EINVAL)?;
+        // SAFETY: The table is closed before the context is freed: below, or by `end`.
+        let table = unsafe { MmapTable::new(raw) }?;
+        let request = udata.request().inspect_err(|_| table.close())?;
+        let mut mappings = Mappings::new(&table);
+        let (init, response) =
+            T::UserContext::alloc(call, &mut mappings, request).inspect_err(|_| table.close())?;
+
+        let this = context.cast::<Ucontext<T::UserContext>>();
+        // SAFETY: The core allocated room for these members, which do not move. Nobody else can
+        // reach them before the call returns.
         unsafe {
-            device.with_caller(true, |call| {
-                let request = udata.request()?;
-                let table = MmapTable::new(NonNull::new_unchecked(context))?;
-                let mut mappings = Mappings::new(&table);
-                let (init, response) = T::UserContext::alloc(call, &mut mappings, request)
-                    .inspect_err(|_| table.close())?;
-
-                let this = context.cast::<Ucontext<T::UserContext>>();
-                let kept = &raw mut (*this).table;
-                let data = &raw mut (*this).data;
-
-                pin_init::raw_init(data, init);
-                kept.write(table);
-                udata
-                    .respond(&response)
-                    .inspect_err(|_| end(context, call))?;
-                Ok(0)
-            })
+            pin_init::raw_init(&raw mut (*this).data, init);
+            (&raw mut (*this).table).write(table);
         }
+        udata.respond(&response).inspect_err(|_| {
+            // SAFETY: Constructed above, and not in use yet.
+            unsafe { end(context, call) }
+        })
     })
 }
 
@@ -193,9 +190,10 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
 ) {
-    // SAFETY: Verbs run only while the device, which the core set, is registered; the context is
-    // constructed, and the core frees it.
-    unsafe { Device::<T>::from_raw((*context).device).with(|call| end(context, call)) };
+    // SAFETY: The core set the device of the context.
+    let verb = unsafe { Verb::<T>::new((*context).device) };
+    // SAFETY: The context is constructed and not in use; the core frees it.
+    verb.enter(|call| unsafe { end(context, call) });
 }
 
 /// # Safety
@@ -203,12 +201,15 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
 /// `context` must be a constructed context of a device of `T` that is no longer in use.
 unsafe fn end<T: Operations>(context: *mut bindings::ib_ucontext, call: &Call<'_, T>) {
     let this = context.cast::<Ucontext<T::UserContext>>();
+    // SAFETY: Constructed, as the caller guarantees.
+    let borrowed = unsafe { Ucontext::<T::UserContext>::from_raw(context) };
 
-    // SAFETY: Table and data were constructed by `alloc_callback` and are dropped once. The table
-    // is closed first, so that the process can no longer map what the driver is about to release.
+    // Closed first, so that the process can no longer map what the driver is about to release.
+    borrowed.table.close();
+    T::UserContext::dealloc(borrowed, call);
+    // SAFETY: Table and data were constructed by `alloc_callback`, are not borrowed any more, and
+    // are dropped once.
     unsafe {
-        (*this).table.close();
-        T::UserContext::dealloc(Ucontext::from_raw(context), call);
         core::ptr::drop_in_place(&raw mut (*this).data);
         core::ptr::drop_in_place(&raw mut (*this).table);
     }
@@ -221,16 +222,14 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device, which the core set, is registered. Processes call
-    // this one; the core keeps the context during the call, whose attributes are those that the
-    // driver added.
-    from_result(|| unsafe {
-        Device::<T>::from_raw((*context).device).with_caller(true, |call| {
-            let attributes = AttrBundle::new(bundle, T::UserContext::QUERY_ATTRIBUTES);
-            T::UserContext::query(Ucontext::from_raw(context), call, &attributes)?;
-            Ok(0)
-        })
-    })
+    // SAFETY: The core set the device of the context. Only processes call this verb.
+    let verb = unsafe { Verb::<T>::by_process((*context).device) };
+    // SAFETY: The attributes of the call are those that the driver added.
+    let attributes = unsafe { AttrBundle::new(bundle, T::UserContext::QUERY_ATTRIBUTES) };
+    // SAFETY: The core keeps the context during the call.
+    let context = unsafe { Ucontext::<T::UserContext>::from_raw(context) };
+
+    verb.run(|call| T::UserContext::query(context, call, &attributes))
 }
 
 /// Lets the device go away while processes have it open: the core then destroys their objects and

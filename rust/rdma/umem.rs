@@ -281,7 +281,7 @@ impl<'a> Buffer<'a> {
                 bindings::uverbs_attrs_create_srq_cmd_attr_ids_UVERBS_ATTR_CREATE_SRQ_BUF_UMEM
             }
         };
-        // SAFETY: As above, and calls of this kind have this attribute.
+        // SAFETY: Device and attributes are valid during the call, which has this attribute.
         unsafe {
             let umem = bindings::ib_umem_get_attr_or_va(
                 device,

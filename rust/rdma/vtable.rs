@@ -8,10 +8,7 @@ use core::{
 };
 
 use kernel::{
-    error::{
-        from_result,
-        to_result, //
-    },
+    error::to_result,
     module::this_module,
     prelude::*, //
 };
@@ -30,7 +27,6 @@ use crate::{
         Cq, //
     },
     device::{
-        Device,
         OnDemandPaging,
         Operations, //
     },
@@ -92,10 +88,8 @@ use crate::{
         Ucontext,
         UserContext, //
     },
-    udata::{
-        RawUsers,
-        Udata, //
-    },
+    udata::RawUsers,
+    verb::Verb,
     wq::{
         self,
         IndirectionTable,
@@ -156,67 +150,23 @@ impl<T: Operations> VTable<T> {
 
         query_device: Some(Self::query_device_callback),
         modify_device: Some(modify_device_callback),
-        get_dev_fw_str: if T::HAS_FIRMWARE_VERSION {
-            Some(Self::firmware_version_callback)
-        } else {
-            None
-        },
+        get_dev_fw_str: when(T::HAS_FIRMWARE_VERSION, Self::firmware_version_callback),
         query_port: Some(Self::query_port_callback),
         query_port_speed: Some(Self::query_port_speed_callback),
         get_port_immutable: Some(Self::port_immutable_callback),
-        get_link_layer: if T::HAS_LINK_LAYER {
-            Some(Self::link_layer_callback)
-        } else {
-            None
-        },
-        modify_port: if T::HAS_MODIFY_PORT {
-            Some(Self::modify_port_callback)
-        } else {
-            None
-        },
-        query_pkey: if T::HAS_QUERY_PKEY {
-            Some(Self::query_pkey_callback)
-        } else {
-            None
-        },
-        query_gid: if T::HAS_QUERY_GID {
-            Some(Self::query_gid_callback)
-        } else {
-            None
-        },
-        add_gid: if T::HAS_ADD_GID {
-            Some(Self::add_gid_callback)
-        } else {
-            None
-        },
-        del_gid: if T::HAS_DEL_GID {
-            Some(Self::del_gid_callback)
-        } else {
-            None
-        },
-        report_port_event: if T::HAS_IS_NETDEV_OF {
-            Some(netdev::report_port_event_callback)
-        } else {
-            None
-        },
-        alloc_hw_port_stats: if T::HAS_PORT_COUNTERS {
-            Some(counter::alloc_callback::<T>)
-        } else {
-            None
-        },
-        get_hw_stats: if T::HAS_PORT_COUNTERS {
-            Some(counter::get_callback::<T>)
-        } else {
-            None
-        },
+        get_link_layer: when(T::HAS_LINK_LAYER, Self::link_layer_callback),
+        modify_port: when(T::HAS_MODIFY_PORT, Self::modify_port_callback),
+        query_pkey: when(T::HAS_QUERY_PKEY, Self::query_pkey_callback),
+        query_gid: when(T::HAS_QUERY_GID, Self::query_gid_callback),
+        add_gid: when(T::HAS_ADD_GID, Self::add_gid_callback),
+        del_gid: when(T::HAS_DEL_GID, Self::del_gid_callback),
+        report_port_event: when(T::HAS_IS_NETDEV_OF, netdev::report_port_event_callback),
+        alloc_hw_port_stats: when(T::HAS_PORT_COUNTERS, counter::alloc_callback::<T>),
+        get_hw_stats: when(T::HAS_PORT_COUNTERS, counter::get_callback::<T>),
 
         alloc_ucontext: Some(ucontext::alloc_callback::<T>),
         dealloc_ucontext: Some(ucontext::dealloc_callback::<T>),
-        query_ucontext: if T::UserContext::HAS_QUERY {
-            Some(ucontext::query_callback::<T>)
-        } else {
-            None
-        },
+        query_ucontext: when(T::UserContext::HAS_QUERY, ucontext::query_callback::<T>),
         disassociate_ucontext: Some(ucontext::disassociate_callback),
         mmap: Some(mmap::mmap_callback),
         mmap_free: Some(mmap::mmap_free_callback),
@@ -224,249 +174,105 @@ impl<T: Operations> VTable<T> {
         alloc_pd: Some(pd::alloc_callback::<T>),
         dealloc_pd: Some(pd::dealloc_callback::<T>),
 
-        alloc_xrcd: if T::XrcDomain::IS_SUPPORTED {
-            Some(xrc::alloc_callback::<T>)
-        } else {
-            None
-        },
-        dealloc_xrcd: if T::XrcDomain::IS_SUPPORTED {
-            Some(xrc::dealloc_callback::<T>)
-        } else {
-            None
-        },
+        alloc_xrcd: when(T::XrcDomain::IS_SUPPORTED, xrc::alloc_callback::<T>),
+        dealloc_xrcd: when(T::XrcDomain::IS_SUPPORTED, xrc::dealloc_callback::<T>),
 
-        create_ah: if T::AddressHandle::IS_SUPPORTED && Self::HAS_KERNEL {
-            Some(ah::create_callback::<T>)
-        } else {
-            None
-        },
-        create_user_ah: if T::AddressHandle::IS_SUPPORTED {
-            Some(ah::create_callback::<T>)
-        } else {
-            None
-        },
-        query_ah: if T::AddressHandle::HAS_QUERY {
-            Some(ah::query_callback::<T>)
-        } else {
-            None
-        },
-        destroy_ah: if T::AddressHandle::IS_SUPPORTED {
-            Some(ah::destroy_callback::<T>)
-        } else {
-            None
-        },
+        create_ah: when(
+            T::AddressHandle::IS_SUPPORTED && Self::HAS_KERNEL,
+            ah::create_callback::<T>,
+        ),
+        create_user_ah: when(T::AddressHandle::IS_SUPPORTED, ah::create_callback::<T>),
+        query_ah: when(T::AddressHandle::HAS_QUERY, ah::query_callback::<T>),
+        destroy_ah: when(T::AddressHandle::IS_SUPPORTED, ah::destroy_callback::<T>),
 
-        create_cq: if T::CompletionQueue::HAS_CREATE {
-            Some(cq::create_callback::<T>)
-        } else {
-            None
-        },
+        create_cq: when(T::CompletionQueue::HAS_CREATE, cq::create_callback::<T>),
         create_user_cq: Some(cq::create_user_callback::<T>),
-        resize_user_cq: if T::CompletionQueue::HAS_RESIZE {
-            Some(cq::resize_callback::<T>)
-        } else {
-            None
-        },
-        modify_cq: if T::CompletionQueue::HAS_MODERATE {
-            Some(cq::modify_callback::<T>)
-        } else {
-            None
-        },
+        resize_user_cq: when(T::CompletionQueue::HAS_RESIZE, cq::resize_callback::<T>),
+        modify_cq: when(T::CompletionQueue::HAS_MODERATE, cq::modify_callback::<T>),
         destroy_cq: Some(cq::destroy_callback::<T>),
-        poll_cq: if T::CompletionQueue::HAS_POLL {
-            Some(cq::poll_callback::<T>)
-        } else {
-            None
-        },
-        req_notify_cq: if T::CompletionQueue::HAS_REQUEST_NOTIFY {
-            Some(cq::request_notify_callback::<T>)
-        } else {
-            None
-        },
-        fill_res_cq_entry: if T::CompletionQueue::HAS_FILL_DETAILS {
-            Some(cq::fill_callback::<T>)
-        } else {
-            None
-        },
+        poll_cq: when(T::CompletionQueue::HAS_POLL, cq::poll_callback::<T>),
+        req_notify_cq: when(
+            T::CompletionQueue::HAS_REQUEST_NOTIFY,
+            cq::request_notify_callback::<T>,
+        ),
+        fill_res_cq_entry: when(T::CompletionQueue::HAS_FILL_DETAILS, cq::fill_callback::<T>),
 
         create_qp: Some(qp::create_callback::<T>),
         modify_qp: Some(qp::modify_callback::<T>),
-        query_qp: if T::QueuePair::HAS_QUERY {
-            Some(qp::query_callback::<T>)
-        } else {
-            None
-        },
+        query_qp: when(T::QueuePair::HAS_QUERY, qp::query_callback::<T>),
         destroy_qp: Some(qp::destroy_callback::<T>),
-        attach_mcast: if T::QueuePair::HAS_ATTACH_MULTICAST {
-            Some(qp::attach_mcast_callback::<T>)
-        } else {
-            None
-        },
-        detach_mcast: if T::QueuePair::HAS_DETACH_MULTICAST {
-            Some(qp::detach_mcast_callback::<T>)
-        } else {
-            None
-        },
-        post_send: if T::QueuePair::HAS_POST_SEND {
-            Some(qp::post_send_callback::<T>)
-        } else {
-            None
-        },
-        post_recv: if T::QueuePair::HAS_POST_RECV {
-            Some(qp::post_recv_callback::<T>)
-        } else {
-            None
-        },
-        fill_res_qp_entry: if T::QueuePair::HAS_FILL_DETAILS {
-            Some(qp::fill_callback::<T>)
-        } else {
-            None
-        },
+        attach_mcast: when(
+            T::QueuePair::HAS_ATTACH_MULTICAST,
+            qp::attach_mcast_callback::<T>,
+        ),
+        detach_mcast: when(
+            T::QueuePair::HAS_DETACH_MULTICAST,
+            qp::detach_mcast_callback::<T>,
+        ),
+        post_send: when(T::QueuePair::HAS_POST_SEND, qp::post_send_callback::<T>),
+        post_recv: when(T::QueuePair::HAS_POST_RECV, qp::post_recv_callback::<T>),
+        fill_res_qp_entry: when(T::QueuePair::HAS_FILL_DETAILS, qp::fill_callback::<T>),
 
-        create_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
-            Some(srq::create_callback::<T>)
-        } else {
-            None
-        },
-        modify_srq: if T::SharedReceiveQueue::HAS_RESIZE || T::SharedReceiveQueue::HAS_SET_LIMIT {
-            Some(srq::modify_callback::<T>)
-        } else {
-            None
-        },
-        query_srq: if T::SharedReceiveQueue::HAS_QUERY {
-            Some(srq::query_callback::<T>)
-        } else {
-            None
-        },
-        destroy_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
-            Some(srq::destroy_callback::<T>)
-        } else {
-            None
-        },
-        post_srq_recv: if T::SharedReceiveQueue::HAS_POST_RECV {
-            Some(srq::post_recv_callback::<T>)
-        } else {
-            None
-        },
-        fill_res_srq_entry: if T::SharedReceiveQueue::HAS_FILL_DETAILS {
-            Some(srq::fill_callback::<T>)
-        } else {
-            None
-        },
+        create_srq: when(
+            T::SharedReceiveQueue::IS_SUPPORTED,
+            srq::create_callback::<T>,
+        ),
+        modify_srq: when(
+            T::SharedReceiveQueue::HAS_RESIZE || T::SharedReceiveQueue::HAS_SET_LIMIT,
+            srq::modify_callback::<T>,
+        ),
+        query_srq: when(T::SharedReceiveQueue::HAS_QUERY, srq::query_callback::<T>),
+        destroy_srq: when(
+            T::SharedReceiveQueue::IS_SUPPORTED,
+            srq::destroy_callback::<T>,
+        ),
+        post_srq_recv: when(
+            T::SharedReceiveQueue::HAS_POST_RECV,
+            srq::post_recv_callback::<T>,
+        ),
+        fill_res_srq_entry: when(
+            T::SharedReceiveQueue::HAS_FILL_DETAILS,
+            srq::fill_callback::<T>,
+        ),
 
         reg_user_mr: Some(mr::reg_user_callback::<T>),
-        reg_user_mr_dmabuf: if T::MemoryRegion::HAS_REGISTER_DMA_BUF {
-            Some(mr::reg_dma_buf_callback::<T>)
-        } else {
-            None
-        },
-        get_dma_mr: if T::MemoryRegion::HAS_REGISTER_DMA {
-            Some(mr::get_dma_callback::<T>)
-        } else {
-            None
-        },
-        alloc_mr: if T::MemoryRegion::HAS_ALLOCATE_FAST {
-            Some(mr::alloc_callback::<T>)
-        } else {
-            None
-        },
-        map_mr_sg: if T::MemoryRegion::HAS_SET_PAGE {
-            Some(mr::map_callback::<T>)
-        } else {
-            None
-        },
-        rereg_user_mr: if T::MemoryRegion::HAS_REREGISTER {
-            Some(mr::rereg_callback::<T>)
-        } else {
-            None
-        },
-        advise_mr: if T::MemoryRegion::HAS_ADVISE {
-            Some(mr::advise_callback::<T>)
-        } else {
-            None
-        },
-        reg_dm_mr: if T::MemoryRegion::HAS_REGISTER_DM {
-            Some(mr::reg_dm_callback::<T>)
-        } else {
-            None
-        },
+        reg_user_mr_dmabuf: when(
+            T::MemoryRegion::HAS_REGISTER_DMA_BUF,
+            mr::reg_dma_buf_callback::<T>,
+        ),
+        get_dma_mr: when(T::MemoryRegion::HAS_REGISTER_DMA, mr::get_dma_callback::<T>),
+        alloc_mr: when(T::MemoryRegion::HAS_ALLOCATE_FAST, mr::alloc_callback::<T>),
+        map_mr_sg: when(T::MemoryRegion::HAS_SET_PAGE, mr::map_callback::<T>),
+        rereg_user_mr: when(T::MemoryRegion::HAS_REREGISTER, mr::rereg_callback::<T>),
+        advise_mr: when(T::MemoryRegion::HAS_ADVISE, mr::advise_callback::<T>),
+        reg_dm_mr: when(T::MemoryRegion::HAS_REGISTER_DM, mr::reg_dm_callback::<T>),
         dereg_mr: Some(mr::dereg_callback::<T>),
-        fill_res_mr_entry: if T::MemoryRegion::HAS_FILL_DETAILS {
-            Some(mr::fill_callback::<T>)
-        } else {
-            None
-        },
+        fill_res_mr_entry: when(T::MemoryRegion::HAS_FILL_DETAILS, mr::fill_callback::<T>),
 
-        alloc_mw: if T::MemoryWindow::IS_SUPPORTED {
-            Some(mw::alloc_callback::<T>)
-        } else {
-            None
-        },
-        dealloc_mw: if T::MemoryWindow::IS_SUPPORTED {
-            Some(mw::dealloc_callback::<T>)
-        } else {
-            None
-        },
+        alloc_mw: when(T::MemoryWindow::IS_SUPPORTED, mw::alloc_callback::<T>),
+        dealloc_mw: when(T::MemoryWindow::IS_SUPPORTED, mw::dealloc_callback::<T>),
 
-        create_flow: if T::FlowRule::IS_SUPPORTED {
-            Some(flow::create_callback::<T>)
-        } else {
-            None
-        },
-        destroy_flow: if T::FlowRule::IS_SUPPORTED {
-            Some(flow::destroy_callback::<T>)
-        } else {
-            None
-        },
+        create_flow: when(T::FlowRule::IS_SUPPORTED, flow::create_callback::<T>),
+        destroy_flow: when(T::FlowRule::IS_SUPPORTED, flow::destroy_callback::<T>),
 
-        create_wq: if T::ReceiveWorkQueue::IS_SUPPORTED {
-            Some(wq::create_callback::<T>)
-        } else {
-            None
-        },
-        modify_wq: if T::ReceiveWorkQueue::IS_SUPPORTED {
-            Some(wq::modify_callback::<T>)
-        } else {
-            None
-        },
-        destroy_wq: if T::ReceiveWorkQueue::IS_SUPPORTED {
-            Some(wq::destroy_callback::<T>)
-        } else {
-            None
-        },
+        create_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::create_callback::<T>),
+        modify_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::modify_callback::<T>),
+        destroy_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::destroy_callback::<T>),
 
-        create_rwq_ind_table: if T::IndirectionTable::IS_SUPPORTED {
-            Some(wq::create_table_callback::<T>)
-        } else {
-            None
-        },
-        destroy_rwq_ind_table: if T::IndirectionTable::IS_SUPPORTED {
-            Some(wq::destroy_table_callback::<T>)
-        } else {
-            None
-        },
+        create_rwq_ind_table: when(
+            T::IndirectionTable::IS_SUPPORTED,
+            wq::create_table_callback::<T>,
+        ),
+        destroy_rwq_ind_table: when(
+            T::IndirectionTable::IS_SUPPORTED,
+            wq::destroy_table_callback::<T>,
+        ),
 
-        alloc_dm: if T::DmBuffer::IS_SUPPORTED {
-            Some(dm::alloc_callback::<T>)
-        } else {
-            None
-        },
-        dealloc_dm: if T::DmBuffer::IS_SUPPORTED {
-            Some(dm::dealloc_callback::<T>)
-        } else {
-            None
-        },
+        alloc_dm: when(T::DmBuffer::IS_SUPPORTED, dm::alloc_callback::<T>),
+        dealloc_dm: when(T::DmBuffer::IS_SUPPORTED, dm::dealloc_callback::<T>),
 
-        alloc_dmah: if T::DmaHandle::IS_SUPPORTED {
-            Some(dmah::alloc_callback::<T>)
-        } else {
-            None
-        },
-        dealloc_dmah: if T::DmaHandle::IS_SUPPORTED {
-            Some(dmah::dealloc_callback::<T>)
-        } else {
-            None
-        },
+        alloc_dmah: when(T::DmaHandle::IS_SUPPORTED, dmah::alloc_callback::<T>),
+        dealloc_dmah: when(T::DmaHandle::IS_SUPPORTED, dmah::dealloc_callback::<T>),
 
         size_ib_ah: if T::AddressHandle::IS_SUPPORTED {
             Ah::<T::AddressHandle>::SIZE
@@ -525,11 +331,7 @@ impl<T: Operations> VTable<T> {
 
     /// What a device has besides whose ports have agents.
     pub(crate) const MANAGEMENT_OPS: bindings::ib_device_ops = bindings::ib_device_ops {
-        process_mad: if T::HAS_PROCESS_MAD {
-            Some(mad::process_callback::<T>)
-        } else {
-            None
-        },
+        process_mad: when(T::HAS_PROCESS_MAD, mad::process_callback::<T>),
         ..pin_init::zeroed()
     };
 
@@ -542,30 +344,32 @@ impl<T: Operations> VTable<T> {
         attr: *mut bindings::ib_device_attr,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            Device::<T>::from_raw(device).with(|call| {
-                let udata = Udata::from_raw(udata);
-                if let (true, Some(udata)) = (T::HAS_DEVICE_RESPONSE, &udata) {
-                    udata.request::<()>()?;
-                    udata.respond(&T::device_response(call)?)?;
-                } else {
-                    Udata::no_io(udata.as_ref())?;
-                }
-                let mut attributes = T::query_device(call)?;
-                if !T::Pager::IS_SUPPORTED {
-                    attributes.on_demand_paging = OnDemandPaging::default();
-                }
-                if Self::HAS_KERNEL && !attributes.serves_kernel() {
-                    return Err(EIO);
-                }
-                attributes.write(blank(attr));
-                if (*device).local_dma_lkey != 0 {
-                    (*attr).kernel_cap_flags |=
-                        u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
-                }
-                Ok(0)
-            })
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::with_udata(device, udata) };
+        // SAFETY: The attributes belong to this call. The key was set before the device was
+        // registered.
+        let (attr, local_dma_key) = unsafe { (blank(attr), (*device).local_dma_lkey) };
+
+        verb.run(|call| {
+            if T::HAS_DEVICE_RESPONSE && verb.has_udata() {
+                verb.request::<()>()?;
+                verb.respond(&T::device_response(call)?)?;
+            } else {
+                verb.no_io()?;
+            }
+            let mut attributes = T::query_device(call)?;
+            if !T::Pager::IS_SUPPORTED {
+                attributes.on_demand_paging = OnDemandPaging::default();
+            }
+            if Self::HAS_KERNEL && !attributes.serves_kernel() {
+                return Err(EIO);
+            }
+            attributes.write(attr);
+            if local_dma_key != 0 {
+                attr.kernel_cap_flags |=
+                    u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
+            }
+            Ok(())
         })
     }
 
@@ -580,17 +384,15 @@ impl<T: Operations> VTable<T> {
         // CAST: A small constant.
         const ROOM: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
 
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
         // SAFETY: The buffer has the length that the caller guarantees, and is initialised by
         // zeroing it.
         let buffer = unsafe {
             text.cast::<u8>().write_bytes(0, ROOM);
             core::slice::from_raw_parts_mut(text.cast::<u8>(), ROOM)
         };
-        // SAFETY: Verbs run only while the device is registered.
-        unsafe {
-            Device::<T>::from_raw(device)
-                .with(|call| T::firmware_version(call, &mut Text { buffer, length: 0 }));
-        }
+        verb.enter(|call| T::firmware_version(call, &mut Text { buffer, length: 0 }));
     }
 
     /// # Safety
@@ -601,14 +403,16 @@ impl<T: Operations> VTable<T> {
         port: u32,
         attr: *mut bindings::ib_port_attr,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            let device = Device::<T>::from_raw(device);
-            let port = device.port(port)?;
-            device.with(|call| {
-                T::query_port(call, port)?.write(device.immutable(port)?, blank(attr))?;
-                Ok(0)
-            })
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
+        // SAFETY: The attributes belong to this call.
+        let attr = unsafe { blank(attr) };
+
+        verb.run(|call| {
+            let port = verb.device().port(port)?;
+            // SAFETY: The core queries ports after their attributes that never change.
+            let immutable = unsafe { verb.device().immutable(port) }?;
+            T::query_port(call, port)?.write(immutable, attr)
         })
     }
 
@@ -621,21 +425,24 @@ impl<T: Operations> VTable<T> {
         mask: c_int,
         change: *mut bindings::ib_port_modify,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            let device = Device::<T>::from_raw(device);
-            let port = device.port(port)?;
-            let change = PortChange::from_raw(mask, &*change)?;
-            if device.immutable(port)?.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
+        // SAFETY: The change is valid during the call.
+        let change = PortChange::from_raw(mask, unsafe { &*change });
+
+        verb.run(|call| {
+            let (port, change) = (verb.device().port(port)?, change?);
+            // SAFETY: The core modifies ports of devices that are registered.
+            let immutable = unsafe { verb.device().immutable(port) }?;
+            if immutable.core_cap_flags & bindings::RDMA_CORE_CAP_PROT_IB == 0 {
                 // Like the core for drivers without this verb: connection managers need no support.
                 let others = change.set_capabilities | change.clear_capabilities;
                 return match others & !bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP {
-                    0 => Ok(0),
+                    0 => Ok(()),
                     _ => Err(EOPNOTSUPP),
                 };
             }
-            device.with(|call| T::modify_port(call, port, &change))?;
-            Ok(0)
+            T::modify_port(call, port, &change)
         })
     }
 
@@ -647,14 +454,14 @@ impl<T: Operations> VTable<T> {
         port: u32,
         immutable: *mut bindings::ib_port_immutable,
     ) -> c_int {
-        // SAFETY: The data is set before the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            let device = Device::<T>::from_raw(device);
-            let port = device.port(port)?;
-            device.with(|call| {
-                T::port_immutable(call, port)?.write(blank(immutable))?;
-                Ok(0)
-            })
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
+        // SAFETY: The attributes belong to this call.
+        let immutable = unsafe { blank(immutable) };
+
+        verb.run(|call| {
+            let port = verb.device().port(port)?;
+            T::port_immutable(call, port)?.write(immutable)
         })
     }
 
@@ -666,12 +473,11 @@ impl<T: Operations> VTable<T> {
         port: u32,
     ) -> bindings::rdma_link_layer {
         // SAFETY: Guaranteed by the caller.
-        let device = unsafe { Device::<T>::from_raw(device) };
-        let Ok(port) = device.port(port) else {
+        let verb = unsafe { Verb::<T>::new(device) };
+        let Ok(port) = verb.device().port(port) else {
             return LinkLayer::Unspecified.raw();
         };
-        // SAFETY: The data is set before the device is registered.
-        unsafe { device.with(|call| T::link_layer(call, port)) }.raw()
+        verb.enter(|call| T::link_layer(call, port)).raw()
     }
 
     /// Returns the speed of a port in units of 100 Mb/s; 0 if there is no link.
@@ -684,26 +490,27 @@ impl<T: Operations> VTable<T> {
         port: u32,
         speed: *mut u64,
     ) -> c_int {
-        let mut attributes = bindings::ib_port_attr::default();
-        let mut info = bindings::ib_port_speed_info::default();
-        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            let device = Device::<T>::from_raw(device);
-            let port = device.port(port)?;
-            let state = device.with(|call| {
-                let now = T::query_port(call, port)?;
-                now.write(device.immutable(port)?, &mut attributes)?;
-                Ok::<_, Error>(now.state)
-            })?;
-            *speed = 0;
-            if state != State::Down {
-                to_result(bindings::ib_port_attr_to_speed_info(
-                    &mut attributes,
-                    &mut info,
-                ))?;
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
+        // SAFETY: The speed belongs to this call.
+        let speed = unsafe { blank(speed) };
+
+        verb.run(|call| {
+            let mut attributes = bindings::ib_port_attr::default();
+            let mut info = bindings::ib_port_speed_info::default();
+            let port = verb.device().port(port)?;
+            let now = T::query_port(call, port)?;
+            // SAFETY: The core queries the speed of ports of devices that are registered.
+            let immutable = unsafe { verb.device().immutable(port) }?;
+            now.write(immutable, &mut attributes)?;
+            if now.state != State::Down {
+                // SAFETY: Both are valid.
+                to_result(unsafe {
+                    bindings::ib_port_attr_to_speed_info(&mut attributes, &mut info)
+                })?;
                 *speed = info.rate.try_into()?;
             }
-            Ok(0)
+            Ok(())
         })
     }
 
@@ -716,14 +523,14 @@ impl<T: Operations> VTable<T> {
         index: u16,
         pkey: *mut u16,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            let device = Device::<T>::from_raw(device);
-            let port = device.port(port)?;
-            device.with(|call| {
-                *pkey = T::query_pkey(call, port, index)?;
-                Ok(0)
-            })
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
+        // SAFETY: The P_Key belongs to this call.
+        let pkey = unsafe { blank(pkey) };
+
+        verb.run(|call| {
+            *pkey = T::query_pkey(call, verb.device().port(port)?, index)?;
+            Ok(())
         })
     }
 
@@ -737,16 +544,16 @@ impl<T: Operations> VTable<T> {
         index: c_int,
         gid: *mut bindings::ib_gid,
     ) -> c_int {
-        // SAFETY: The data is set before the device is registered; the arguments are valid.
-        from_result(|| unsafe {
-            let device = Device::<T>::from_raw(device);
-            let port = device.port(port)?;
-            device.with(|call| {
-                let Gid(bytes) = T::query_gid(call, port, index.try_into()?)?;
-                let raw = crate::compat::member_mut(&mut (*gid).raw);
-                *raw = bytes;
-                Ok(0)
-            })
+        // SAFETY: Guaranteed by the caller.
+        let verb = unsafe { Verb::<T>::new(device) };
+        // SAFETY: The GID belongs to this call; all members of the union are plain bytes.
+        let raw = unsafe { crate::compat::member_mut(&mut (*gid).raw) };
+
+        verb.run(|call| {
+            let port = verb.device().port(port)?;
+            let Gid(bytes) = T::query_gid(call, port, index.try_into()?)?;
+            *raw = bytes;
+            Ok(())
         })
     }
 
@@ -757,14 +564,12 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered. The entry is valid and does not
-        // change during the call.
-        from_result(|| unsafe {
-            Device::<T>::from_raw((*attr).device).with(|call| {
-                T::add_gid(call, &GidAttr::new(&*attr))?;
-                Ok(0)
-            })
-        })
+        // SAFETY: The core set the device of the entry.
+        let verb = unsafe { Verb::<T>::new((*attr).device) };
+        // SAFETY: The entry is valid and does not change during the call.
+        let attr = unsafe { &*attr };
+
+        verb.run(|call| T::add_gid(call, &GidAttr::new(attr)))
     }
 
     /// # Safety
@@ -774,14 +579,21 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered. The entry is valid and does not
-        // change during the call.
-        from_result(|| unsafe {
-            Device::<T>::from_raw((*attr).device).with(|call| {
-                T::del_gid(call, &GidAttr::new(&*attr))?;
-                Ok(0)
-            })
-        })
+        // SAFETY: The core set the device of the entry.
+        let verb = unsafe { Verb::<T>::new((*attr).device) };
+        // SAFETY: The entry is valid and does not change during the call.
+        let attr = unsafe { &*attr };
+
+        verb.run(|call| T::del_gid(call, &GidAttr::new(attr)))
+    }
+}
+
+/// Returns an operation, if the driver has it.
+const fn when<F: Copy>(has: bool, operation: F) -> Option<F> {
+    if has {
+        Some(operation)
+    } else {
+        None
     }
 }
 

@@ -12,10 +12,6 @@ use core::{
 };
 
 use kernel::{
-    error::{
-        from_result,
-        Error, //
-    },
     prelude::*,
     types::Opaque, //
 };
@@ -25,7 +21,6 @@ use crate::{
     cq::Cq,
     device::{
         Call,
-        Device,
         Operations, //
     },
     event::{
@@ -33,7 +28,12 @@ use crate::{
         InUse,
         Place, //
     },
-    object::core_object,
+    object::{
+        core_object,
+        optional,
+        Sole,
+        Vacant, //
+    },
     pd::Pd,
     qp::{
         self,
@@ -43,9 +43,9 @@ use crate::{
     udata::{
         Request,
         Response,
-        Udata,
         User, //
     },
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -227,67 +227,64 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     attr: *mut bindings::ib_wq_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_wq {
-    // SAFETY: The core set the device of the domain; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+    // SAFETY: The core set the device of the domain; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*pd).device, udata) };
+    // SAFETY: The core holds a reference to the domain. The attributes belong to this call, which
+    // may change them.
+    let (pd, attr) = unsafe { (Pd::from_raw(pd), &mut *attr) };
+    // SAFETY: The core holds a reference to the completion queue, which is of the same device.
+    let cq = unsafe { optional(attr.cq) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts, and only processes
-    //   have udata.
-    // - The attributes are valid during the call. The core holds references to the completion queue
-    //   and the domain, which are of the same device.
-    let created = unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            let udata = udata.as_ref().ok_or(EOPNOTSUPP)?;
-            let attr = &mut *attr;
-            if attr.wq_type != bindings::ib_wq_type_IB_WQT_RQ || attr.cq.is_null() {
-                return Err(EINVAL);
-            }
-            if attr.create_flags != 0 {
-                return Err(EOPNOTSUPP);
-            }
-            let user = udata.user::<T, _>()?;
-            let attributes = WqInitAttr {
-                max_wr: attr.max_wr,
-                max_sge: attr.max_sge,
-                cq: Cq::from_raw(attr.cq),
-            };
-            // Nothing may fail between the creation on the hardware and that of the object.
-            let mut memory = KBox::<Wq<T::ReceiveWorkQueue>>::new_uninit(GFP_KERNEL)?;
-            let object = NonNull::from(&mut *memory).cast::<bindings::ib_wq>();
-            let room = call.dispatcher().wq_room()?;
-            let new = T::ReceiveWorkQueue::create(call, Pd::from_raw(pd), &attributes, user)?;
-            // The core sets what its event handler needs only after this function has returned. The
-            // user can modify the queue only after that.
-            let (place, listing) = room.assign(new.number, object, InUse::new(false));
-            let init = new.init;
-            let init = pin_init!(Wq {
-                raw: Opaque::zeroed(),
-                place,
-                data <- init,
-            });
-            let queue = match memory.write_pin_init::<core::convert::Infallible>(init) {
-                Ok(queue) => queue,
-                Err(never) => match never {},
-            };
-            let raw = object.as_ptr();
-            (*raw).device = call.device().as_raw();
-            (*raw).wq_num = new.number;
-            (*raw).state = State::Reset.raw();
-            (*raw).event_handler = attr.event_handler;
-            (*raw).wq_context = attr.wq_context;
-            let holds = new.max_wr >= attr.max_wr && new.max_sge >= attr.max_sge;
-            (attr.max_wr, attr.max_sge) = (new.max_wr, new.max_sge);
-            qp::check_number(new.number)
-                .and_then(|()| holds.then_some(()).ok_or(EIO))
-                .and_then(|()| udata.respond(&new.response))
-                .and_then(|()| listing.publish())
-                .inspect_err(|_| end(&queue, call))?;
-            // The core owns the queue from now on; it stays pinned.
-            Ok(KBox::into_raw(Pin::into_inner_unchecked(queue)).cast())
-        })
-    };
-    created.unwrap_or_else(|err: Error| err.to_ptr())
+    verb.pointer(|call| {
+        let cq = cq.ok_or(EINVAL)?;
+        if attr.wq_type != bindings::ib_wq_type_IB_WQT_RQ {
+            return Err(EINVAL);
+        }
+        if attr.create_flags != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let user = verb.user()?.ok_or(EOPNOTSUPP)?;
+        let attributes = WqInitAttr {
+            max_wr: attr.max_wr,
+            max_sge: attr.max_sge,
+            cq,
+        };
+        // Nothing may fail between the creation on the hardware and that of the object.
+        let mut memory = KBox::<Wq<T::ReceiveWorkQueue>>::new_uninit(GFP_KERNEL)?;
+        let object = NonNull::from(&mut *memory).cast::<bindings::ib_wq>();
+        let new_place = call.dispatcher().new_wq_place()?;
+        let new = T::ReceiveWorkQueue::create(call, pd, &attributes, user)?;
+        // The core sets what its event handler needs only after this function has returned. The
+        // user can modify the queue only after that.
+        let (place, unpublished) = new_place.assign(new.number, object, InUse::new(false));
+        let init = new.init;
+        let raw = bindings::ib_wq {
+            device: call.device().as_raw(),
+            wq_num: new.number,
+            state: State::Reset.raw(),
+            event_handler: attr.event_handler,
+            wq_context: attr.wq_context,
+            ..pin_init::zeroed()
+        };
+        let init = pin_init!(Wq {
+            raw: Opaque::new(raw),
+            place,
+            data <- init,
+        });
+        let queue = match memory.write_pin_init::<core::convert::Infallible>(init) {
+            Ok(queue) => queue,
+            Err(never) => match never {},
+        };
+        let holds = new.max_wr >= attr.max_wr && new.max_sge >= attr.max_sge;
+        (attr.max_wr, attr.max_sge) = (new.max_wr, new.max_sge);
+        qp::check_number(new.number)
+            .and_then(|()| holds.then_some(()).ok_or(EIO))
+            .and_then(|()| verb.respond(&new.response))
+            .and_then(|()| unpublished.publish())
+            .inspect_err(|_| end(&queue, call))?;
+        // SAFETY: The core owns the queue from now on; it stays pinned.
+        Ok(KBox::into_raw(unsafe { Pin::into_inner_unchecked(queue) }).cast())
+    })
 }
 
 /// Removes a queue from the hardware, before it is dropped.
@@ -305,34 +302,33 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     mask: u32,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The device was set when the queue was created; the call does not end before this
-    // function returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*wq).device), Udata::from_raw(udata)) };
+    // SAFETY: The device was set when the queue was created; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*wq).device, udata) };
+    // SAFETY: The attributes are valid during the call.
+    let attr = unsafe { &*attr };
+    // SAFETY: The queue came from `create_callback`, and is not destroyed during the call.
+    let this = unsafe { Wq::<T::ReceiveWorkQueue>::from_raw(wq) };
 
-    // SAFETY: Verbs run only while the device is registered; the queue came from `create_callback`.
-    // The core reads its state without a lock, and tolerates that it changes at the same time.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            let attr = &*attr;
-            let flags = bindings::ib_wq_attr_mask_IB_WQ_FLAGS;
-            if mask & flags != 0 && attr.flags_mask != 0 {
-                return Err(EOPNOTSUPP);
-            }
-            // What the user believes to be the state changes nothing.
-            if mask & bindings::ib_wq_attr_mask_IB_WQ_STATE == 0 {
-                return Ok(0);
-            }
-            let this = Wq::<T::ReceiveWorkQueue>::from_raw(wq);
-            this.place.begin_use();
-            let (from, to) = (
-                State::try_from(attr.curr_wq_state)?,
-                State::try_from(attr.wq_state)?,
-            );
-            this.data.modify(call, from, to)?;
-            (&raw mut (*wq).state).write_volatile(to.raw());
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        let flags = bindings::ib_wq_attr_mask_IB_WQ_FLAGS;
+        if mask & flags != 0 && attr.flags_mask != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        // What the user believes to be the state changes nothing.
+        if mask & bindings::ib_wq_attr_mask_IB_WQ_STATE == 0 {
+            return Ok(());
+        }
+        this.place.begin_use();
+        let (from, to) = (
+            State::try_from(attr.curr_wq_state)?,
+            State::try_from(attr.wq_state)?,
+        );
+        this.data.modify(call, from, to)?;
+        // SAFETY: The queue is valid. The core reads its state without a lock, and tolerates that
+        // it changes at the same time.
+        unsafe { (&raw mut (*wq).state).write_volatile(to.raw()) };
+        Ok(())
     })
 }
 
@@ -344,20 +340,17 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     wq: *mut bindings::ib_wq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The device was set when the queue was created; the call does not end before this
-    // function returns.
-    let (device, udata) = unsafe { (Device::<T>::from_raw((*wq).device), Udata::from_raw(udata)) };
+    // SAFETY: The device was set when the queue was created; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*wq).device, udata) };
 
-    // SAFETY: Verbs run only while the device is registered. The queue came from `create_callback`,
-    // has been pinned since then, and is not used any more.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            let queue = KBox::<Wq<T::ReceiveWorkQueue>>::from_raw(wq.cast());
-            let queue = Pin::new_unchecked(queue);
-            end(&queue, call);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        // SAFETY: The queue came from `create_callback`, has been pinned since then, and is not
+        // used any more: this verb succeeds.
+        let queue =
+            unsafe { Pin::new_unchecked(KBox::<Wq<T::ReceiveWorkQueue>>::from_raw(wq.cast())) };
+        end(&queue, call);
+        Ok(())
     })
 }
 
@@ -370,35 +363,25 @@ pub(crate) unsafe extern "C" fn create_table_callback<T: Operations>(
     attr: *mut bindings::ib_rwq_ind_table_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the table; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe {
-        (
-            Device::<T>::from_raw((*table).device),
-            Udata::from_raw(udata),
-        )
-    };
+    // SAFETY: The core set the device of the table; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::by_caller((*table).device, udata) };
+    // SAFETY: The attributes are valid during the call.
+    let attr = unsafe { &*attr };
+    // SAFETY: The table is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<RwqTable<T::IndirectionTable>>::new(table) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered.
-    // - The core counts references to the queues, as many as the attributes say, which came from
-    //   `create_callback`, and has limited their number.
-    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
-    //   before the call returns.
-    from_result(|| unsafe {
-        device.with_caller(udata.is_some(), |call| {
-            Udata::no_io(udata.as_ref())?;
-            let count = 1_usize
-                .checked_shl((*attr).log_ind_tbl_size)
-                .ok_or(EINVAL)?;
-            let queues = Queues {
-                raw: core::slice::from_raw_parts((*attr).ind_tbl, count),
-                _driver: PhantomData,
-            };
-            let init = T::IndirectionTable::create(call, queues)?;
-            RwqTable::construct(table, (), init);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        let count = 1_usize.checked_shl(attr.log_ind_tbl_size).ok_or(EINVAL)?;
+        // INVARIANT: The core counts references to the queues, which came from `create_callback`.
+        let queues = Queues {
+            // SAFETY: The core, which has limited their number, passes as many queues as it says.
+            raw: unsafe { core::slice::from_raw_parts(attr.ind_tbl, count) },
+            _driver: PhantomData,
+        };
+        let init = T::IndirectionTable::create(call, queues)?;
+        vacant.construct((), init);
+        Ok(())
     })
 }
 
@@ -409,35 +392,30 @@ pub(crate) unsafe extern "C" fn destroy_table_callback<T: Operations>(
     table: *mut bindings::ib_rwq_ind_table,
 ) -> c_int {
     // SAFETY: The core set the device of the table.
-    let device = unsafe { Device::<T>::from_raw((*table).device) };
+    let verb = unsafe { Verb::<T>::new((*table).device) };
+    // SAFETY: The table is that of this verb, which succeeds.
+    let table = unsafe { Sole::<RwqTable<T::IndirectionTable>>::new(table) };
 
-    // SAFETY: Verbs run only while the device is registered; the table is constructed, and the core
-    // frees it.
-    from_result(|| unsafe {
-        device.with(|call| {
-            T::IndirectionTable::destroy(RwqTable::from_raw(table), call);
-            RwqTable::<T::IndirectionTable>::destruct(table);
-            Ok(0)
-        })
+    verb.run(|call| {
+        T::IndirectionTable::destroy(&table, call);
+        table.end();
+        Ok(())
     })
 }
 
 /// Creates a queue pair with an indirection table. `EOPNOTSUPP` for the kernel; `EINVAL` for other
 /// types than raw packets, or if it is to have work queues as well.
-///
-/// # Safety
-///
-/// `qp` must be a new queue pair of the device of the call, `attr` its attributes, and `udata` the
-/// udata of the call.
-pub(crate) unsafe fn create_queue_pair<T: Operations>(
-    qp: *mut bindings::ib_qp,
-    attr: &mut bindings::ib_qp_init_attr,
+pub(crate) fn create_queue_pair<T: Operations>(
+    verb: &Verb<'_, T>,
     call: &Call<'_, T>,
-    udata: Option<&Udata<'_>>,
-) -> Result<c_int> {
-    let (true, Some(udata)) = (T::IndirectionTable::IS_SUPPORTED, udata) else {
+    vacant: Vacant<'_, Qp<T::QueuePair>>,
+    attr: &mut bindings::ib_qp_init_attr,
+    pd: &Pd<T::ProtectionDomain>,
+    table: &RwqTable<T::IndirectionTable>,
+) -> Result {
+    if !T::IndirectionTable::IS_SUPPORTED || !verb.has_udata() {
         return Err(EOPNOTSUPP);
-    };
+    }
     if attr.qp_type != bindings::ib_qp_type_IB_QPT_RAW_PACKET
         || !attr.send_cq.is_null()
         || !attr.recv_cq.is_null()
@@ -445,27 +423,16 @@ pub(crate) unsafe fn create_queue_pair<T: Operations>(
     {
         return Err(EINVAL);
     }
-    let room = call.dispatcher().qp_room()?;
-    // SAFETY: The core holds references to the table and the domain, which are of the same device,
-    // whose users have contexts.
-    let new = unsafe {
-        let table = RwqTable::<T::IndirectionTable>::from_raw(attr.rwq_ind_tbl);
-        let user = udata.user::<T, _>()?;
-        T::IndirectionTable::create_queue_pair(call, Pd::from_raw((*qp).pd), table, user)?
-    };
+    let new_place = call.dispatcher().new_qp_place()?;
+    let user = verb.user()?.ok_or(EOPNOTSUPP)?;
+    let new = T::IndirectionTable::create_queue_pair(call, pd, table, user)?;
     // There are no events for it.
     let in_use = InUse::of_queue_pair(false, Completes::NOWHERE);
-    // SAFETY: The core allocated room for the queue pair, which is constructed once. Only the
-    // dispatcher can reach it before the call returns.
-    unsafe {
-        let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
-        Qp::construct(qp, place, new.init);
-        (*qp).qp_num = new.number;
-        new.capabilities.write(&mut attr.cap);
-        qp::check_number(new.number)
-            .and_then(|()| udata.respond(&new.response))
-            .and_then(|()| listing.publish())
-            .inspect_err(|_| qp::end(qp, call))?;
-    }
-    Ok(0)
+    let (place, unpublished) = new_place.assign(new.number, vacant.as_raw(), in_use);
+    new.capabilities.write(&mut attr.cap);
+    let qp = qp::construct(vacant, place, new.number, new.init);
+    qp::check_number(new.number)
+        .and_then(|()| verb.respond(&new.response))
+        .and_then(|()| unpublished.publish())
+        .inspect_err(|_| qp::end(qp, call))
 }

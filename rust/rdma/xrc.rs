@@ -2,31 +2,29 @@
 
 //! XRC domains, and the target side of extended reliable connections (IBTA volume 1, annex A14).
 
-use core::ptr::NonNull;
-
-use kernel::{
-    error::from_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 use crate::{
     bindings,
     device::{
         Call,
-        Device,
         Operations, //
     },
     event::{
         Completes,
         InUse, //
     },
-    object::core_object,
+    object::{
+        core_object,
+        Sole,
+        Vacant, //
+    },
     qp::{
         self,
         NewQp,
         Qp, //
     },
-    udata::Udata,
+    verb::Verb, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -74,26 +72,16 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     xrcd: *mut bindings::ib_xrcd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe {
-        (
-            Device::<T>::from_raw((*xrcd).device),
-            Udata::from_raw(udata),
-        )
-    };
+    // SAFETY: The core set the device of the domain; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*xrcd).device, udata) };
+    // SAFETY: The domain is that of this verb, which creates it.
+    let vacant = unsafe { Vacant::<Xrcd<T::XrcDomain>>::new(xrcd) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered.
-    // - The core allocated room for the data, which is constructed here. Nobody else can reach it
-    //   before the call returns.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            let init = T::XrcDomain::alloc(call)?;
-            Xrcd::construct(xrcd, (), init);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        let init = T::XrcDomain::alloc(call)?;
+        vacant.construct((), init);
+        Ok(())
     })
 }
 
@@ -105,60 +93,39 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     xrcd: *mut bindings::ib_xrcd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core set the device of the domain; the call does not end before this function
-    // returns.
-    let (device, udata) = unsafe {
-        (
-            Device::<T>::from_raw((*xrcd).device),
-            Udata::from_raw(udata),
-        )
-    };
+    // SAFETY: The core set the device of the domain; the udata is that of this verb.
+    let verb = unsafe { Verb::<T>::with_udata((*xrcd).device, udata) };
+    // SAFETY: The domain is that of this verb, which succeeds if it ends the domain.
+    let xrcd = unsafe { Sole::<Xrcd<T::XrcDomain>>::new(xrcd) };
 
-    // SAFETY: Verbs run only while the device is registered; the domain is constructed, and the
-    // core frees it.
-    from_result(|| unsafe {
-        device.with(|call| {
-            Udata::no_io(udata.as_ref())?;
-            T::XrcDomain::dealloc(Xrcd::from_raw(xrcd), call);
-            Xrcd::<T::XrcDomain>::destruct(xrcd);
-            Ok(0)
-        })
+    verb.run(|call| {
+        verb.no_io()?;
+        T::XrcDomain::dealloc(&xrcd, call);
+        xrcd.end();
+        Ok(())
     })
 }
 
-/// Creates a queue pair of type XRC_TGT.
-///
-/// # Safety
-///
-/// `qp` must be a new queue pair of the device of the call, and `attr` its attributes.
-pub(crate) unsafe fn create_target<T: Operations>(
-    qp: *mut bindings::ib_qp,
+/// Creates a queue pair of type XRC_TGT in a domain.
+pub(crate) fn create_target<T: Operations>(
+    vacant: Vacant<'_, Qp<T::QueuePair>>,
     attr: &mut bindings::ib_qp_init_attr,
+    xrcd: Option<&Xrcd<T::XrcDomain>>,
     call: &Call<'_, T>,
-) -> Result<c_int> {
+) -> Result {
     if !T::XrcDomain::IS_SUPPORTED {
         return Err(EOPNOTSUPP);
     }
-    if attr.xrcd.is_null() {
-        return Err(EINVAL);
-    }
-    let room = call.dispatcher().qp_room()?;
-    // SAFETY: The core holds a reference to the domain, which is of the same device.
-    let xrcd = unsafe { Xrcd::from_raw(attr.xrcd) };
+    let xrcd = xrcd.ok_or(EINVAL)?;
+    let new_place = call.dispatcher().new_qp_place()?;
     let new = T::XrcDomain::create_target(call, xrcd)?;
     // The core is not ready to pass on events before the queue pair is modified: it sets up its
     // event handler after this function.
     let in_use = InUse::of_queue_pair(false, Completes::NOWHERE);
-    // SAFETY: The core allocated room for the queue pair, which is constructed once. Only the
-    // dispatcher can reach it before the call returns.
-    unsafe {
-        let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
-        Qp::construct(qp, place, new.init);
-        (*qp).qp_num = new.number;
-        new.capabilities.write(&mut attr.cap);
-        qp::check_number(new.number)
-            .and_then(|()| listing.publish())
-            .inspect_err(|_| qp::end(qp, call))?;
-    }
-    Ok(0)
+    let (place, unpublished) = new_place.assign(new.number, vacant.as_raw(), in_use);
+    new.capabilities.write(&mut attr.cap);
+    let qp = qp::construct(vacant, place, new.number, new.init);
+    qp::check_number(new.number)
+        .and_then(|()| unpublished.publish())
+        .inspect_err(|_| qp::end(qp, call))
 }

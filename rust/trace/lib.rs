@@ -53,22 +53,22 @@ macro_rules! declare_trace {
 declare_trace! {
     /// # Safety
     ///
-    /// `dev` must be a valid device, here and in the following functions.
+    /// `dev` must be a valid device.
     unsafe fn vrnic_command(dev: *mut bindings::device, code: u16, error: c_int, ns: u64);
 
     /// # Safety
     ///
-    /// As above.
+    /// `dev` must be a valid device.
     unsafe fn vrnic_event(dev: *mut bindings::device, event_type: u16, number: u32);
 
     /// # Safety
     ///
-    /// As above.
+    /// `dev` must be a valid device.
     unsafe fn vrnic_completion_event(dev: *mut bindings::device, vector: u32, cqn: u32);
 
     /// # Safety
     ///
-    /// As above.
+    /// `dev` must be a valid device.
     unsafe fn vrnic_doorbell(dev: *mut bindings::device, slot: u32, wakes: bool);
 }
 

@@ -37,6 +37,7 @@ use crate::{
         renegotiate,
         Locked,
         Restart,
+        RestartPolicy,
         Restarter, //
     },
     watchdog::Owner,
@@ -61,6 +62,11 @@ mod tests;
 ///     type Data<'bound> = MyData<'bound>;
 ///     const ID_TABLE: virtio::IdTable = virtio::IdTable::new(&VIRTIO_TABLE);
 ///     const FEATURES: &'static [virtio::Feature] = &[];
+///     const RESTARTS: virtio::RestartPolicy = virtio::RestartPolicy {
+///         attempts: 3,
+///         first_delay_ms: 1000,
+///         settled_ms: 60_000,
+///     };
 ///
 ///     fn probe<'bound>(
 ///         dev: &'bound virtio::Device<Core<'_>>,
@@ -87,6 +93,9 @@ pub trait Driver {
 
     /// The features of the device type that the driver understands.
     const FEATURES: &'static [Feature];
+
+    /// When devices that failed are restarted.
+    const RESTARTS: RestartPolicy;
 
     /// Binds to a device.
     ///
@@ -254,7 +263,7 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: The device is valid, and this is its driver.
         unsafe { bindings::virtio_config_driver_disable(vdev.as_raw()) };
         let result = f();
-        // SAFETY: As above.
+        // SAFETY: The device is valid, and notifications were disabled above.
         unsafe { bindings::virtio_config_driver_enable(vdev.as_raw()) };
         result
     }
@@ -303,7 +312,7 @@ impl<T: Driver> Adapter<T> {
 
         from_result(|| {
             // SAFETY: Dropping the bond ends the restarter: in `remove_callback`, or below.
-            let (restarter, restart) = unsafe { Restarter::new(vdev, Self::reprobe) }?;
+            let (restarter, restart) = unsafe { Restarter::new(vdev, Self::reprobe, T::RESTARTS) }?;
             let bond = try_pin_init!(Bond::<'_, T> {
                 data <- SpinLockIrq::new(None, DATA, static_lock_class!()),
                 restarter,
@@ -393,7 +402,7 @@ impl<T: Driver> Adapter<T> {
             let result = if is_rebound {
                 // The device was bound while the transport was resetting it, so it has forgotten
                 // the driver.
-                // SAFETY: As above.
+                // SAFETY: The device is bound to this driver, and the lock is held.
                 unsafe { Self::reprobe(vdev.as_raw()) }
             } else {
                 bond.begin(vdev)

@@ -91,11 +91,13 @@ pub use queues::{
     Virtqueues, //
 };
 pub use region::{
-    MappedPage,
-    Region,
-    REGION_PAGE_SIZE, //
+    Mapping,
+    Region, //
 };
-pub use restart::Restarter;
+pub use restart::{
+    RestartPolicy,
+    Restarter, //
+};
 pub use virtqueue::{
     AnyVirtqueue,
     Deferral,

@@ -23,9 +23,9 @@ pub(crate) fn wait_for_resets(bus: *const bindings::bus_type) {
 
     /// # Safety
     ///
-    /// As above.
+    /// `dev` must be a valid device, and the caller must not hold the lock of a device.
     unsafe extern "C" fn wait(dev: *mut bindings::device, bus: *mut c_void) -> c_int {
-        // SAFETY: Guaranteed by the caller, which does not hold a device lock.
+        // SAFETY: Guaranteed by the caller.
         unsafe {
             if bindings::device_for_each_child(dev, bus, Some(is_of)) != 0 {
                 bindings::device_lock(dev);

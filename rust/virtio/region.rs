@@ -32,9 +32,6 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Size in bytes of a page of device memory in the standard, regardless of the CPU's page size.
-pub const REGION_PAGE_SIZE: usize = 4096;
-
 /// A structure of the device in one of its BARs, reserved for the driver.
 pub struct Region<'bound> {
     bar: &'bound Resource,
@@ -123,68 +120,67 @@ impl<'bound> Region<'bound> {
         self.len
     }
 
-    /// Returns the offset in the BAR of page `index` of the structure; pages have
-    /// [`REGION_PAGE_SIZE`] bytes.
-    ///
-    /// Returns `EINVAL` if there is no such page, or if the structure does not start at a page
-    /// boundary.
-    pub fn page_offset(&self, index: u32) -> Result<u64> {
-        let offset = u64::from(index) * REGION_PAGE_SIZE as u64;
-        let start = self.bar().start() + self.offset;
-        if !fits(self.len, offset, REGION_PAGE_SIZE as u64) || start % REGION_PAGE_SIZE as u64 != 0
-        {
-            return Err(EINVAL);
+    /// Returns the offset in the BAR of `len` bytes at `offset` of the structure; `EINVAL` if the
+    /// structure does not contain them.
+    pub fn offset_in_bar(&self, offset: u64, len: usize) -> Result<u64> {
+        match fits(self.len, offset, len as u64) {
+            true => Ok(self.offset + offset),
+            false => Err(EINVAL),
         }
-        Ok(self.offset + offset)
     }
 
-    /// Maps page `index` of the structure for the kernel.
+    /// Maps `SIZE` bytes at `offset` of the structure for the kernel.
     ///
-    /// Errors are those of [`page_offset`](Self::page_offset).
-    pub fn map_page(&self, index: u32) -> Result<MappedPage<'bound>> {
-        let start = self.bar().start() + self.page_offset(index)?;
+    /// Returns `EINVAL` if the structure does not contain them, or if they do not start at an
+    /// address that is a multiple of 4.
+    pub fn map<const SIZE: usize>(&self, offset: u64) -> Result<Mapping<'bound, SIZE>> {
+        let start = self.bar.start() + self.offset_in_bar(offset, SIZE)?;
+        if start % size_of::<u32>() as u64 != 0 {
+            return Err(EINVAL);
+        }
         // SAFETY: The address is device memory that `self` has reserved.
-        let page = unsafe { bindings::ioremap(start, REGION_PAGE_SIZE) };
-        Ok(MappedPage {
-            page: NonNull::new(page).ok_or(ENOMEM)?,
+        let memory = unsafe { bindings::ioremap(start, SIZE) };
+        // INVARIANT: Just mapped, at an aligned address.
+        Ok(Mapping {
+            memory: NonNull::new(memory).ok_or(ENOMEM)?,
             _reserved: self.reserved.clone(),
             _bound: PhantomData,
         })
     }
 }
 
-/// A page of a [`Region`], mapped for the kernel.
+/// A part of a [`Region`], mapped for the kernel.
 ///
 /// # Invariants
 ///
-/// `page` is a mapping of [`REGION_PAGE_SIZE`] bytes, which stay reserved as long as `self` exists.
-pub struct MappedPage<'bound> {
-    page: NonNull<c_void>,
+/// `memory` is a mapping of `SIZE` bytes, aligned for words, which stay reserved as long as `self`
+/// exists.
+pub struct Mapping<'bound, const SIZE: usize> {
+    memory: NonNull<c_void>,
     _reserved: Arc<resource::Region>,
     _bound: PhantomData<&'bound Resource>,
 }
 
 // SAFETY: Device memory may be written, unmapped and released by any thread.
-unsafe impl Send for MappedPage<'_> {}
+unsafe impl<const SIZE: usize> Send for Mapping<'_, SIZE> {}
 
-// SAFETY: As above, even concurrently.
-unsafe impl Sync for MappedPage<'_> {}
+// SAFETY: Device memory may be written by several threads at the same time.
+unsafe impl<const SIZE: usize> Sync for Mapping<'_, SIZE> {}
 
-impl MappedPage<'_> {
+impl<const SIZE: usize> Mapping<'_, SIZE> {
     /// Writes a little-endian word at `OFFSET`, after all earlier writes to memory. Does not wait
     /// for the device. May be called in any context.
     pub fn write32<const OFFSET: usize>(&self, value: u32) {
-        const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET < REGION_PAGE_SIZE) };
-        // SAFETY: The mapping has `REGION_PAGE_SIZE` bytes, and `OFFSET` is that of an aligned word
-        // in it.
-        unsafe { bindings::writel(value, self.page.byte_add(OFFSET).as_ptr()) };
+        const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET + size_of::<u32>() <= SIZE) };
+        // SAFETY: The mapping has `SIZE` bytes, and `OFFSET` is that of an aligned word in it.
+        unsafe { bindings::writel(value, self.memory.byte_add(OFFSET).as_ptr()) };
     }
 }
 
-impl Drop for MappedPage<'_> {
+impl<const SIZE: usize> Drop for Mapping<'_, SIZE> {
     fn drop(&mut self) {
-        // SAFETY: `map_page` created this mapping.
-        unsafe { bindings::iounmap(self.page.as_ptr()) };
+        // SAFETY: `Region::map` created this mapping.
+        unsafe { bindings::iounmap(self.memory.as_ptr()) };
     }
 }
 

@@ -39,26 +39,28 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
-/// Maximum number of restarts of a device that fails again and again.
-const MOST_ATTEMPTS: u32 = 5;
+/// When a device that has failed is restarted ([`Restarter`]).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct RestartPolicy {
+    /// Maximum number of restarts of a device that fails again and again.
+    pub attempts: u32,
+    /// Delay in milliseconds between a failure and the first attempt, during which users can notice
+    /// the failure. It doubles with each attempt.
+    pub first_delay_ms: u32,
+    /// Time in milliseconds for which a device must work until earlier failures are forgotten.
+    pub settled_ms: u32,
+}
 
-/// Delay in milliseconds between a failure and the first attempt, during which users can notice the
-/// failure. It doubles with each attempt.
-const FIRST_DELAY_MS: u32 = if cfg!(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST) {
-    10
-} else {
-    1000
-};
+impl RestartPolicy {
+    /// Returns the delay in milliseconds before an attempt, given the number of earlier ones.
+    fn delay_ms(&self, earlier: u32) -> u32 {
+        let factor = 1_u32.checked_shl(earlier).unwrap_or(u32::MAX);
+        self.first_delay_ms.saturating_mul(factor)
+    }
+}
 
 /// Interval in milliseconds at which the device lock is tried again.
 const BUSY_MS: u32 = 100;
-
-/// Time for which a device must work until earlier failures are forgotten.
-const SETTLED: Delta = Delta::from_secs(if cfg!(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST) {
-    1
-} else {
-    60
-});
 
 /// The device lock, held.
 pub(crate) struct Locked<'a>(&'a Device, NotThreadSafe);
@@ -102,7 +104,7 @@ enum Pending {
 /// Progress of restarts.
 struct Progress {
     pending: Pending,
-    /// Number of attempts since the device last worked for [`SETTLED`].
+    /// Number of attempts since the device last worked for long enough.
     attempts: u32,
     /// When the driver got the device, or the last attempt ended. [`None`] during an attempt.
     since: Option<Instant<Monotonic>>,
@@ -132,6 +134,7 @@ pub(crate) type Reprobe = unsafe fn(*mut bindings::virtio_device) -> Result;
 pub(crate) struct Restart {
     dev: ARef<Device>,
     reprobe: Reprobe,
+    policy: RestartPolicy,
     #[pin]
     progress: Mutex<Progress>,
 }
@@ -155,7 +158,7 @@ impl Restart {
         }
         progress.pending = Pending::Restart;
         // A running attempt checks `pending` when it ends.
-        if progress.since?.elapsed() > SETTLED {
+        if progress.since?.elapsed() > Delta::from_millis(self.policy.settled_ms.into()) {
             progress.attempts = 0;
         }
         self.next(&mut progress)
@@ -163,8 +166,8 @@ impl Restart {
 
     /// Returns the delay in milliseconds until the next attempt, if there is one.
     fn next(&self, progress: &mut Progress) -> Option<u32> {
-        if progress.attempts < MOST_ATTEMPTS {
-            return Some(FIRST_DELAY_MS << progress.attempts);
+        if progress.attempts < self.policy.attempts {
+            return Some(self.policy.delay_ms(progress.attempts));
         }
         progress.pending = Pending::None;
         dev_err!(
@@ -197,7 +200,7 @@ impl Watch for Restart {
                 self.dev,
                 "restarting the device, attempt {} of {}\n",
                 progress.attempts,
-                MOST_ATTEMPTS
+                self.policy.attempts
             );
         }
         // SAFETY: By the type invariant; the lock is held.
@@ -228,11 +231,16 @@ impl Restarter {
     /// # Safety
     ///
     /// Until then, `reprobe` may be called at any time with the device lock held.
-    pub(crate) unsafe fn new(dev: &Device, reprobe: Reprobe) -> Result<(Self, Owner<Restart>)> {
+    pub(crate) unsafe fn new(
+        dev: &Device,
+        reprobe: Reprobe,
+        policy: RestartPolicy,
+    ) -> Result<(Self, Owner<Restart>)> {
         // INVARIANT: By the caller's contract.
         let owner = Work::owned(pin_init!(Restart {
             dev: dev.into(),
             reprobe,
+            policy,
             progress <- new_mutex!(Progress::new()),
         }))?;
         Ok((Self(owner.0.clone()), owner))
@@ -243,7 +251,8 @@ impl Restarter {
     /// it, this is called, too.
     ///
     /// The restart is delayed, so that users can notice the failure. The delay grows with each
-    /// failure soon after the last one, and the number of attempts is limited. There is no restart
+    /// failure soon after the last one, and the number of attempts is limited, as
+    /// [the driver chooses](crate::Driver::RESTARTS). There is no restart
     /// if the device is suspended or shut down, if it is gone, or if it is taken from the driver
     /// for another reason first. Process context.
     pub fn request(&self) {
@@ -264,7 +273,7 @@ pub(crate) fn renegotiate(dev: &Device<CoreInternal<'_>>) -> Result {
     if dev.raw_status().is_gone() {
         return Err(ENODEV);
     }
-    // SAFETY: As above.
+    // SAFETY: The device is valid. May sleep; the caller may.
     unsafe { bindings::virtio_reset_device(raw) };
     status(bindings::VIRTIO_CONFIG_S_ACKNOWLEDGE);
     status(bindings::VIRTIO_CONFIG_S_DRIVER);

@@ -122,7 +122,7 @@ pub(crate) struct Work<W: Watch> {
 // SAFETY: A `delayed_work` may be queued and cancelled by any thread; `W` is `Send`.
 unsafe impl<W: Watch> Send for Work<W> {}
 
-// SAFETY: As above; `W` is `Sync`.
+// SAFETY: Several threads may queue and cancel a `delayed_work` at the same time; `W` is `Sync`.
 unsafe impl<W: Watch> Sync for Work<W> {}
 
 /// Owner of a work, which ends the work when it is dropped.

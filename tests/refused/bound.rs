@@ -94,9 +94,9 @@ pub fn keep_region<'bound>(region: Region<'bound>, data: &Data<'bound>) {
 
 /// Keeps a page of such a structure.
 pub fn keep_page<'bound>(region: &Region<'bound>, data: &Data<'bound>) -> Result {
-    data.keep(region.map_page(0)?);
+    data.keep(region.map::<4096>(0)?);
     #[cfg(refused)]
-    keep_forever(region.map_page(0)?); //~ E0521
+    keep_forever(region.map::<4096>(0)?); //~ E0521
     Ok(())
 }
 

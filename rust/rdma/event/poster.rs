@@ -127,7 +127,7 @@ impl Completes {
 // SAFETY: The pointers are only compared.
 unsafe impl Send for Completes {}
 
-// SAFETY: As above.
+// SAFETY: Comparing pointers does not access what they point to.
 unsafe impl Sync for Completes {}
 
 /// State of an object: whether its user may be notified of asynchronous events, and the identity of

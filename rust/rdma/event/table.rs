@@ -58,7 +58,7 @@ impl<T> Copy for Pointer<T> {}
 // SAFETY: The core's objects may be used by any thread; the tables make sure that they are alive.
 unsafe impl<T> Send for Pointer<T> {}
 
-// SAFETY: As above.
+// SAFETY: A shared reference gives only a copy of the pointer.
 unsafe impl<T> Sync for Pointer<T> {}
 
 /// An object that events find by its number.
@@ -138,13 +138,13 @@ impl<T: Numbered> Entry<T> {
 }
 
 /// Memory for an object's place in a table, allocated before the object is created.
-pub(crate) struct Room<T: Numbered> {
+pub(crate) struct NewPlace<T: Numbered> {
     table: Arc<Table<T>>,
     entry: UniqueArc<MaybeUninit<Entry<T>>>,
     node: RBTreeNodeReservation<u32, Arc<Entry<T>>>,
 }
 
-impl<T: Numbered> Room<T> {
+impl<T: Numbered> NewPlace<T> {
     pub(crate) fn new(table: &Arc<Table<T>>) -> Result<Self> {
         Ok(Self {
             table: table.clone(),
@@ -154,13 +154,13 @@ impl<T: Numbered> Room<T> {
     }
 
     /// Creates the place of `object`, to which the hardware assigned `number`. Events find it only
-    /// after [`Listing::publish`].
+    /// after [`Unpublished::publish`].
     pub(crate) fn assign(
         self,
         number: u32,
         object: NonNull<T>,
         notice: T::Notice,
-    ) -> (Place<T>, Listing<T>) {
+    ) -> (Place<T>, Unpublished<T>) {
         // One name for all types, because they share a lock class, which lockdep identifies by the
         // name's address.
         static PHASE: &CStr = c"rdma::event::Entry::phase";
@@ -180,24 +180,24 @@ impl<T: Numbered> Room<T> {
             Ok(entry) => entry.into(),
             Err(never) => match never {},
         };
-        let listing = Listing {
+        let unpublished = Unpublished {
             table: self.table.clone(),
             number,
             node: self.node.into_node(number, entry.clone()),
         };
         let table = self.table;
-        (Place { table, entry }, listing)
+        (Place { table, entry }, unpublished)
     }
 }
 
 /// A place that events cannot find yet.
-pub(crate) struct Listing<T: Numbered> {
+pub(crate) struct Unpublished<T: Numbered> {
     table: Arc<Table<T>>,
     number: u32,
     node: RBTreeNode<u32, Arc<Entry<T>>>,
 }
 
-impl<T: Numbered> Listing<T> {
+impl<T: Numbered> Unpublished<T> {
     /// Makes events find the object from now on. Sleeps.
     ///
     /// The hardware may have reused the number of an object that is being destroyed: this waits
@@ -287,7 +287,8 @@ pub(crate) struct Table<T: Numbered> {
 // SAFETY: A work item may be queued and disabled by any thread. All other members are `Send`.
 unsafe impl<T: Numbered> Send for Table<T> {}
 
-// SAFETY: As above; all other members are `Sync`.
+// SAFETY: Several threads may queue and disable a work item at the same time. All other members are
+// `Sync`.
 unsafe impl<T: Numbered> Sync for Table<T> {}
 
 #[pinned_drop]

@@ -39,13 +39,13 @@ mod cases {
 
     /// Makes events find `object` by `number` as long as the result exists.
     fn list<T: Numbered>(
-        room: Room<T>,
+        new_place: NewPlace<T>,
         number: u32,
         object: NonNull<T>,
         notice: T::Notice,
     ) -> Result<Place<T>> {
-        let (place, listing) = room.assign(number, object, notice);
-        listing.publish()?;
+        let (place, unpublished) = new_place.assign(number, object, notice);
+        unpublished.publish()?;
         Ok(place)
     }
 
@@ -58,7 +58,7 @@ mod cases {
         let srq = NonNull::from(&mut *srq);
 
         events();
-        let place = list(dispatcher.srq_room()?, 7, srq, InUse::new(true))?;
+        let place = list(dispatcher.new_srq_place()?, 7, srq, InUse::new(true))?;
         assert!(dispatcher.srq_event(7, SrqEvent::LimitReached));
         assert_eq!(events(), 100 + SrqEvent::LimitReached.raw());
         assert!(!dispatcher.srq_event(8, SrqEvent::Error));
@@ -77,7 +77,7 @@ mod cases {
         let qp = NonNull::from(&mut *qp);
 
         events();
-        let place = list(dispatcher.qp_room()?, 7, qp, InUse::new(false))?;
+        let place = list(dispatcher.new_qp_place()?, 7, qp, InUse::new(false))?;
         assert!(!dispatcher.qp_event(7, QpEvent::Fatal));
         assert_eq!(events(), 0);
         place.begin_use();
@@ -96,8 +96,8 @@ mod cases {
         let cq = NonNull::from(&mut *cq);
 
         events();
-        assert_eq!(dispatcher.cq_room(2).err(), Some(EINVAL));
-        let place = list(dispatcher.cq_room(1)?, 7, cq, Notice::new(true))?;
+        assert_eq!(dispatcher.new_cq_place(2).err(), Some(EINVAL));
+        let place = list(dispatcher.new_cq_place(1)?, 7, cq, Notice::new(true))?;
         assert_eq!(place.number(), 7);
         assert!(dispatcher.complete(1, 7));
         assert_eq!(events(), 1);
@@ -125,7 +125,7 @@ mod cases {
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(count_completion);
         let cq = NonNull::from(&mut *cq);
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        let place = list(dispatcher.new_cq_place(0)?, 7, cq, Notice::new(false))?;
         events();
         test(dispatcher, &place)
     }
@@ -202,7 +202,7 @@ mod cases {
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(note_task);
         let cq = NonNull::from(&mut *cq);
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        let place = list(dispatcher.new_cq_place(0)?, 7, cq, Notice::new(false))?;
         HANDLER_TASK.store(0, Relaxed);
         place.arm();
         assert!(dispatcher.complete(0, 7));
@@ -268,7 +268,10 @@ mod cases {
             DONE.store(0, Relaxed);
             OVERLAPPED.store(false, Relaxed);
             let notice = Notice::new(of_process);
-            let place = Arc::new(list(dispatcher.cq_room(0)?, 7, cq, notice)?, GFP_KERNEL)?;
+            let place = Arc::new(
+                list(dispatcher.new_cq_place(0)?, 7, cq, notice)?,
+                GFP_KERNEL,
+            )?;
             place.add_queue_pair();
             for _ in 0..THREADS {
                 let (theirs, queue) = (dispatcher.clone(), place.clone());
@@ -296,7 +299,7 @@ mod cases {
             let mut cq = boxed::<bindings::ib_cq>()?;
             cq.comp_handler = Some(count_completion);
             let cq = NonNull::from(&mut *cq);
-            let _process = list(dispatcher.cq_room(0)?, 8, cq, Notice::new(true))?;
+            let _process = list(dispatcher.new_cq_place(0)?, 8, cq, Notice::new(true))?;
             kernel.add_queue_pair();
             for _ in 0..3 {
                 kernel.arm();
@@ -336,7 +339,7 @@ mod cases {
         let cq = NonNull::from(&mut *cq);
 
         events();
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        let place = list(dispatcher.new_cq_place(0)?, 7, cq, Notice::new(true))?;
         assert!(dispatcher.complete(0, 7));
         // The handler also calls itself.
         assert_eq!(events(), 3);
@@ -380,7 +383,7 @@ mod cases {
         RUNS.store(0, Relaxed);
         OWN_RUNS.store(0, Relaxed);
         OWN_TASK.store(current(), Relaxed);
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        let place = list(dispatcher.new_cq_place(0)?, 7, cq, Notice::new(true))?;
         assert!(dispatcher.complete(0, 7));
         assert_eq!(OWN_RUNS.load(Relaxed), RUNS_IN_A_ROW);
         // Nor is any event lost.
@@ -424,7 +427,7 @@ mod cases {
         };
 
         // The last queue pair goes away, so the user can no longer be notified.
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        let place = list(dispatcher.new_cq_place(0)?, 7, cq, Notice::new(false))?;
         place.add_queue_pair();
         place.arm();
         begin()?;
@@ -432,7 +435,7 @@ mod cases {
         assert!(!COMPLETION_RUNS.load(Relaxed));
         drop(place);
 
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        let place = list(dispatcher.new_cq_place(0)?, 7, cq, Notice::new(true))?;
         begin()?;
         drop(place);
         assert!(!COMPLETION_RUNS.load(Relaxed));
@@ -455,7 +458,7 @@ mod cases {
         let mut places = KVec::new();
         for (number, qp) in [(1, own), (2, sharing), (3, own), (u32::MAX, sharing)] {
             places.push(
-                list(dispatcher.qp_room()?, number, qp, InUse::new(true))?,
+                list(dispatcher.new_qp_place()?, number, qp, InUse::new(true))?,
                 GFP_KERNEL,
             )?;
         }
@@ -480,8 +483,8 @@ mod cases {
         assert_eq!(events(), 0);
         let mut places = KVec::new();
         for (vector, number) in [(0, 0), (0, 1), (0, 900), (0, u32::MAX), (1, 5)] {
-            let room = dispatcher.cq_room(vector)?;
-            places.push(list(room, number, cq, Notice::new(true))?, GFP_KERNEL)?;
+            let new_place = dispatcher.new_cq_place(vector)?;
+            places.push(list(new_place, number, cq, Notice::new(true))?, GFP_KERNEL)?;
         }
         dispatcher.complete_all();
         assert_eq!(events(), 5);
@@ -498,14 +501,14 @@ mod cases {
         let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
         let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
 
-        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
+        let place = list(dispatcher.new_qp_place()?, 9, old, InUse::new(true))?;
         // The hardware reuses the number although it was not told to forget the owner.
-        let refused = list(dispatcher.qp_room()?, 9, new, InUse::new(true));
+        let refused = list(dispatcher.new_qp_place()?, 9, new, InUse::new(true));
         assert_eq!(refused.err(), Some(EIO));
         assert_eq!(found(dispatcher, 9), Some(old));
         drop(place);
         assert!(dispatcher.find_qp(9).is_none());
-        let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
+        let _place = list(dispatcher.new_qp_place()?, 9, new, InUse::new(true))?;
         assert_eq!(found(dispatcher, 9), Some(new));
         Ok(())
     }
@@ -541,7 +544,7 @@ mod cases {
         events();
         HANDLER_RUNS.store(false, Relaxed);
         OLD_IS_GONE.store(false, Relaxed);
-        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
+        let place = list(dispatcher.new_qp_place()?, 9, old, InUse::new(true))?;
         place.begin_end();
 
         // Destroys the queue pair while an event of it is being handled.
@@ -556,7 +559,7 @@ mod cases {
         })?;
 
         // Creates another queue pair, to which the hardware assigns the number.
-        let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
+        let place = list(dispatcher.new_qp_place()?, 9, new, InUse::new(true))?;
         // The old queue pair existed until its handler had returned.
         assert!(!HANDLER_RUNS.load(Relaxed));
         assert_eq!(found(dispatcher, 9), Some(new));
@@ -578,7 +581,7 @@ mod cases {
 
         HANDLER_RUNS.store(false, Relaxed);
         OLD_IS_GONE.store(false, Relaxed);
-        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
+        let place = list(dispatcher.new_qp_place()?, 9, old, InUse::new(true))?;
         place.begin_end();
         let theirs = dispatcher.clone();
         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
@@ -591,7 +594,7 @@ mod cases {
         })?;
         // Destruction has begun: events no longer find the object.
         wait_until(|| dispatcher.find_qp(9).is_none())?;
-        let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
+        let _place = list(dispatcher.new_qp_place()?, 9, new, InUse::new(true))?;
         assert!(!HANDLER_RUNS.load(Relaxed));
         assert_eq!(found(dispatcher, 9), Some(new));
         Ok(())
@@ -643,7 +646,7 @@ mod cases {
             receives: Some(receives),
         };
         let in_use = InUse::of_queue_pair(true, completes);
-        let place = list(dispatcher.qp_room()?, 5, qp, in_use)?;
+        let place = list(dispatcher.new_qp_place()?, 5, qp, in_use)?;
         place.set_port(2);
         let request = |poster, is_receive, position| Continuation {
             wr_id: 0x1122_3344_5566_7788,

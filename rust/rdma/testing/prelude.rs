@@ -70,6 +70,7 @@ pub(crate) use crate::{
         CqEvent,
         Dispatcher,
         InUse,
+        NewPlace,
         Notice,
         Numbered,
         Objects,
@@ -78,7 +79,6 @@ pub(crate) use crate::{
         PortEvent,
         Poster,
         QpEvent,
-        Room,
         SrqEvent,
         WorkQueue, //
     },

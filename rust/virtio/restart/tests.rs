@@ -12,7 +12,10 @@ use kernel::{
     }, //
 };
 
-use super::Restarter;
+use super::{
+    RestartPolicy,
+    Restarter, //
+};
 use crate::testing::driver::{
     with_bond,
     Bonded, //
@@ -51,6 +54,23 @@ fn wait() {
 #[kunit_tests(virtio_restart)]
 mod cases {
     use super::*;
+
+    #[test]
+    fn delays_double_and_do_not_overflow() {
+        let policy = RestartPolicy {
+            attempts: u32::MAX,
+            first_delay_ms: 10,
+            settled_ms: 0,
+        };
+        assert_eq!(
+            [0, 1, 2, 5].map(|earlier| policy.delay_ms(earlier)),
+            [10, 20, 40, 320]
+        );
+        assert_eq!(
+            [31, 32, u32::MAX].map(|earlier| policy.delay_ms(earlier)),
+            [u32::MAX; 3]
+        );
+    }
 
     #[test]
     fn a_device_that_fails_is_probed_anew() -> Result {

@@ -53,6 +53,7 @@ use crate::{
     Feature,
     Handler,
     IdTable,
+    RestartPolicy,
     Restarter,
     Virtqueue,
     Virtqueues, //
@@ -137,6 +138,11 @@ impl Driver for TestDriver {
 
     const ID_TABLE: IdTable = IdTable::new(&TABLE);
     const FEATURES: &'static [Feature] = &[];
+    const RESTARTS: RestartPolicy = RestartPolicy {
+        attempts: 5,
+        first_delay_ms: 10,
+        settled_ms: 1000,
+    };
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,

@@ -39,6 +39,7 @@ use virtio::{
     Features,
     IdTable,
     Region,
+    RestartPolicy,
     Restarter,
     Virtqueue,
     Virtqueues, //
@@ -106,6 +107,13 @@ impl virtio::Driver for Driver {
     type Data<'bound> = Data<'bound>;
     const ID_TABLE: IdTable = IdTable::new(&VIRTIO_TABLE);
     const FEATURES: &'static [Feature] = feature::ACCEPTED;
+    // Users notice a failure within the first delay, and most devices that fail again do so at
+    // once.
+    const RESTARTS: RestartPolicy = RestartPolicy {
+        attempts: 5,
+        first_delay_ms: 1000,
+        settled_ms: 60_000,
+    };
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,

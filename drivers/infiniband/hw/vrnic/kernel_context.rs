@@ -11,7 +11,7 @@ use kernel::{
 use virtio::{
     full_fence,
     Dma,
-    MappedPage,
+    Mapping,
     Region,
     SharedMemory, //
 };
@@ -21,6 +21,7 @@ use vrnic_wire::{
         CreateContext,
         DestroyContext, //
     },
+    config::DOORBELL_PAGE_SIZE,
     notify::{
         area_length,
         flags,
@@ -46,13 +47,22 @@ const _: () = assert!(is_valid_slot_count(SLOTS));
 const _: () = assert!(area_length(SLOTS) <= SharedMemory::PAGE_SIZE);
 const _: () = assert!(area_length(2 * SLOTS) > SharedMemory::PAGE_SIZE);
 
+/// Size of a doorbell page in bytes.
+// CAST: A page of 4096 bytes.
+const PAGE_SIZE: usize = DOORBELL_PAGE_SIZE as usize;
+
+/// Returns the offset of a doorbell page in the doorbell region.
+pub(crate) fn doorbell_offset(page: u32) -> u64 {
+    u64::from(page) * u64::from(DOORBELL_PAGE_SIZE)
+}
+
 /// The kernel's context on the device.
 pub(crate) struct KernelContext<'bound> {
     // Fields are dropped in declaration order: the device stops using the notify area first.
     object: Object<DestroyContext>,
     notify: SharedMemory,
     /// The doorbell page; [`None`] if doorbells are commands.
-    page: Option<MappedPage<'bound>>,
+    page: Option<Mapping<'bound, PAGE_SIZE>>,
 }
 
 impl<'bound> KernelContext<'bound> {
@@ -74,7 +84,7 @@ impl<'bound> KernelContext<'bound> {
             },
         )?;
         let page = doorbells
-            .map(|region| region.map_page(reply.doorbell_page.get()))
+            .map(|region| region.map(doorbell_offset(reply.doorbell_page.get())))
             .transpose()?;
         Ok(Self {
             object,

@@ -47,6 +47,7 @@ use crate::{
         Vrnic, //
     },
     feature,
+    kernel_context::doorbell_offset,
     object::{
         create,
         Object, //
@@ -153,11 +154,11 @@ impl rdma::UserContext for UserContext {
             }
         }
         if let Some(doorbells) = &call.data().doorbells {
-            let offset = doorbells
-                .page_offset(reply.doorbell_page.get())
-                .map_err(|_| EIO)?;
             // CAST: A page of 4096 bytes.
             let length = DOORBELL_PAGE_SIZE as usize;
+            let offset = doorbells
+                .offset_in_bar(doorbell_offset(reply.doorbell_page.get()), length)
+                .map_err(|_| EIO)?;
             let memory = DeviceMemory::new(doorbells.bar(), offset, length)?;
             response.doorbell_offset = mappings.insert(call, memory)?;
             response.doorbell_length = DOORBELL_PAGE_SIZE;
