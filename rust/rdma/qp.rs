@@ -510,7 +510,8 @@ fn create<T: Operations>(
     if related.recv_cq.is_some() != receives {
         return Err(EINVAL);
     }
-    if !is_of_process && !(T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV) {
+    let kernel_can_post = T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV;
+    if !is_of_process && !kernel_can_post {
         return Err(EOPNOTSUPP);
     }
     let standard = standard_type::<T>(attr.qp_type, is_of_process)?;
