@@ -499,8 +499,7 @@ fn create<T: Operations>(
         return Err(EOPNOTSUPP);
     }
     if let Some(table) = related.table {
-        let pd = related.pd.ok_or(EINVAL)?;
-        return wq::create_queue_pair(verb, call, vacant, attr, pd, table);
+        return wq::create_queue_pair(verb, call, vacant, attr, related.pd, table);
     }
     if attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT {
         return xrc::create_target(vacant, attr, related.xrcd, call);

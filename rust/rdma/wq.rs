@@ -410,7 +410,7 @@ pub(crate) fn create_queue_pair<T: Operations>(
     call: &Call<'_, T>,
     vacant: Vacant<'_, Qp<T::QueuePair>>,
     attr: &mut bindings::ib_qp_init_attr,
-    pd: &Pd<T::ProtectionDomain>,
+    pd: Option<&Pd<T::ProtectionDomain>>,
     table: &RwqTable<T::IndirectionTable>,
 ) -> Result {
     if !T::IndirectionTable::IS_SUPPORTED || !verb.has_udata() {
@@ -423,6 +423,7 @@ pub(crate) fn create_queue_pair<T: Operations>(
     {
         return Err(EINVAL);
     }
+    let pd = pd.ok_or(EINVAL)?;
     let new_place = call.dispatcher().new_qp_place()?;
     let user = verb.user()?.ok_or(EOPNOTSUPP)?;
     let new = T::IndirectionTable::create_queue_pair(call, pd, table, user)?;
