@@ -8,6 +8,7 @@
 
 use alloc::boxed::Box;
 use core::mem::{MaybeUninit, align_of, size_of};
+use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -54,61 +55,70 @@ impl Shared {
         Self { base, length }
     }
 
+    /// Returns whether the `length` bytes at `offset` are within the range.
+    #[inline]
+    fn contains(&self, offset: usize, length: usize) -> bool {
+        // With a constant offset, this is one comparison.
+        offset
+            .checked_add(length)
+            .is_some_and(|end| end <= self.length)
+    }
+
     /// Returns the address of a `T` at `offset`. Panics, and so aborts, if that is not within the
     /// range.
     #[inline]
-    fn at<T>(&self, offset: usize, align: usize) -> *mut T {
-        assert!(
-            offset.is_multiple_of(align)
-                && offset <= self.length
-                && self.length - offset >= size_of::<T>()
-        );
+    fn at<T>(&self, offset: usize, align: usize) -> NonNull<T> {
+        assert!(offset.is_multiple_of(align) && self.contains(offset, size_of::<T>()));
         // SAFETY: Within the range, as was just checked.
-        unsafe { self.base.as_ptr().add(offset).cast() }
+        unsafe { self.base.add(offset).cast() }
     }
 
     /// Returns the `length` bytes at `offset`, which is a multiple of 16.
     #[inline]
     #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Self {
-        assert!(
-            offset.is_multiple_of(16) && offset <= self.length && self.length - offset >= length
-        );
+        assert!(offset.is_multiple_of(16) && self.contains(offset, length));
         // SAFETY: Within the range, as was just checked.
         let base = unsafe { self.base.add(offset) };
         Self { base, length }
     }
 
+    /// Returns the `count` entries of `stride` bytes at `offset`. `count` is a power of two; the
+    /// others are multiples of 16.
+    #[must_use]
+    pub fn entries(&self, offset: usize, count: u32, stride: u32) -> Entries {
+        let length = (count as usize).saturating_mul(stride as usize);
+        assert!(count.is_power_of_two() && stride.is_multiple_of(16));
+        Entries {
+            base: self.part(offset, length).base,
+            mask: count - 1,
+            stride,
+        }
+    }
+
     /// Returns the le32 at `offset`.
     #[inline]
-    pub fn word(&self, offset: usize) -> &AtomicU32 {
-        let address = self.at::<AtomicU32>(offset, align_of::<AtomicU32>());
-        // SAFETY: Aligned, because the base is and the offset was checked; mapped, by the contract
-        // of `new`; and an atomic may change at any time.
-        unsafe { &*address }
+    pub fn word(&self, offset: usize) -> Field<AtomicU32> {
+        Field(self.at(offset, align_of::<AtomicU32>()))
     }
 
     /// Returns the le64 at `offset`.
     #[inline]
-    pub fn long(&self, offset: usize) -> &AtomicU64 {
-        let address = self.at::<AtomicU64>(offset, align_of::<AtomicU64>());
-        // SAFETY: As in `word`.
-        unsafe { &*address }
+    pub fn long(&self, offset: usize) -> Field<AtomicU64> {
+        Field(self.at(offset, align_of::<AtomicU64>()))
     }
 
     /// Returns the byte at `offset`.
     #[inline]
-    pub fn byte(&self, offset: usize) -> &AtomicU8 {
-        let address = self.at::<AtomicU8>(offset, 1);
-        // SAFETY: As in `word`.
-        unsafe { &*address }
+    pub fn byte(&self, offset: usize) -> Field<AtomicU8> {
+        Field(self.at(offset, 1))
     }
 
     /// Copies the structure at `offset`, which is a multiple of 8. Reads each byte once.
     #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         const { assert!(size_of::<T>().is_multiple_of(8)) };
-        let from = self.at::<T>(offset, 8).cast::<u64>();
+        let from = self.at::<T>(offset, 8).cast::<u64>().as_ptr();
         let mut value = MaybeUninit::<T>::uninit();
 
         for i in 0..size_of::<T>() / 8 {
@@ -131,22 +141,97 @@ impl Shared {
     /// makes it visible.
     #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
-        let to = self.at::<T>(offset, 8).cast::<u8>();
+        let to = self.at::<T>(offset, 8).cast::<u8>().as_ptr();
         // SAFETY: The destination is within the range; the source is a reference, so it is outside
         // of it.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), to, size_of::<T>()) }
     }
 
+    /// Stores structures one after the other from `offset`, which is a multiple of 8.
+    #[inline]
+    pub fn write_all<T: IntoBytes + Immutable>(
+        &self,
+        offset: usize,
+        values: impl ExactSizeIterator<Item = T>,
+    ) {
+        const { assert!(size_of::<T>().is_multiple_of(8)) };
+        let count = values.len();
+        let length = count.saturating_mul(size_of::<T>());
+        assert!(offset.is_multiple_of(8) && self.contains(offset, length));
+        for (i, value) in (0..count).zip(values) {
+            // SAFETY: All of the `count` structures are within the range, as was just checked.
+            unsafe {
+                let to = self.base.add(offset).cast::<T>().add(i);
+                to.write_unaligned(value);
+            }
+        }
+    }
+
     /// Stores bytes at `offset`.
     #[inline]
     pub fn write_bytes(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset <= self.length && self.length - offset >= bytes.len());
+        assert!(self.contains(offset, bytes.len()));
         // SAFETY: The destination is within the range; the source is a reference, so it is outside
         // of it.
         unsafe {
             let to = self.base.as_ptr().add(offset);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
+    }
+}
+
+/// An integer in shared memory, which may change at any time. Like a part of the memory, it may be
+/// used as long as the memory is mapped.
+#[derive(Debug)]
+pub struct Field<T>(NonNull<T>);
+
+impl<T> Copy for Field<T> {}
+
+impl<T> Clone for Field<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+// SAFETY: As for `Shared`.
+unsafe impl<T: Sync> Send for Field<T> {}
+// SAFETY: As above.
+unsafe impl<T: Sync> Sync for Field<T> {}
+
+impl<T> Deref for Field<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: Only `Shared` makes fields, and only atomics: within the range, aligned, because
+        // the base is and the offset was checked, and mapped, by the contract of `Shared::new`.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// The entries of a ring, of which there is always one.
+#[derive(Copy, Clone, Debug)]
+pub struct Entries {
+    base: NonNull<u8>,
+    mask: u32,
+    stride: u32,
+}
+
+// SAFETY: As for `Shared`.
+unsafe impl Send for Entries {}
+// SAFETY: As above.
+unsafe impl Sync for Entries {}
+
+impl Entries {
+    /// Returns the entry with the free-running index `index`.
+    #[inline]
+    #[must_use]
+    pub fn at(&self, index: u32) -> Shared {
+        let length = self.stride as usize;
+        let offset = (index & self.mask) as usize * length;
+        // SAFETY: `Shared::entries` has checked that the entries up to `mask` are within the range.
+        let base = unsafe { self.base.add(offset) };
+        Shared { base, length }
     }
 }
 
@@ -450,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "self.length - offset >= bytes.len()")]
+    #[should_panic(expected = "self.contains(offset, bytes.len())")]
     fn a_part_ends_where_it_says() {
         let buffer = Buffer::new(4096).unwrap();
         // SAFETY: Used only within this function, during which the buffer lives.
@@ -459,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "offset <= self.length")]
+    #[should_panic(expected = "self.contains(offset, size_of::<T>())")]
     fn offsets_do_not_overflow() {
         let buffer = Buffer::new(4096).unwrap();
         // SAFETY: Used only within this function, during which the buffer lives.

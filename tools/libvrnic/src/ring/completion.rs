@@ -4,31 +4,52 @@
 
 use super::outstanding::{Name, Outstanding};
 use super::shared::SharedReceives;
-use crate::memory::{Shared, full_fence};
+use crate::memory::{Entries, Shared, full_fence};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use vrnic_wire::abi::Ring;
 use vrnic_wire::completion::{CQE_STRIDE, Cqe, PHASE_OFFSET};
-use vrnic_wire::ring::{Arm, offset, phase};
+use vrnic_wire::ring::{Arm, RingHeader, offset, phase};
 
 const QPN_OFFSET: usize = core::mem::offset_of!(Cqe, qpn);
 
 /// Not the number of a queue pair: marks completions that were taken out.
 const FORGOTTEN: u32 = u32::MAX;
 
-/// Returns the byte offset of the entry with index `index`.
-#[inline]
-fn place(layout: &Ring, index: u32) -> usize {
-    let slot = (index & (layout.entries - 1)) as usize;
-    layout.entries_offset as usize + slot * CQE_STRIDE as usize
+/// The memory of a completion queue.
+#[derive(Debug)]
+struct CompletionRing {
+    header: Shared,
+    entries: Entries,
+    count: u32,
+}
+
+impl CompletionRing {
+    fn new(memory: &Shared, layout: &Ring) -> Self {
+        assert_eq!(layout.stride, CQE_STRIDE);
+        let first = layout.entries_offset as usize;
+        Self {
+            header: memory.part(layout.header_offset as usize, size_of::<RingHeader>()),
+            entries: memory.entries(first, layout.entries, CQE_STRIDE),
+            count: layout.entries,
+        }
+    }
+
+    /// Returns the entry with index `index`, if the device has written it.
+    #[inline]
+    fn written(&self, index: u32) -> Option<Shared> {
+        let entry = self.entries.at(index).part(0, CQE_STRIDE as usize);
+        // Acquire: the device wrote the rest of the entry before its phase.
+        let seen = entry.byte(PHASE_OFFSET).load(Ordering::Acquire);
+        (seen == phase(index, self.count)).then_some(entry)
+    }
 }
 
 /// A completion queue, as polled by the application.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    memory: Shared,
-    layout: Ring,
+    ring: CompletionRing,
     /// Index of the next entry to poll.
     next: u32,
     /// `next` as last published to the device.
@@ -51,10 +72,8 @@ pub struct CompletionQueue {
 impl CompletionQueue {
     /// Creates the queue described by `layout` in `memory`, which is zeroed.
     pub fn new(memory: Shared, layout: Ring) -> Self {
-        assert!(layout.stride == CQE_STRIDE && layout.entries.is_power_of_two());
         Self {
-            memory,
-            layout,
+            ring: CompletionRing::new(&memory, &layout),
             next: 0,
             published: 0,
             ignores_overrun: false,
@@ -127,37 +146,31 @@ impl CompletionQueue {
     #[inline]
     fn complete(&self, name: Name) -> Option<u64> {
         if SharedReceives::has(name) {
-            let (receives, _) = &self.shared[self.find_shared(name.queue).ok()?];
-            return receives.places.lock().take(name.index);
+            return self.complete_shared(name);
         }
         let queue = self.queues.get(name.queue as usize)?;
         queue.as_ref()?.complete(name.index)
     }
 
-    /// Returns the byte offset of the entry with index `index`, if the device has written it.
-    #[inline]
-    fn written(&self, index: u32) -> Option<usize> {
-        let entry = place(&self.layout, index);
-
-        // Acquire: the device wrote the rest of the entry before its phase.
-        let seen = self
-            .memory
-            .byte(entry + PHASE_OFFSET)
-            .load(Ordering::Acquire);
-        (seen == phase(index, self.layout.entries)).then_some(entry)
+    #[inline(never)]
+    fn complete_shared(&self, name: Name) -> Option<u64> {
+        let (receives, _) = &self.shared[self.find_shared(name.queue).ok()?];
+        receives.places.lock().take(name.index)
     }
 
     /// Skips lost completions, if the queue ignores overruns.
     #[inline]
     fn skip_lost(&mut self) {
-        if !self.ignores_overrun {
-            return;
+        if self.ignores_overrun {
+            self.skip_to_oldest();
         }
-        let written = self
-            .memory
-            .word(self.layout.header_offset as usize + offset::DEVICE_INDEX)
-            .load(Ordering::Acquire);
-        let oldest = u32::from_le(written).wrapping_sub(self.layout.entries);
+    }
+
+    #[cold]
+    fn skip_to_oldest(&mut self) {
+        let written = self.ring.header.word(offset::DEVICE_INDEX);
+        let written = u32::from_le(written.load(Ordering::Acquire));
+        let oldest = written.wrapping_sub(self.ring.count);
         // The device's index may be out of date, and may even be invalid.
         if oldest.wrapping_sub(self.next) < 1 << 31 {
             self.next = oldest;
@@ -165,11 +178,12 @@ impl CompletionQueue {
     }
 
     /// Returns the next completion, if there is one.
-    #[inline]
+    // In its caller, the entry stays in registers.
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<Cqe> {
         loop {
             self.skip_lost();
-            let mut cqe: Cqe = self.memory.read(self.written(self.next)?);
+            let mut cqe: Cqe = self.ring.written(self.next)?.read(0);
             self.next = self.next.wrapping_add(1);
             if cqe.qpn.get() == FORGOTTEN {
                 continue;
@@ -184,7 +198,6 @@ impl CompletionQueue {
 
     /// Returns the next completion of a device that no longer writes any: once the ring is empty,
     /// outstanding requests are flushed.
-    #[cold]
     pub fn flush(&mut self) -> Option<Cqe> {
         // More completions may have been written since the ring was last found empty.
         self.pop()
@@ -194,15 +207,15 @@ impl CompletionQueue {
     /// Takes out the completions of a queue pair.
     pub fn forget(&mut self, qpn: u32) {
         self.skip_lost();
-        for ahead in 0..self.layout.entries {
-            let Some(entry) = self.written(self.next.wrapping_add(ahead)) else {
+        for ahead in 0..self.ring.count {
+            let Some(entry) = self.ring.written(self.next.wrapping_add(ahead)) else {
                 break;
             };
             // The driver may write to an entry until it returns the entry to the device.
-            let number = self.memory.word(entry + QPN_OFFSET);
+            let number = entry.word(QPN_OFFSET);
             if u32::from_le(number.load(Ordering::Relaxed)) == qpn {
                 number.store(FORGOTTEN.to_le(), Ordering::Relaxed);
-                let name = Name::from_wire(self.memory.read::<Cqe>(entry).wr_id.get());
+                let name = Name::from_wire(entry.read::<Cqe>(0).wr_id.get());
                 if SharedReceives::has(name) {
                     // The name may since have been reused for another receive.
                     self.complete(name);
@@ -217,8 +230,9 @@ impl CompletionQueue {
         if self.next != self.published {
             self.published = self.next;
             // Release: the entries have been read before the device may write to them again.
-            self.memory
-                .word(self.layout.header_offset as usize + offset::DRIVER_INDEX)
+            self.ring
+                .header
+                .word(offset::DRIVER_INDEX)
                 .store(self.next.to_le(), Ordering::Release);
         }
     }
@@ -228,35 +242,36 @@ impl CompletionQueue {
     /// [`CompletionQueue::move_to`].
     pub fn prepare(&mut self, memory: &Shared, layout: &Ring) {
         self.skip_lost();
-        assert!(layout.stride == CQE_STRIDE && layout.entries.is_power_of_two());
-        let header = layout.header_offset as usize;
-        memory
-            .word(header + offset::DRIVER_INDEX)
+        let ring = CompletionRing::new(memory, layout);
+        ring.header
+            .word(offset::DRIVER_INDEX)
             .store(self.next.to_le(), Ordering::Relaxed);
-        memory
-            .word(header + offset::ARM)
+        ring.header
+            .word(offset::ARM)
             .store(self.arm.raw().to_le(), Ordering::Relaxed);
-        for ahead in 0..layout.entries {
+        for ahead in 0..ring.count {
             let index = self.next.wrapping_add(ahead);
-            memory
-                .byte(place(layout, index) + PHASE_OFFSET)
-                .store(phase(index, layout.entries) ^ 1, Ordering::Relaxed);
+            ring.entries
+                .at(index)
+                .byte(PHASE_OFFSET)
+                .store(phase(index, ring.count) ^ 1, Ordering::Relaxed);
         }
     }
 
     /// Switches to a prepared ring, to which the device is already writing. Copies the completions
     /// of the old ring, to which the device no longer writes.
     pub fn move_to(&mut self, memory: Shared, layout: Ring) {
-        for ahead in 0..self.layout.entries {
+        let ring = CompletionRing::new(&memory, &layout);
+        for ahead in 0..self.ring.count {
             let index = self.next.wrapping_add(ahead);
-            let Some(entry) = self.written(index) else {
+            let Some(entry) = self.ring.written(index) else {
                 break;
             };
-            let mut cqe: Cqe = self.memory.read(entry);
-            cqe.phase = phase(index, layout.entries);
-            memory.write(place(&layout, index), &cqe);
+            let mut cqe: Cqe = entry.read(0);
+            cqe.phase = phase(index, ring.count);
+            ring.entries.at(index).write(0, &cqe);
         }
-        (self.memory, self.layout) = (memory, layout);
+        self.ring = ring;
         self.published = self.next;
     }
 
@@ -269,8 +284,9 @@ impl CompletionQueue {
             // A narrower request does not cancel a wider one (IBTA volume 1, 11.4.2.2).
             self.arm = self.arm.widen();
         }
-        self.memory
-            .word(self.layout.header_offset as usize + offset::ARM)
+        self.ring
+            .header
+            .word(offset::ARM)
             .store(self.arm.raw().to_le(), Ordering::Relaxed);
         // Either the device sees the request, or a poll after this call sees the completion.
         full_fence();

@@ -8,12 +8,12 @@ pub mod receive;
 pub mod send;
 pub mod shared;
 
-use crate::memory::Shared;
+use crate::memory::{Entries, Field, Shared};
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use outstanding::{Name, Outstanding};
 use vrnic_wire::abi::Ring;
-use vrnic_wire::ring::offset;
+use vrnic_wire::ring::{RingHeader, offset};
 
 /// Why a work request was not accepted.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -27,8 +27,10 @@ pub enum Refused {
 /// A send or receive ring.
 #[derive(Debug)]
 pub struct WorkRing {
-    memory: Shared,
     layout: Ring,
+    entries: Entries,
+    driver_index: Field<AtomicU32>,
+    device_flags: Field<AtomicU32>,
     /// Index of the next entry to write.
     next: u32,
     /// `next` as last published to the device.
@@ -45,9 +47,14 @@ impl WorkRing {
     /// Creates the ring described by `layout` in `memory`, which is zeroed. Its requests are
     /// recorded in `outstanding`, which the completion queue knows as `number`.
     pub fn new(memory: Shared, layout: Ring, outstanding: Arc<Outstanding>, number: u32) -> Self {
+        let header = memory.part(layout.header_offset as usize, size_of::<RingHeader>());
+        let first = layout.entries_offset as usize;
         Self {
-            memory,
             layout,
+            // An absent ring has one entry without bytes, which is never free.
+            entries: memory.entries(first, layout.entries.max(1), layout.stride),
+            driver_index: header.word(offset::DRIVER_INDEX),
+            device_flags: header.word(offset::DEVICE_FLAGS),
             next: 0,
             published: 0,
             done: 0,
@@ -66,32 +73,21 @@ impl WorkRing {
         self.layout.stride
     }
 
-    fn word(&self, offset: usize) -> &core::sync::atomic::AtomicU32 {
-        self.memory
-            .word(self.layout.header_offset as usize + offset)
-    }
-
     /// Takes the next free entry for the request `wr_id`. Returns the entry and the request's name.
     #[inline]
     pub fn take(&mut self, wr_id: u64) -> Result<(Shared, Name), Refused> {
-        let entries = self.layout.entries;
-        if self.next.wrapping_sub(self.done) >= entries && !self.look_for_room() {
+        let index = self.next;
+        if index.wrapping_sub(self.done) >= self.layout.entries && !self.look_for_room() {
             return Err(Refused::Full);
         }
-        self.outstanding.remember(self.next, wr_id)?;
-        let name = Name {
-            queue: self.number,
-            index: self.next,
-        };
-        let slot = (self.next & entries.wrapping_sub(1)) as usize;
-        self.next = self.next.wrapping_add(1);
-
-        let stride = self.layout.stride as usize;
-        let offset = self.layout.entries_offset as usize + slot * stride;
-        Ok((self.memory.part(offset, stride), name))
+        self.outstanding.remember(index, wr_id)?;
+        self.next = index.wrapping_add(1);
+        let queue = self.number;
+        Ok((self.entries.at(index), Name { queue, index }))
     }
 
     /// Updates `done`. Returns whether there is a free entry.
+    #[cold]
     fn look_for_room(&mut self) -> bool {
         self.done = self.outstanding.done();
         self.next.wrapping_sub(self.done) < self.layout.entries
@@ -112,7 +108,7 @@ impl WorkRing {
         self.published = self.next;
         self.outstanding.set_posted(self.next);
         // Release: the device sees the entries before the index.
-        self.word(offset::DRIVER_INDEX)
+        self.driver_index
             .store(self.next.to_le(), Ordering::Release);
         true
     }
@@ -133,7 +129,7 @@ impl WorkRing {
     /// Returns the flags that the device has set.
     #[inline]
     pub fn device_flags(&self) -> u32 {
-        u32::from_le(self.word(offset::DEVICE_FLAGS).load(Ordering::Relaxed))
+        u32::from_le(self.device_flags.load(Ordering::Relaxed))
     }
 
     /// Returns the requests posted and not completed.
@@ -151,7 +147,7 @@ impl WorkRing {
         self.next = 0;
         self.published = 0;
         self.done = 0;
-        self.word(offset::DRIVER_INDEX).store(0, Ordering::Release);
+        self.driver_index.store(0, Ordering::Release);
     }
 }
 

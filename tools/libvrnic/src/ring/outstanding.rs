@@ -77,9 +77,11 @@ impl Outstanding {
         self.qpn.store(qpn, Ordering::Relaxed);
     }
 
+    /// Returns the slot of request `index`, or `None` if the ring has no entries.
     #[inline]
-    fn wr_id(&self, index: u32) -> &AtomicU64 {
-        &self.wr_ids[index as usize & (self.wr_ids.len() - 1)]
+    fn wr_id(&self, index: u32) -> Option<&AtomicU64> {
+        let mask = self.wr_ids.len().wrapping_sub(1);
+        self.wr_ids.get(index as usize & mask)
     }
 
     /// Returns the index before which all requests are completed, so that their entries and slots
@@ -93,10 +95,8 @@ impl Outstanding {
     /// Records the `wr_id` of request `index`, whose slot must be free.
     #[inline]
     pub fn remember(&self, index: u32, wr_id: u64) -> Result<(), Refused> {
-        if self.wr_ids.is_empty() {
-            return Err(Refused::Full);
-        }
-        self.wr_id(index).store(wr_id, Ordering::Relaxed);
+        let slot = self.wr_id(index).ok_or(Refused::Full)?;
+        slot.store(wr_id, Ordering::Relaxed);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl Outstanding {
         if index.wrapping_sub(done) >= outstanding {
             return None;
         }
-        let wr_id = self.wr_id(index).load(Ordering::Relaxed);
+        let wr_id = self.wr_id(index)?.load(Ordering::Relaxed);
         self.done.store(index.wrapping_add(1), Ordering::Release);
         Some(wr_id)
     }

@@ -71,9 +71,7 @@ impl ReceiveQueue {
             ..ReceiveHeader::default()
         };
         entry.write(0, &header);
-        for (i, element) in elements.enumerate() {
-            entry.write(RECEIVE_DATA_OFFSET + i * size_of::<Sge>(), &element);
-        }
+        entry.write_all(RECEIVE_DATA_OFFSET, elements);
         Ok(())
     }
 

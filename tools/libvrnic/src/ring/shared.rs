@@ -9,7 +9,7 @@
 
 use super::Refused;
 use super::outstanding::Name;
-use crate::memory::Shared;
+use crate::memory::{Field, Shared};
 use crate::spinlock::SpinLock;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -125,7 +125,7 @@ impl SharedQueue {
         self.layout.stride
     }
 
-    fn word(&self, offset: usize) -> &AtomicU32 {
+    fn word(&self, offset: usize) -> Field<AtomicU32> {
         self.memory
             .word(self.layout.header_offset as usize + offset)
     }
@@ -173,9 +173,7 @@ impl SharedQueue {
             ..ReceiveHeader::default()
         };
         entry.write(0, &header);
-        for (i, element) in elements.enumerate() {
-            entry.write(RECEIVE_DATA_OFFSET + i * size_of::<Sge>(), &element);
-        }
+        entry.write_all(RECEIVE_DATA_OFFSET, elements);
         self.next = self.next.wrapping_add(1);
         Ok(())
     }

@@ -56,15 +56,11 @@ impl Cq {
         unsafe { &*cq.cast::<Self>() }
     }
 
-    /// Returns the next completion of `queue`, which is this completion queue's and is locked.
+    /// Returns whether the device has failed, so that what is outstanding must be flushed.
     #[inline]
-    pub(super) fn next(&self, queue: &mut CompletionQueue) -> Option<Cqe> {
-        let next = queue.pop();
+    pub(super) fn device_failed(&self) -> bool {
         // SAFETY: The context stays open as long as it has completion queues.
-        if next.is_none() && unsafe { &*self.doorbell }.device_failed() {
-            return queue.flush();
-        }
-        next
+        unsafe { &*self.doorbell }.device_failed()
     }
 
     /// Returns the queue in the form of the extended interface.

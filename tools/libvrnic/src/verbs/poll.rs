@@ -4,6 +4,7 @@
 
 use super::cq::Cq;
 use crate::ffi::verbs::*;
+use crate::ring::completion::CompletionQueue;
 use core::ffi::{c_int, c_uint};
 use vrnic_wire::completion::{Cqe, LidSource, Status, flags, packet_flags};
 
@@ -62,6 +63,27 @@ fn lid_source(cqe: &Cqe) -> LidSource {
     }
 }
 
+/// Returns a completion in the form of `ibv_poll_cq`.
+#[inline]
+fn completion(cqe: &Cqe) -> ibv_wc {
+    let source = lid_source(cqe);
+    ibv_wc {
+        wr_id: cqe.wr_id.get(),
+        status: status(cqe),
+        opcode: c_int::from(cqe.opcode),
+        vendor_err: cqe.vendor_error.get(),
+        byte_len: cqe.byte_length.get(),
+        imm_data: immediate(cqe),
+        qp_num: cqe.qpn.get(),
+        src_qp: cqe.source_qpn.get(),
+        wc_flags: wc_flags(cqe),
+        pkey_index: cqe.pkey_index.get(),
+        slid: source.slid.get(),
+        sl: cqe.service_level,
+        dlid_path_bits: source.path_bits,
+    }
+}
+
 /// Polls up to `count` completions and returns their number.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: The verbs contract.
@@ -69,33 +91,42 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let mut queue = cq.queue.lock();
     let mut polled = 0;
 
-    while polled < count {
-        let Some(cqe) = cq.next(&mut queue) else {
-            break;
-        };
-        let source = lid_source(&cqe);
-        let completion = ibv_wc {
-            wr_id: cqe.wr_id.get(),
-            status: status(&cqe),
-            opcode: c_int::from(cqe.opcode),
-            vendor_err: cqe.vendor_error.get(),
-            byte_len: cqe.byte_length.get(),
-            imm_data: immediate(&cqe),
-            qp_num: cqe.qpn.get(),
-            src_qp: cqe.source_qpn.get(),
-            wc_flags: wc_flags(&cqe),
-            pkey_index: cqe.pkey_index.get(),
-            slid: source.slid.get(),
-            sl: cqe.service_level,
-            dlid_path_bits: source.path_bits,
-        };
+    while polled < count
+        && let Some(cqe) = queue.pop()
+    {
         // SAFETY: The verbs contract: the array has `count` elements.
-        unsafe { wc.add(polled as usize).write(completion) };
+        unsafe { wc.add(polled as usize).write(completion(&cqe)) };
         polled += 1;
+    }
+    if polled < count && cq.device_failed() {
+        // SAFETY: As above.
+        polled = unsafe { flush(&mut queue, polled, count, wc) };
     }
     queue.publish();
     drop(queue);
     cq.patience.polled(polled != 0);
+    polled
+}
+
+/// Continues [`poll_cq`] after `polled` completions, on a device that has failed.
+///
+/// # Safety
+///
+/// `wc` has `count` elements.
+#[cold]
+unsafe fn flush(
+    queue: &mut CompletionQueue,
+    mut polled: c_int,
+    count: c_int,
+    wc: *mut ibv_wc,
+) -> c_int {
+    while polled < count
+        && let Some(cqe) = queue.flush()
+    {
+        // SAFETY: By contract.
+        unsafe { wc.add(polled as usize).write(completion(&cqe)) };
+        polled += 1;
+    }
     polled
 }
 
@@ -136,9 +167,37 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
 #[inline]
 unsafe fn advance(cq: &Cq) -> bool {
     // SAFETY: By contract.
-    let Some(cqe) = cq.next(unsafe { cq.queue.held() }) else {
-        return false;
-    };
+    unsafe {
+        match cq.queue.held().pop() {
+            Some(cqe) => show(cq, cqe),
+            None => cq.device_failed() && advance_by_flushing(cq),
+        }
+    }
+}
+
+/// As [`advance`], on a device that has failed.
+///
+/// # Safety
+///
+/// As for [`advance`].
+#[cold]
+unsafe fn advance_by_flushing(cq: &Cq) -> bool {
+    // SAFETY: By contract.
+    unsafe {
+        match cq.queue.held().flush() {
+            Some(cqe) => show(cq, cqe),
+            None => false,
+        }
+    }
+}
+
+/// Makes a completion the current one. Returns true.
+///
+/// # Safety
+///
+/// As for [`advance`].
+#[inline]
+unsafe fn show(cq: &Cq, cqe: Cqe) -> bool {
     let extended = cq.extended();
     // SAFETY: Only the polling thread uses these, and it holds the lock.
     unsafe {
