@@ -4,8 +4,8 @@
 //!
 //! [`vrnic_wire::notify`] describes the protocol and why no request is lost.
 
-use crate::memory::{DoorbellPage, Shared, full_fence};
-use core::sync::atomic::Ordering;
+use crate::memory::{DoorbellPage, Field, Shared, full_fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vrnic_wire::notify::{self, SlotBits, driver_flags, flags};
 
 /// What the caller has left to do after ringing.
@@ -18,49 +18,79 @@ pub enum Rung {
     AskKernel,
 }
 
+/// A slot, and where the device is told that its rings have work.
+#[derive(Copy, Clone, Debug)]
+pub struct Slot {
+    number: u32,
+    bits: SlotBits,
+    pending: Field<AtomicU64>,
+    summary: Field<AtomicU64>,
+}
+
+impl Slot {
+    /// Returns the number of the slot.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}
+
 /// The notify area of a context and its doorbell page, if the device has doorbells.
 #[derive(Debug)]
 pub struct Doorbell {
     area: Shared,
+    flags: Field<AtomicU32>,
+    driver_flags: Field<AtomicU32>,
     page: Option<DoorbellPage>,
 }
 
 impl Doorbell {
     /// Creates a doorbell from `area`, which holds a complete notify area, and `page`.
     pub fn new(area: Shared, page: Option<DoorbellPage>) -> Self {
-        Self { area, page }
+        Self {
+            area,
+            flags: area.word(notify::FLAGS_OFFSET),
+            driver_flags: area.word(notify::DRIVER_FLAGS_OFFSET),
+            page,
+        }
+    }
+
+    /// Returns the slot with this number, which the device has assigned.
+    pub fn slot(&self, number: u32) -> Slot {
+        let bits = SlotBits::new(number);
+        Slot {
+            number,
+            bits,
+            pending: self.area.long(bits.pending_offset),
+            summary: self.area.long(bits.summary_offset),
+        }
     }
 
     /// Returns whether the device has failed or is gone, so that no more completions will come.
     #[inline]
     pub fn device_failed(&self) -> bool {
         // Acquire: completions written before the flag was set are visible.
-        let flags = self.area.word(notify::DRIVER_FLAGS_OFFSET);
-        u32::from_le(flags.load(Ordering::Acquire)) & driver_flags::FAILED != 0
+        u32::from_le(self.driver_flags.load(Ordering::Acquire)) & driver_flags::FAILED != 0
     }
 
     /// Tells the device about work that has been published in a ring of `slot`.
     #[inline]
-    pub fn ring(&self, slot: u32, bits: &SlotBits) -> Rung {
+    pub fn ring(&self, slot: &Slot) -> Rung {
         // Release: the device that takes the bit sees the ring's new producer index. The code must
         // not depend on whether the bit was set before: for a guest with one CPU, QEMU's TCG turns
         // this into a load and a store. If the device takes the bit between the two, the bit seems
         // to have been set, and the store sets it again.
-        self.area
-            .long(bits.pending_offset)
-            .fetch_or(bits.pending_mask.to_le(), Ordering::AcqRel);
-        self.area
-            .long(bits.summary_offset)
-            .fetch_or(bits.summary_mask.to_le(), Ordering::AcqRel);
+        slot.pending
+            .fetch_or(slot.bits.pending_mask.to_le(), Ordering::AcqRel);
+        slot.summary
+            .fetch_or(slot.bits.summary_mask.to_le(), Ordering::AcqRel);
         full_fence();
 
-        let polling = self.area.word(notify::FLAGS_OFFSET).load(Ordering::Relaxed);
-        if u32::from_le(polling) & flags::POLLING != 0 {
+        if u32::from_le(self.flags.load(Ordering::Relaxed)) & flags::POLLING != 0 {
             return Rung::Done;
         }
         match &self.page {
             Some(page) => {
-                page.ring(slot);
+                page.ring(slot.number);
                 Rung::Done
             }
             None => Rung::AskKernel,
@@ -72,7 +102,7 @@ impl Doorbell {
 mod tests {
     use super::*;
     use crate::memory::Buffer;
-    use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+    use std::sync::atomic::{AtomicBool, fence};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -90,11 +120,11 @@ mod tests {
         let (_buffer, area) = area();
         let doorbell = Doorbell::new(area, None);
         let bits = SlotBits::new(70);
-        assert_eq!(doorbell.ring(70, &bits), Rung::AskKernel);
+        assert_eq!(doorbell.ring(&doorbell.slot(70)), Rung::AskKernel);
         // As if a non-atomic OR had set a bit again that the device had taken.
         area.long(bits.summary_offset).store(0, Ordering::Relaxed);
         assert_eq!(
-            doorbell.ring(70, &bits),
+            doorbell.ring(&doorbell.slot(70)),
             Rung::AskKernel,
             "a pending bit alone is not heard"
         );
@@ -106,7 +136,7 @@ mod tests {
             area.long(bits.summary_offset).swap(0, Ordering::Relaxed),
             1 << 1
         );
-        assert_eq!(doorbell.ring(70, &bits), Rung::AskKernel);
+        assert_eq!(doorbell.ring(&doorbell.slot(70)), Rung::AskKernel);
     }
 
     #[test]
@@ -115,7 +145,7 @@ mod tests {
         let doorbell = Doorbell::new(area, None);
         area.word(notify::FLAGS_OFFSET)
             .store(flags::POLLING, Ordering::Relaxed);
-        assert_eq!(doorbell.ring(3, &SlotBits::new(3)), Rung::Done);
+        assert_eq!(doorbell.ring(&doorbell.slot(3)), Rung::Done);
         assert_eq!(
             area.long(notify::PENDING_OFFSET).load(Ordering::Relaxed),
             1 << 3
@@ -180,7 +210,7 @@ mod tests {
                         // Slots in one word and in several, some of them shared by the threads.
                         let slot = ((i * 37 + thread as u64 * (i % 2)) % u64::from(SLOTS)) as u32;
                         produced[slot as usize].fetch_add(1, Ordering::Release);
-                        if doorbell.ring(slot, &SlotBits::new(slot)) == Rung::AskKernel {
+                        if doorbell.ring(&doorbell.slot(slot)) == Rung::AskKernel {
                             wake.send(slot).unwrap();
                         }
                     }

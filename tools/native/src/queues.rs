@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use vrnic::doorbell::Slot;
 use vrnic::ring::completion::CompletionQueue;
 use vrnic::ring::outstanding::Outstanding;
 use vrnic::ring::receive::ReceiveQueue;
@@ -17,7 +18,6 @@ use vrnic_wire::command::{
 };
 use vrnic_wire::completion::{CQE_STRIDE, Cqe, Opcode, Status};
 use vrnic_wire::memory::{PageList, access};
-use vrnic_wire::notify::SlotBits;
 use vrnic_wire::port::{GidEntry, Mtu};
 use vrnic_wire::qp::{QpAttributes, QpState, QpType, attribute};
 use vrnic_wire::ring::{RingHeader, RingLayout};
@@ -374,8 +374,7 @@ pub struct Qp {
     /// The shared receive queue, if it does not use its own receive queue.
     shared: Option<SharedReceives>,
     qpn: u32,
-    slot: u32,
-    bits: SlotBits,
+    slot: Slot,
 }
 
 impl Qp {
@@ -507,8 +506,7 @@ impl Qp {
             receive: ReceiveQueue::new(ring(receive, Opcode::Receive, receive_cq)?, 1),
             shared,
             qpn: created.qpn.get(),
-            slot: created.slot.get(),
-            bits: SlotBits::new(created.slot.get()),
+            slot: vm.slot(created.slot.get()),
         })
     }
 
@@ -519,7 +517,7 @@ impl Qp {
 
     /// Returns its doorbell slot.
     pub fn slot(&self) -> u32 {
-        self.slot
+        self.slot.number()
     }
 
     /// Connects it to a queue pair of another guest, or of the same guest.
@@ -600,7 +598,7 @@ impl Qp {
     #[inline]
     pub fn ring(&mut self, vm: &mut Vm) -> Result<()> {
         if self.send.publish() {
-            vm.ring(self.slot, &self.bits)?;
+            vm.ring(&self.slot)?;
         }
         Ok(())
     }
@@ -630,7 +628,7 @@ impl Qp {
     #[inline]
     pub fn offer(&mut self, vm: &mut Vm) -> Result<()> {
         if self.receive.publish() {
-            vm.ring(self.slot, &self.bits)?;
+            vm.ring(&self.slot)?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use vrnic::doorbell::{Doorbell, Rung};
+use vrnic::doorbell::{Doorbell, Rung, Slot};
 use vrnic_wire::command::{
     Command, CommandHeader, ContextKind, CreateContext, CreatePd, MAX_REPLY, MAX_REQUEST, MapPages,
     PageFault, ReplyHeader, SetGid, Status, TakePageFault, UnmapPages,
@@ -21,7 +21,7 @@ use vrnic_wire::config::{
 };
 use vrnic_wire::event::{AsyncEvent, CompletionEvent};
 use vrnic_wire::memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, TABLE_PAGES, page_flags};
-use vrnic_wire::notify::{self, SlotBits};
+use vrnic_wire::notify;
 use vrnic_wire::port::{GidEntry, GidType, IPV4_MAPPED, NO_VLAN};
 use vrnicd::pci::{DOORBELL_BAR, VIRTIO_BAR, layout};
 use vrnicd::vfio_user::client::Client;
@@ -410,11 +410,16 @@ impl Vm {
         self.pd
     }
 
+    /// Returns a slot that the device has assigned.
+    pub fn slot(&self, number: u32) -> Slot {
+        self.doorbell.slot(number)
+    }
+
     /// Tells the device that there is work, as libvrnic does. If the device wants a doorbell, sends it as QEMU would.
     #[inline]
-    pub fn ring(&mut self, slot: u32, bits: &SlotBits) -> Result<()> {
-        if self.doorbell.ring(slot, bits) == Rung::AskKernel {
-            self.write_doorbell(slot)?;
+    pub fn ring(&mut self, slot: &Slot) -> Result<()> {
+        if self.doorbell.ring(slot) == Rung::AskKernel {
+            self.write_doorbell(slot.number())?;
         }
         Ok(())
     }

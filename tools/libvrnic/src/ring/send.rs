@@ -109,23 +109,24 @@ pub struct Limits {
     pub max_header: u32,
 }
 
-impl Limits {
-    /// Returns whether the operation is valid.
-    #[inline]
-    pub fn has(&self, opcode: SendOpcode) -> bool {
-        // Operations reserved for the kernel have no bit.
-        let bit = 1_u32.checked_shl(opcode.raw().into());
-        bit.is_some_and(|bit| self.opcodes & bit != 0)
-    }
-}
-
 /// The entry of a request, to which data can be added.
-#[derive(Debug)]
+#[derive(Copy, Clone, Debug)]
 struct Entry {
     memory: Shared,
     opcode: SendOpcode,
-    /// Offset of its scatter/gather elements.
-    first: usize,
+    /// Length of the header of a send in segments.
+    header_length: u16,
+}
+
+/// A group of requests that is posted in full or not at all.
+#[derive(Copy, Clone, Debug)]
+enum Group {
+    /// It has no request yet.
+    Empty,
+    /// The entry of its latest request.
+    Latest(Entry),
+    /// Its first error.
+    Failed(Refused),
 }
 
 /// The send queue of a queue pair.
@@ -133,12 +134,9 @@ struct Entry {
 pub struct SendQueue {
     ring: WorkRing,
     limits: Limits,
-    /// Whether posting is allowed in the state of the queue pair.
-    accepts: bool,
-    /// The latest entry.
-    entry: Option<Entry>,
-    /// First error since [`SendQueue::start`].
-    error: Option<Refused>,
+    /// Operations that the state of the queue pair allows too, as in [`Limits::opcodes`].
+    accepted: u32,
+    group: Group,
 }
 
 impl SendQueue {
@@ -147,9 +145,8 @@ impl SendQueue {
         let mut queue = Self {
             ring,
             limits,
-            accepts: false,
-            entry: None,
-            error: None,
+            accepted: 0,
+            group: Group::Empty,
         };
         queue.set_limits(limits.max_sge, limits.max_inline);
         queue
@@ -174,78 +171,98 @@ impl SendQueue {
 
     /// Sets whether requests may be posted.
     pub fn set_accepts(&mut self, accepts: bool) {
-        self.accepts = accepts;
+        self.accepted = if accepts { self.limits.opcodes } else { 0 };
+    }
+
+    /// Returns the operation with this number, if it may be posted now.
+    #[inline]
+    pub fn operation(&self, number: u32) -> Option<SendOpcode> {
+        // Operations reserved for the kernel have no bit.
+        let bit = 1_u32.checked_shl(number)?;
+        if self.accepted & bit == 0 {
+            return None;
+        }
+        SendOpcode::try_from(number as u8).ok()
     }
 
     /// Resets the queue, as the device does when its queue pair is reset.
     pub fn reset(&mut self) {
-        self.accepts = false;
-        self.entry = None;
+        self.accepted = 0;
+        self.group = Group::Empty;
         self.ring.reset();
     }
 
-    /// Takes an entry for a request. [`SendQueue::elements`] or [`SendQueue::inline`] add its data;
-    /// without them the message is empty.
-    #[inline]
-    fn begin(&mut self, request: &Request<'_>) -> Result<Entry, Refused> {
+    /// Checks what most requests do not have: checksums, and a header.
+    #[cold]
+    fn check_options(&self, request: &Request<'_>) -> Result<(), Refused> {
         let checksums = request.flags & send_flags::CHECKSUMS != 0;
         let segmented = request.opcode == SendOpcode::SendSegmented;
-        if !self.accepts
-            || !self.limits.has(request.opcode)
-            || (checksums && !self.limits.checksums)
+        if (checksums && !self.limits.checksums)
             || request.header.len() > self.limits.max_header as usize
             || request.header.is_empty() == segmented
         {
             return Err(Refused::Invalid);
         }
+        Ok(())
+    }
+
+    /// Takes an entry for a request with `count` elements, which [`SendQueue::elements`] adds.
+    // In its caller, most of the branches are known.
+    #[inline(always)]
+    fn begin(&mut self, request: &Request<'_>, count: u16) -> Result<Entry, Refused> {
+        let opcode = request.opcode;
+        if self.operation(opcode.raw().into()).is_none() {
+            return Err(Refused::Invalid);
+        }
+        let has_options = request.flags & send_flags::CHECKSUMS != 0
+            || opcode == SendOpcode::SendSegmented
+            || !request.header.is_empty();
+        if has_options {
+            self.check_options(request)?;
+        }
         // The limit is less than the stride.
         let header_length = request.header.len() as u16;
-        let (entry, name) = self.ring.take(request.wr_id)?;
+        let (memory, name) = self.ring.take(request.wr_id)?;
+        let front = memory.part(0, SEND_DATA_OFFSET);
         let header = SendHeader {
-            opcode: request.opcode.raw(),
+            opcode: opcode.raw(),
             flags: request.flags & !send_flags::INLINE,
+            num_sge: count.into(),
+            inline_length: u32::from(header_length).into(),
             wr_id: name.to_wire().into(),
             immediate: request.immediate.into(),
-            inline_length: u32::from(header_length).into(),
             ..SendHeader::default()
         };
-        entry.write(0, &header);
-        write_target(&entry, &request.target);
+        front.write(0, &header);
+        write_target(&front, &request.target);
         if self.limits.xrc {
-            entry.write_bytes(XRC_SRQN_OFFSET, &request.srqn.to_le_bytes());
+            front.write_bytes(XRC_SRQN_OFFSET, &request.srqn.to_le_bytes());
         }
-        if segmented {
-            entry.write_bytes(SEND_DATA_OFFSET, request.header);
+        if has_options {
+            memory.write_bytes(SEND_DATA_OFFSET, request.header);
         }
         Ok(Entry {
-            memory: entry,
-            opcode: request.opcode,
-            first: elements_offset(header_length),
+            memory,
+            opcode,
+            header_length,
         })
     }
 
-    /// Writes an entry's scatter/gather list.
+    /// Returns the number of elements of a request as its entry contains it.
     #[inline]
-    fn elements(
-        &self,
-        entry: &Entry,
-        elements: impl ExactSizeIterator<Item = Sge>,
-    ) -> Result<(), Refused> {
-        let count = elements.len();
-        // All elements have room beside the longest header that was asked for, but not all that the entry has
-        // room for otherwise.
-        let room = (self.ring.stride() as usize).saturating_sub(entry.first) / size_of::<Sge>();
-        if count > room.min(self.limits.max_sge as usize)
-            || (count > 0 && !entry.opcode.has_elements())
-        {
+    fn count(&self, opcode: SendOpcode, header: usize, count: usize) -> Result<u16, Refused> {
+        if count > self.limits.max_sge as usize || (count > 0 && !opcode.has_elements()) {
             return Err(Refused::Invalid);
         }
-        let memory = &entry.memory;
-        memory.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
-        for (i, element) in elements.enumerate() {
-            memory.write(entry.first + i * size_of::<Sge>(), &element);
+        // All elements have room beside the longest header that was asked for, but not all that the
+        // entry has room for otherwise.
+        if header > 0 {
+            let end = elements_offset(header as u16) + count * size_of::<Sge>();
+            if end > self.ring.stride() as usize {
+                return Err(Refused::Invalid);
+            }
         }
-        Ok(())
+        Ok(count as u16)
     }
 
     /// Copies inline data into an entry.
@@ -283,25 +300,28 @@ impl SendQueue {
 
     /// Queues a request with data in memory regions. [`SendQueue::publish`] passes it to the
     /// device.
-    #[inline]
+    #[inline(always)]
     pub fn push(
         &mut self,
         request: &Request<'_>,
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
-        let entry = self.begin(request)?;
-        self.elements(&entry, elements)
-            .inspect_err(|_| self.ring.give_back_one())
+        let header = request.header.len();
+        let count = self.count(request.opcode, header, elements.len())?;
+        let entry = self.begin(request, count)?;
+        let first = elements_offset(entry.header_length);
+        entry.memory.write_all(first, elements);
+        Ok(())
     }
 
     /// Queues a request with inline data. [`SendQueue::publish`] passes it to the device.
-    #[inline]
+    #[inline(always)]
     pub fn push_inline<'a>(
         &mut self,
         request: &Request<'_>,
         pieces: impl Iterator<Item = &'a [u8]>,
     ) -> Result<(), Refused> {
-        let entry = self.begin(request)?;
+        let entry = self.begin(request, 0)?;
         self.inline(&entry, request.flags, pieces)
             .inspect_err(|_| self.ring.give_back_one())
     }
@@ -315,45 +335,56 @@ impl SendQueue {
     /// Begins a group of requests that is posted in full or not at all.
     #[inline]
     pub fn start(&mut self) {
-        self.error = None;
-        self.entry = None;
+        self.group = Group::Empty;
     }
 
     /// Begins a request of the group.
     #[inline]
     pub fn add(&mut self, request: &Request<'_>) {
-        if self.error.is_some() {
+        if matches!(self.group, Group::Failed(_)) {
             return;
         }
-        match self.begin(request) {
-            Ok(entry) => self.entry = Some(entry),
-            Err(error) => self.error = Some(error),
-        }
+        self.group = match self.begin(request, 0) {
+            Ok(entry) => Group::Latest(entry),
+            Err(error) => Group::Failed(error),
+        };
     }
 
     /// Makes the group fail because a request could not even be begun.
-    #[inline]
     pub fn refuse(&mut self) {
-        self.error.get_or_insert(Refused::Invalid);
+        self.fail(Refused::Invalid);
+    }
+
+    /// Makes the group fail, unless it has already.
+    #[cold]
+    fn fail(&mut self, error: Refused) {
+        if !matches!(self.group, Group::Failed(_)) {
+            self.group = Group::Failed(error);
+        }
     }
 
     /// Applies `what` to the latest request. If there is none, the group fails.
     #[inline]
     fn with_entry(&mut self, what: impl FnOnce(&Self, &Entry) -> Result<(), Refused>) {
-        if self.error.is_some() {
-            return;
-        }
-        let done = match &self.entry {
-            Some(entry) => what(self, entry),
-            None => Err(Refused::Invalid),
+        let done = match self.group {
+            Group::Latest(entry) => what(self, &entry),
+            _ => Err(Refused::Invalid),
         };
-        self.error = done.err();
+        if let Err(error) = done {
+            self.fail(error);
+        }
     }
 
     /// Sets the scatter/gather list of the latest request.
     #[inline]
     pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
-        self.with_entry(|queue, entry| queue.elements(entry, elements));
+        self.with_entry(|queue, entry| {
+            let count = queue.count(entry.opcode, entry.header_length.into(), elements.len())?;
+            let memory = &entry.memory;
+            memory.write_bytes(NUM_SGE_OFFSET, &count.to_le_bytes());
+            memory.write_all(elements_offset(entry.header_length), elements);
+            Ok(())
+        });
     }
 
     /// Copies inline data into the latest request and marks it as inline.
@@ -401,20 +432,18 @@ impl SendQueue {
     /// be rung.
     #[inline]
     pub fn complete(&mut self) -> Result<bool, Refused> {
-        self.entry = None;
-        match self.error.take() {
-            Some(error) => {
+        match core::mem::replace(&mut self.group, Group::Empty) {
+            Group::Failed(error) => {
                 self.ring.give_back();
                 Err(error)
             }
-            None => Ok(self.ring.publish()),
+            _ => Ok(self.ring.publish()),
         }
     }
 
     /// Drops the group.
     pub fn abort(&mut self) {
-        self.entry = None;
-        self.error = None;
+        self.group = Group::Empty;
         self.ring.give_back();
     }
 }
@@ -423,7 +452,7 @@ const FLAGS_OFFSET: usize = core::mem::offset_of!(SendHeader, flags);
 const NUM_SGE_OFFSET: usize = core::mem::offset_of!(SendHeader, num_sge);
 const INLINE_LENGTH_OFFSET: usize = core::mem::offset_of!(SendHeader, inline_length);
 
-#[inline]
+#[inline(always)]
 fn write_target(entry: &Shared, target: &Target<'_>) {
     match *target {
         Target::Peer => entry.write(TARGET_OFFSET, &[0_u8; TARGET_LENGTH]),

@@ -28,21 +28,28 @@ pub fn element(sge: &ibv_sge) -> Sge {
 /// it. The queue refuses those that it does not have.
 #[inline]
 pub fn flags(send_flags: c_uint) -> u8 {
-    let mut flags = 0;
-    if send_flags & IBV_SEND_SIGNALED != 0 {
-        flags |= send_flags::SIGNALED;
-    }
-    if send_flags & IBV_SEND_SOLICITED != 0 {
-        flags |= send_flags::SOLICITED;
-    }
-    if send_flags & IBV_SEND_FENCE != 0 {
-        flags |= send_flags::FENCE;
-    }
-    if send_flags & IBV_SEND_IP_CSUM != 0 {
-        flags |= send_flags::CHECKSUMS;
-    }
-    flags
+    FLAGS[send_flags as usize % FLAGS.len()]
 }
+
+/// What [`flags`] returns for each combination of the lowest bits.
+static FLAGS: [u8; 32] = {
+    let pairs = [
+        (IBV_SEND_SIGNALED, send_flags::SIGNALED),
+        (IBV_SEND_SOLICITED, send_flags::SOLICITED),
+        (IBV_SEND_FENCE, send_flags::FENCE),
+        (IBV_SEND_IP_CSUM, send_flags::CHECKSUMS),
+    ];
+    let mut table = [0; 32];
+    let mut at = 0;
+    while at < table.len() * pairs.len() {
+        let (bits, (flag, found)) = (at / pairs.len(), pairs[at % pairs.len()]);
+        if bits as c_uint & flag != 0 {
+            table[bits] |= found;
+        }
+        at += 1;
+    }
+    table
+};
 
 /// Returns a list as a slice. If the list is empty, the pointer may have any value.
 ///
@@ -80,74 +87,120 @@ pub(super) unsafe fn elements<'a>(
 /// The verbs contract: a valid request for a queue pair of this type.
 #[inline]
 unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
-    let opcode = u8::try_from(wr.opcode).map_err(|_| Refused::Invalid)?;
-    let opcode = SendOpcode::try_from(opcode).map_err(|_| Refused::Invalid)?;
     // Checked before the union below is read, because the union's content depends on opcode and
     // type.
-    if !queue.limits().has(opcode) {
-        return Err(Refused::Invalid);
-    }
-    let mut bound = None;
+    let opcode = queue.operation(wr.opcode as u32).ok_or(Refused::Invalid)?;
     // SAFETY: The opcode is valid for the queue pair. By the verbs contract, opcode and type decide
     // what the union contains.
-    let target = unsafe {
+    unsafe {
         match opcode {
             SendOpcode::Write | SendOpcode::WriteWithImmediate | SendOpcode::Read => {
-                Target::Memory {
+                let target = Target::Memory {
                     address: wr.wr.rdma.remote_addr,
                     rkey: wr.wr.rdma.rkey,
-                }
-            }
-            SendOpcode::CompareSwap | SendOpcode::FetchAdd => Target::Atomic {
-                address: wr.wr.atomic.remote_addr,
-                rkey: wr.wr.atomic.rkey,
-                compare_add: wr.wr.atomic.compare_add,
-                // The caller may leave unused members uninitialised, but unused fields of an entry
-                // must be 0.
-                swap: match opcode {
-                    SendOpcode::CompareSwap => wr.wr.atomic.swap,
+                };
+                let immediate = match opcode {
+                    SendOpcode::WriteWithImmediate => u32::from_be(wr.imm_data),
                     _ => 0,
-                },
-            },
-            // The structure has no room for their arguments.
-            SendOpcode::Flush | SendOpcode::AtomicWrite => return Err(Refused::Invalid),
+                };
+                push_to(queue, wr, opcode, target, immediate, &[])
+            }
+            SendOpcode::Send | SendOpcode::SendWithImmediate => {
+                let immediate = match opcode {
+                    SendOpcode::SendWithImmediate => u32::from_be(wr.imm_data),
+                    _ => 0,
+                };
+                if !queue.limits().datagrams {
+                    return push_to(queue, wr, opcode, Target::Peer, immediate, &[]);
+                }
+                let ud = wr.wr.ud;
+                if ud.ah.is_null() {
+                    return Err(Refused::Invalid);
+                }
+                let target = Target::Datagram {
+                    address: Ah::address(ud.ah),
+                    remote_qpn: ud.remote_qpn,
+                    qkey: ud.remote_qkey,
+                };
+                push_to(queue, wr, opcode, target, immediate, &[])
+            }
+            _ => push_other(queue, opcode, wr),
+        }
+    }
+}
+
+/// Queues one request with an operation that [`push`] does not know.
+///
+/// # Safety
+///
+/// The verbs contract, as for [`push`], and `opcode` is that of the request.
+#[inline(never)]
+unsafe fn push_other(
+    queue: &mut SendQueue,
+    opcode: SendOpcode,
+    wr: &ibv_send_wr,
+) -> Result<(), Refused> {
+    let mut bound = None;
+    let mut header: &[u8] = &[];
+    // SAFETY: By contract, the opcode decides what the union contains.
+    unsafe {
+        let (target, immediate) = match opcode {
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
+                let target = Target::Atomic {
+                    address: wr.wr.atomic.remote_addr,
+                    rkey: wr.wr.atomic.rkey,
+                    compare_add: wr.wr.atomic.compare_add,
+                    // The caller may leave unused members uninitialised, but unused fields of an
+                    // entry must be 0.
+                    swap: match opcode {
+                        SendOpcode::CompareSwap => wr.wr.atomic.swap,
+                        _ => 0,
+                    },
+                };
+                (target, 0)
+            }
+            SendOpcode::SendWithInvalidate | SendOpcode::LocalInvalidate => {
+                (Target::Peer, wr.imm_data)
+            }
             SendOpcode::BindWindow => {
                 let bind = &wr.bind_mw.bind_mw;
                 let mw = bind.mw.as_mut().ok_or(Refused::Invalid)?;
                 let (target, key) = bind_target(mw, bind.rkey, &bind.bind_info);
                 bound = Some((mw, key));
-                target
+                (target, 0)
             }
-            _ if queue.limits().datagrams => {
-                let ud = wr.wr.ud;
-                if ud.ah.is_null() {
-                    return Err(Refused::Invalid);
-                }
-                Target::Datagram {
-                    address: Ah::address(ud.ah),
-                    remote_qpn: ud.remote_qpn,
-                    qkey: ud.remote_qkey,
-                }
+            SendOpcode::SendSegmented => {
+                let tso = wr.bind_mw.tso;
+                // By the verbs contract, the header has that length.
+                header = list(tso.hdr.cast_const().cast(), tso.hdr_sz.into());
+                (Target::Peer, tso.mss.into())
             }
-            _ => Target::Peer,
-        }
-    };
-    let (size, header) = match opcode {
-        SendOpcode::SendSegmented => {
-            // SAFETY: The union contains this for the operation.
-            let tso = unsafe { wr.bind_mw.tso };
-            // SAFETY: By the verbs contract, the header has that length.
-            let header = unsafe { list(tso.hdr.cast_const().cast(), tso.hdr_sz.into()) };
-            (tso.mss, header)
-        }
-        _ => (0, &[][..]),
-    };
-    let immediate = match opcode {
-        SendOpcode::SendSegmented => u32::from(size),
-        SendOpcode::SendWithInvalidate | SendOpcode::LocalInvalidate => wr.imm_data,
-        SendOpcode::SendWithImmediate | SendOpcode::WriteWithImmediate => u32::from_be(wr.imm_data),
-        _ => 0,
-    };
+            // The structure has no room for the arguments of the others.
+            _ => return Err(Refused::Invalid),
+        };
+        push_to(queue, wr, opcode, target, immediate, header)?;
+    }
+    if let Some((mw, key)) = bound {
+        mw.rkey = key;
+    }
+    Ok(())
+}
+
+/// Queues one request, whose target and immediate data are known.
+///
+/// # Safety
+///
+/// The verbs contract.
+// In `push`, the operation and its target are mostly known.
+#[inline(always)]
+unsafe fn push_to(
+    queue: &mut SendQueue,
+    wr: &ibv_send_wr,
+    opcode: SendOpcode,
+    target: Target<'_>,
+    immediate: u32,
+    header: &[u8],
+) -> Result<(), Refused> {
     let request = Request {
         opcode,
         flags: flags(wr.send_flags),
@@ -157,24 +210,19 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
         srqn: wr.qp_type,
         header,
     };
+    let count = usize::try_from(wr.num_sge).map_err(|_| Refused::Invalid)?;
     // SAFETY: By contract.
-    let elements = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    let elements = unsafe { list(wr.sg_list, count) };
     if wr.send_flags & IBV_SEND_INLINE == 0 {
-        queue.push(&request, elements.iter().map(element))?;
-    } else {
-        queue.push_inline(
-            &request,
-            elements.iter().map(|sge| {
-                // SAFETY: By contract: with the inline flag, an element refers to memory of the
-                // caller.
-                unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
-            }),
-        )?;
+        return queue.push(&request, elements.iter().map(element));
     }
-    if let Some((mw, key)) = bound {
-        mw.rkey = key;
-    }
-    Ok(())
+    queue.push_inline(
+        &request,
+        elements.iter().map(|sge| {
+            // SAFETY: By contract: with the inline flag, an element refers to memory of the caller.
+            unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
+        }),
+    )
 }
 
 /// Posts a list of send requests.

@@ -8,7 +8,7 @@ use super::cq::Cq;
 use super::pd::Pd;
 use super::srq::Srq;
 use super::{allocate, fail, release, wr};
-use crate::doorbell::{Doorbell, Rung};
+use crate::doorbell::{Doorbell, Rung, Slot};
 use crate::ffi::Opaque;
 use crate::ffi::command::*;
 use crate::ffi::driver::{VERBS_QP_EX, verbs_qp};
@@ -28,7 +28,6 @@ use core::mem::{self, size_of};
 use core::ptr;
 use vrnic_wire::abi::{CreateQpRequest, CreateQpResponse, ModifyQpRequest, Ring};
 use vrnic_wire::completion::Opcode;
-use vrnic_wire::notify::SlotBits;
 use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
 use vrnic_wire::work::{SendOpcode, receive_stride, segmented_send_stride};
 
@@ -48,8 +47,7 @@ pub struct Qp {
     /// Numbers of the two queues at their completion queues.
     send_number: u32,
     receive_number: u32,
-    slot: u32,
-    slot_bits: SlotBits,
+    slot: Slot,
     /// Holds the rings and must outlive them.
     _buffer: Buffer,
     /// The receives of the shared receive queue, if the queue pair uses one.
@@ -91,7 +89,7 @@ impl Qp {
     pub(super) fn ring(&self) {
         // SAFETY: The context stays open as long as it has queue pairs.
         let doorbell = unsafe { &*self.doorbell };
-        if doorbell.ring(self.slot, &self.slot_bits) == Rung::AskKernel {
+        if doorbell.ring(&self.slot) == Rung::AskKernel {
             self.ask_kernel();
         }
     }
@@ -355,19 +353,20 @@ unsafe fn prepare(
             (SpinLock::new(send), SpinLock::new(receive))
         }
     };
+    // SAFETY: By contract; the context outlives the queue pair.
+    let doorbell = unsafe { Context::doorbell(context) };
     let qp = allocate(Qp {
         // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
         qp: UnsafeCell::new(unsafe { mem::zeroed() }),
         send,
         receive,
-        // SAFETY: By contract; the context outlives the queue pair.
-        doorbell: unsafe { Context::doorbell(context) },
+        doorbell,
         send_cq: send_cq.map_or(ptr::null(), ptr::from_ref),
         receive_cq: receive_cq.map_or(ptr::null(), ptr::from_ref),
         send_number,
         receive_number,
-        slot: 0,
-        slot_bits: SlotBits::new(0),
+        // Until the device assigns one.
+        slot: doorbell.slot(0),
         _buffer: buffer,
         shared,
     });
@@ -472,8 +471,7 @@ pub unsafe extern "C" fn create_qp_ex(
             release(qp);
             return fail(error);
         }
-        (*qp).slot = resp.driver.slot;
-        (*qp).slot_bits = SlotBits::new(resp.driver.slot);
+        (*qp).slot = (*(*qp).doorbell).slot(resp.driver.slot);
         let number = (*qp).number();
         let (mut send, mut receive) = ((*qp).send.lock(), (*qp).receive.lock());
         send.ring().outstanding().set_qpn(number);

@@ -11,7 +11,7 @@ use super::post::push_receives;
 use super::qp::{Qp, attach, detach};
 use super::srq;
 use super::{allocate, fail, release};
-use crate::doorbell::{Doorbell, Rung};
+use crate::doorbell::{Doorbell, Rung, Slot};
 use crate::ffi::command::*;
 use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
@@ -26,7 +26,6 @@ use core::{mem, ptr, slice};
 use vrnic_wire::abi::{CreateQpResponse, CreateScalingQpRequest, CreateSrqRequest};
 use vrnic_wire::command::{HASH_KEY_LENGTH, hash_fields};
 use vrnic_wire::completion::Opcode;
-use vrnic_wire::notify::SlotBits;
 use vrnic_wire::ring::MAX_STRIDE;
 use vrnic_wire::work::receive_stride;
 
@@ -41,8 +40,7 @@ pub struct Wq {
     cq: *const Cq,
     /// Number of the queue at its completion queue.
     number_at_cq: u32,
-    slot: u32,
-    slot_bits: SlotBits,
+    slot: Slot,
     /// Holds the ring and must outlive it.
     _buffer: Buffer,
 }
@@ -74,7 +72,7 @@ impl Wq {
     fn ring(&self) {
         // SAFETY: The context stays open as long as it has queues.
         let doorbell = unsafe { &*self.doorbell };
-        if doorbell.ring(self.slot, &self.slot_bits) == Rung::AskKernel {
+        if doorbell.ring(&self.slot) == Rung::AskKernel {
             let mut attr = ibv_wq_attr {
                 attr_mask: IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE,
                 wq_state: IBV_WQS_ERR,
@@ -151,16 +149,17 @@ unsafe fn prepare(
             SpinLock::new(queue)
         }
     };
+    // SAFETY: By contract; the context outlives the queue.
+    let doorbell = unsafe { Context::doorbell(context) };
     let wq = allocate(Wq {
         // SAFETY: Integers, pointers, and a mutex that libibverbs initialises.
         wq: UnsafeCell::new(unsafe { mem::zeroed() }),
         receive,
-        // SAFETY: By contract; the context outlives the queue.
-        doorbell: unsafe { Context::doorbell(context) },
+        doorbell,
         cq,
         number_at_cq,
-        slot: 0,
-        slot_bits: SlotBits::new(0),
+        // Until the device assigns one.
+        slot: doorbell.slot(0),
         _buffer: buffer,
     });
     if wq.is_null() {
@@ -211,8 +210,7 @@ pub unsafe extern "C" fn create_wq(
             release(wq);
             return fail(error);
         }
-        (*wq).slot = resp.driver.slot;
-        (*wq).slot_bits = SlotBits::new(resp.driver.slot);
+        (*wq).slot = (*(*wq).doorbell).slot(resp.driver.slot);
         let verbs = (*wq).wq.get();
         (*verbs).post_recv = Some(post_recv);
         let mut receive = (*wq).receive.lock();
