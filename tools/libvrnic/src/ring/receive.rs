@@ -54,7 +54,7 @@ impl ReceiveQueue {
     }
 
     /// Queues a request. [`ReceiveQueue::publish`] passes it to the device.
-    #[inline]
+    #[inline(always)]
     pub fn push(
         &mut self,
         wr_id: u64,

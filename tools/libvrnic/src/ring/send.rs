@@ -114,8 +114,10 @@ pub struct Limits {
 struct Entry {
     memory: Shared,
     opcode: SendOpcode,
-    /// Length of the header of a send in segments.
-    header_length: u16,
+    /// Offset of its scatter/gather elements.
+    first: usize,
+    /// Number of elements that it may have.
+    max_sge: usize,
 }
 
 /// A group of requests that is posted in full or not at all.
@@ -244,25 +246,25 @@ impl SendQueue {
         Ok(Entry {
             memory,
             opcode,
-            header_length,
+            first: elements_offset(header_length),
+            max_sge: self.max_sge(request),
         })
     }
 
-    /// Returns the number of elements of a request as its entry contains it.
-    #[inline]
-    fn count(&self, opcode: SendOpcode, header: usize, count: usize) -> Result<u16, Refused> {
-        if count > self.limits.max_sge as usize || (count > 0 && !opcode.has_elements()) {
-            return Err(Refused::Invalid);
+    /// Returns how many elements a request may have.
+    #[inline(always)]
+    fn max_sge(&self, request: &Request<'_>) -> usize {
+        if !request.opcode.has_elements() {
+            return 0;
+        }
+        let max_sge = self.limits.max_sge as usize;
+        if request.header.is_empty() {
+            return max_sge;
         }
         // All elements have room beside the longest header that was asked for, but not all that the
         // entry has room for otherwise.
-        if header > 0 {
-            let end = elements_offset(header as u16) + count * size_of::<Sge>();
-            if end > self.ring.stride() as usize {
-                return Err(Refused::Invalid);
-            }
-        }
-        Ok(count as u16)
+        let first = elements_offset(request.header.len() as u16);
+        max_sge.min((self.ring.stride() as usize).saturating_sub(first) / size_of::<Sge>())
     }
 
     /// Copies inline data into an entry.
@@ -306,11 +308,12 @@ impl SendQueue {
         request: &Request<'_>,
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
-        let header = request.header.len();
-        let count = self.count(request.opcode, header, elements.len())?;
-        let entry = self.begin(request, count)?;
-        let first = elements_offset(entry.header_length);
-        entry.memory.write_all(first, elements);
+        let count = elements.len();
+        if count > self.max_sge(request) {
+            return Err(Refused::Invalid);
+        }
+        let entry = self.begin(request, count as u16)?;
+        entry.memory.write_all(entry.first, elements);
         Ok(())
     }
 
@@ -339,15 +342,15 @@ impl SendQueue {
     }
 
     /// Begins a request of the group.
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, request: &Request<'_>) {
         if matches!(self.group, Group::Failed(_)) {
             return;
         }
-        self.group = match self.begin(request, 0) {
-            Ok(entry) => Group::Latest(entry),
-            Err(error) => Group::Failed(error),
-        };
+        match self.begin(request, 0) {
+            Ok(entry) => self.group = Group::Latest(entry),
+            Err(error) => self.fail(error),
+        }
     }
 
     /// Makes the group fail because a request could not even be begun.
@@ -378,11 +381,13 @@ impl SendQueue {
     /// Sets the scatter/gather list of the latest request.
     #[inline]
     pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
-        self.with_entry(|queue, entry| {
-            let count = queue.count(entry.opcode, entry.header_length.into(), elements.len())?;
-            let memory = &entry.memory;
-            memory.write_bytes(NUM_SGE_OFFSET, &count.to_le_bytes());
-            memory.write_all(elements_offset(entry.header_length), elements);
+        self.with_entry(|_, entry| {
+            let count = elements.len();
+            if count > entry.max_sge {
+                return Err(Refused::Invalid);
+            }
+            (entry.memory).write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
+            entry.memory.write_all(entry.first, elements);
             Ok(())
         });
     }

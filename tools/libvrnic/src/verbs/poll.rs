@@ -19,7 +19,15 @@ pub const STAMPS: u64 =
 /// use others.
 #[inline]
 fn status(cqe: &Cqe) -> c_int {
-    match Status::try_from(cqe.status) {
+    match cqe.status {
+        0 => IBV_WC_SUCCESS,
+        other => error_status(other),
+    }
+}
+
+#[cold]
+fn error_status(status: u8) -> c_int {
+    match Status::try_from(status) {
         Ok(status) => c_int::from(status.raw()),
         Err(_) => IBV_WC_GENERAL_ERR,
     }

@@ -65,19 +65,10 @@ pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
     unsafe { slice::from_raw_parts(list, count) }
 }
 
-/// Returns the elements of a work request.
-///
-/// # Safety
-///
-/// The verbs contract.
+/// Returns the number of elements of a work request.
 #[inline]
-pub(super) unsafe fn elements<'a>(
-    sg_list: *const ibv_sge,
-    num_sge: c_int,
-) -> Result<&'a [ibv_sge], Refused> {
-    let count = usize::try_from(num_sge).map_err(|_| Refused::Invalid)?;
-    // SAFETY: By contract.
-    Ok(unsafe { list(sg_list, count) })
+pub(super) fn count(num_sge: c_int) -> Result<usize, Refused> {
+    usize::try_from(num_sge).map_err(|_| Refused::Invalid)
 }
 
 /// Queues one request.
@@ -210,7 +201,7 @@ unsafe fn push_to(
         srqn: wr.qp_type,
         header,
     };
-    let count = usize::try_from(wr.num_sge).map_err(|_| Refused::Invalid)?;
+    let count = count(wr.num_sge)?;
     // SAFETY: By contract.
     let elements = unsafe { list(wr.sg_list, count) };
     if wr.send_flags & IBV_SEND_INLINE == 0 {
@@ -262,7 +253,7 @@ pub unsafe extern "C" fn post_send(
 /// # Safety
 ///
 /// `wr` and `bad_wr` are as the verbs contract of posting receives says: the list ends with null.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn push_receives(
     queue: &mut ReceiveQueue,
     mut wr: *mut ibv_recv_wr,
@@ -271,9 +262,11 @@ pub(super) unsafe fn push_receives(
     let mut error = 0;
     // SAFETY: Guaranteed by the caller.
     while let Some(request) = unsafe { wr.as_ref() } {
-        // SAFETY: Guaranteed by the caller.
-        let pushed = unsafe { elements(request.sg_list, request.num_sge) }
-            .and_then(|elements| queue.push(request.wr_id, elements.iter().map(element)));
+        let pushed = count(request.num_sge).and_then(|count| {
+            // SAFETY: Guaranteed by the caller.
+            let elements = unsafe { list(request.sg_list, count) };
+            queue.push(request.wr_id, elements.iter().map(element))
+        });
         if let Err(refused) = pushed {
             error = errno_of(refused);
             // SAFETY: Guaranteed by the caller.

@@ -5,7 +5,7 @@
 use super::allocator::{Allocator, Resource};
 use super::cq::Cq;
 use super::pd::Pd;
-use super::post::{element, elements};
+use super::post::{count, element, list};
 use super::{allocate, errno_of, fail, release};
 use crate::ffi::command::*;
 use crate::ffi::driver::verbs_srq;
@@ -326,8 +326,9 @@ pub unsafe extern "C" fn post_srq_recv(
     let mut place = srq.place.lock();
     // SAFETY: The verbs contract: the list ends with null.
     while let Some(request) = unsafe { wr.as_ref() } {
-        // SAFETY: The verbs contract.
-        let pushed = unsafe { elements(request.sg_list, request.num_sge) }.and_then(|elements| {
+        let pushed = count(request.num_sge).and_then(|count| {
+            // SAFETY: The verbs contract.
+            let elements = unsafe { list(request.sg_list, count) };
             place
                 .queue
                 .push(request.wr_id, elements.iter().map(element))

@@ -75,7 +75,8 @@ unsafe fn queue<'a>(qp: *mut ibv_qp_ex) -> &'a mut SendQueue {
 /// # Safety
 ///
 /// As for [`queue`].
-#[inline]
+// In its callers, the operation is known.
+#[inline(always)]
 unsafe fn add(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, target: Target<'_>) {
     // SAFETY: By contract; the caller has set the identifier and the flags.
     unsafe {
