@@ -15,6 +15,9 @@
 #![cfg_attr(not(test), no_std)]
 // C has many names, all with their prefixes.
 #![allow(clippy::struct_field_names, clippy::wildcard_imports)]
+// What posts and polls is inlined where the operation is known. `layout/check.sh --cost` counts the
+// instructions.
+#![allow(clippy::inline_always)]
 // C counts in `int`, the rings in 32 bits. The values cast here are sizes within an entry or have
 // been compared with a limit.
 #![allow(

@@ -544,6 +544,41 @@ mod tests {
     }
 
     #[test]
+    fn entries_follow_each_other_and_start_over() {
+        let buffer = Buffer::new(4096).unwrap();
+        // SAFETY: Used only within this function, during which the buffer lives.
+        let memory = unsafe { buffer.shared() };
+        let entries = memory.entries(1024, 4, 48);
+        let sges = [3, 4].map(|lkey| Sge {
+            address: 7.into(),
+            length: 8.into(),
+            lkey: u32::into(lkey),
+        });
+        entries.at(u32::MAX).write_all(16, sges.into_iter());
+        let last = 1024 + 3 * 48;
+        assert_eq!(memory.read::<[Sge; 2]>(last + 16), sges);
+        assert_eq!(entries.at(7).read::<Sge>(32), sges[1]);
+        assert_eq!(entries.at(4).read::<[u64; 6]>(0), [0; 6]);
+    }
+
+    #[test]
+    #[should_panic(expected = "self.contains(offset, length)")]
+    fn entries_are_within_the_memory() {
+        let buffer = Buffer::new(4096).unwrap();
+        // SAFETY: Used only within this function, during which the buffer lives.
+        let _ = unsafe { buffer.shared() }.entries(1024, 64, 64);
+    }
+
+    #[test]
+    #[should_panic(expected = "self.contains(offset, length)")]
+    fn what_is_written_is_within_its_entry() {
+        let buffer = Buffer::new(4096).unwrap();
+        // SAFETY: Used only within this function, during which the buffer lives.
+        let entry = unsafe { buffer.shared() }.entries(0, 4, 64).at(0);
+        entry.write_all(16, [[0_u64; 2]; 4].into_iter());
+    }
+
+    #[test]
     #[should_panic(expected = "self.contains(offset, size_of::<T>())")]
     fn offsets_do_not_overflow() {
         let buffer = Buffer::new(4096).unwrap();

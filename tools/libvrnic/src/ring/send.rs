@@ -208,7 +208,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes an entry for a request with `count` elements, which [`SendQueue::elements`] adds.
+    /// Takes an entry for a request. The caller adds its data: `count` elements, or inline data.
     // In its caller, most of the branches are known.
     #[inline(always)]
     fn begin(&mut self, request: &Request<'_>, count: u16) -> Result<Entry, Refused> {

@@ -74,22 +74,29 @@ fn lid_source(cqe: &Cqe) -> LidSource {
 /// Returns a completion in the form of `ibv_poll_cq`.
 #[inline]
 fn completion(cqe: &Cqe) -> ibv_wc {
-    let source = lid_source(cqe);
-    ibv_wc {
+    let mut wc = ibv_wc {
         wr_id: cqe.wr_id.get(),
         status: status(cqe),
         opcode: c_int::from(cqe.opcode),
         vendor_err: cqe.vendor_error.get(),
         byte_len: cqe.byte_length.get(),
-        imm_data: immediate(cqe),
+        imm_data: cqe.immediate.get().to_be(),
         qp_num: cqe.qpn.get(),
         src_qp: cqe.source_qpn.get(),
-        wc_flags: wc_flags(cqe),
+        wc_flags: 0,
         pkey_index: cqe.pkey_index.get(),
-        slid: source.slid.get(),
+        slid: 0,
         sl: cqe.service_level,
-        dlid_path_bits: source.path_bits,
+        dlid_path_bits: 0,
+    };
+    // Most completions have none.
+    if cqe.flags != 0 || cqe.packet_flags != 0 {
+        wc.imm_data = immediate(cqe);
+        wc.wc_flags = wc_flags(cqe);
+        let source = lid_source(cqe);
+        (wc.slid, wc.dlid_path_bits) = (source.slid.get(), source.path_bits);
     }
+    wc
 }
 
 /// Polls up to `count` completions and returns their number.
@@ -97,45 +104,46 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     // SAFETY: The verbs contract.
     let cq = unsafe { Cq::of(cq) };
     let mut queue = cq.queue.lock();
-    let mut polled = 0;
+    let (mut slot, mut left) = (wc, count);
 
-    while polled < count
+    while left > 0
         && let Some(cqe) = queue.pop()
     {
         // SAFETY: The verbs contract: the array has `count` elements.
-        unsafe { wc.add(polled as usize).write(completion(&cqe)) };
-        polled += 1;
+        unsafe {
+            slot.write(completion(&cqe));
+            slot = slot.add(1);
+        }
+        left -= 1;
     }
-    if polled < count && cq.device_failed() {
-        // SAFETY: As above.
-        polled = unsafe { flush(&mut queue, polled, count, wc) };
+    if left > 0 && cq.device_failed() {
+        // SAFETY: The verbs contract: that many elements are left.
+        left = unsafe { flush(&mut queue, slot, left) };
     }
     queue.publish();
     drop(queue);
-    cq.patience.polled(polled != 0);
-    polled
+    cq.patience.polled(left != count);
+    count - left
 }
 
-/// Continues [`poll_cq`] after `polled` completions, on a device that has failed.
+/// Polls up to `left` completions of a device that has failed. Returns how many are left then.
 ///
 /// # Safety
 ///
-/// `wc` has `count` elements.
+/// `slot` has `left` elements.
 #[cold]
-unsafe fn flush(
-    queue: &mut CompletionQueue,
-    mut polled: c_int,
-    count: c_int,
-    wc: *mut ibv_wc,
-) -> c_int {
-    while polled < count
+unsafe fn flush(queue: &mut CompletionQueue, mut slot: *mut ibv_wc, mut left: c_int) -> c_int {
+    while left > 0
         && let Some(cqe) = queue.flush()
     {
         // SAFETY: By contract.
-        unsafe { wc.add(polled as usize).write(completion(&cqe)) };
-        polled += 1;
+        unsafe {
+            slot.write(completion(&cqe));
+            slot = slot.add(1);
+        }
+        left -= 1;
     }
-    polled
+    left
 }
 
 /// Sets the operations for the requested fields.

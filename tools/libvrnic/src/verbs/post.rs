@@ -71,6 +71,20 @@ pub(super) fn count(num_sge: c_int) -> Result<usize, Refused> {
     usize::try_from(num_sge).map_err(|_| Refused::Invalid)
 }
 
+/// Returns elements in the device's format.
+///
+/// # Safety
+///
+/// As for [`list`].
+#[inline]
+pub(super) unsafe fn elements(
+    sg_list: *const ibv_sge,
+    count: usize,
+) -> impl ExactSizeIterator<Item = Sge> {
+    // SAFETY: By contract.
+    (0..count).map(move |i| element(unsafe { &*sg_list.add(i) }))
+}
+
 /// Queues one request.
 ///
 /// # Safety
@@ -203,17 +217,17 @@ unsafe fn push_to(
     };
     let count = count(wr.num_sge)?;
     // SAFETY: By contract.
-    let elements = unsafe { list(wr.sg_list, count) };
-    if wr.send_flags & IBV_SEND_INLINE == 0 {
-        return queue.push(&request, elements.iter().map(element));
+    unsafe {
+        if wr.send_flags & IBV_SEND_INLINE == 0 {
+            return queue.push(&request, elements(wr.sg_list, count));
+        }
+        // With the inline flag, an element refers to memory of the caller.
+        let pieces = list(wr.sg_list, count).iter();
+        queue.push_inline(
+            &request,
+            pieces.map(|sge| list(sge.addr as usize as *const u8, sge.length as usize)),
+        )
     }
-    queue.push_inline(
-        &request,
-        elements.iter().map(|sge| {
-            // SAFETY: By contract: with the inline flag, an element refers to memory of the caller.
-            unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
-        }),
-    )
 }
 
 /// Posts a list of send requests.
@@ -264,8 +278,7 @@ pub(super) unsafe fn push_receives(
     while let Some(request) = unsafe { wr.as_ref() } {
         let pushed = count(request.num_sge).and_then(|count| {
             // SAFETY: Guaranteed by the caller.
-            let elements = unsafe { list(request.sg_list, count) };
-            queue.push(request.wr_id, elements.iter().map(element))
+            queue.push(request.wr_id, unsafe { elements(request.sg_list, count) })
         });
         if let Err(refused) = pushed {
             error = errno_of(refused);

@@ -5,7 +5,7 @@
 use super::allocator::{Allocator, Resource};
 use super::cq::Cq;
 use super::pd::Pd;
-use super::post::{count, element, list};
+use super::post::{count, elements};
 use super::{allocate, errno_of, fail, release};
 use crate::ffi::command::*;
 use crate::ffi::driver::verbs_srq;
@@ -328,10 +328,8 @@ pub unsafe extern "C" fn post_srq_recv(
     while let Some(request) = unsafe { wr.as_ref() } {
         let pushed = count(request.num_sge).and_then(|count| {
             // SAFETY: The verbs contract.
-            let elements = unsafe { list(request.sg_list, count) };
-            place
-                .queue
-                .push(request.wr_id, elements.iter().map(element))
+            let elements = unsafe { elements(request.sg_list, count) };
+            place.queue.push(request.wr_id, elements)
         });
         if let Err(refused) = pushed {
             error = errno_of(refused);

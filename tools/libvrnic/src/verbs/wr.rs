@@ -9,13 +9,12 @@
 use super::ah::Ah;
 use super::errno_of;
 use super::mw::bind_target;
-use super::post::{element, flags, list};
+use super::post::{element, elements, flags, list};
 use super::qp::Qp;
 use crate::ffi::verbs::*;
 use crate::ring::send::{Request, SendQueue, Target};
 use core::ffi::{c_int, c_void};
 use core::mem;
-use core::slice;
 use vrnic_wire::work::{AddressVector, SendOpcode};
 
 /// Sets the operations of a queue pair whose type has `opcodes`.
@@ -293,12 +292,12 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let sge = ibv_sge { addr, length, lkey };
     // SAFETY: The verbs contract.
-    unsafe { queue(qp) }.set_elements(slice::from_ref(&sge).iter().map(element));
+    unsafe { queue(qp) }.set_elements(core::iter::once(element(&sge)));
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) {
     // SAFETY: The verbs contract.
-    unsafe { queue(qp).set_elements(list(sg_list, num_sge).iter().map(element)) };
+    unsafe { queue(qp).set_elements(elements(sg_list, num_sge)) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
