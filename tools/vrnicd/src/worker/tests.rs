@@ -566,14 +566,14 @@ fn a_flooded_device_reads_its_budget_and_its_neighbours_get_their_turns() {
         (guest, qp)
     });
     let mut sender = stage.guest(4);
-    let mut pairs: Vec<_> = (0..2).map(|_| connect(&mut sender, &mut flooded)).collect();
+    let mut pairs: Vec<_> = (0..4).map(|_| connect(&mut sender, &mut flooded)).collect();
     // A new period begins, so that nobody goes to another worker meanwhile.
     for _ in 0..2 * LEAST_TURNS {
         stage.team.borrow_mut().step_all(PERIOD);
     }
     for (qp, _) in &mut pairs {
-        // Few enough that the first turn finds the oldest letter.
-        for wr_id in 0..100 {
+        // Few enough that the first turn finds the oldest letter, and that each queue pair sends all it has.
+        for wr_id in 0..50 {
             sender.write(qp, wr_id, &flooded.mr, 64);
         }
     }
@@ -642,7 +642,7 @@ fn a_receiver_that_does_not_read_stops_only_what_is_for_it() {
 fn a_worker_stays_awake_for_what_waits() {
     let stage = Stage::new(&[0, 1]);
     let (mut one, mut slow) = (stage.guest(0), stage.guest(1));
-    let mut pairs: Vec<_> = (0..2).map(|_| connect(&mut one, &mut slow)).collect();
+    let mut pairs: Vec<_> = (0..4).map(|_| connect(&mut one, &mut slow)).collect();
     for (qp, _) in &mut pairs {
         for wr_id in 0..200 {
             one.write(qp, wr_id, &slow.mr, 64);
@@ -661,7 +661,7 @@ fn a_worker_stays_awake_for_what_waits() {
     assert!(stage.team.borrow_mut().workers[0].has_work());
     stage.settle();
     assert!(!stage.team.borrow_mut().workers[0].has_work());
-    assert_eq!(one.sent().len(), 400);
+    assert_eq!(one.sent().len(), 800);
 }
 
 #[test]
