@@ -99,8 +99,10 @@ impl Outgoing {
         !self.paused.is_empty()
     }
 
-    /// Ends the pauses of receivers that have read most of their letters: calls `resume` with their GIDs.
+    /// Ends the pauses of receivers that have read most of their letters: calls `resume` with their GIDs. If a GID went
+    /// from one receiver to another one, both may have it. Its pause ends with that of the last of them.
     pub fn resume(&mut self, mut resume: impl FnMut(&Gid)) {
+        let mut ended = Vec::new();
         let receivers = &mut self.receivers;
         self.paused.retain(|index| {
             let receiver = receivers.get_mut(index);
@@ -108,9 +110,19 @@ impl Outgoing {
             let Some(receiver) = ready else {
                 return true;
             };
-            receiver.paused.drain(..).for_each(|gid| resume(&gid));
+            ended.append(&mut receiver.paused);
             false
         });
+        ended
+            .iter()
+            .filter(|gid| !self.has_paused(gid))
+            .for_each(|gid| resume(gid));
+    }
+
+    /// Returns whether a receiver is paused with that GID.
+    fn has_paused(&self, gid: &Gid) -> bool {
+        let mut receivers = self.receivers.values();
+        receivers.any(|receiver| receiver.paused.contains(gid))
     }
 
     /// Returns whether no letters are under way. Then nothing here refers to the sender's table.
@@ -171,6 +183,28 @@ mod tests {
         assert!(!outgoing.is_paused() && Arc::strong_count(&table) > 1);
         assert!(outgoing.is_empty());
         assert_eq!(Arc::strong_count(&table), 1);
+    }
+
+    #[test]
+    fn a_pause_for_several_receivers_ends_with_the_last_of_them() {
+        let (mut outgoing, table) = (Outgoing::default(), Arc::new(RegionTable::new(0)));
+        let mut letters = Vec::new();
+        // A GID that went from one receiver to another one.
+        for index in [1, 2] {
+            let receiver = outgoing.receiver(index, &table);
+            letters.push((0..MANY).map(|_| receiver.stamp()).collect::<Vec<_>>());
+            assert!(receiver.pause([7; 16]));
+            outgoing.note_paused(index);
+        }
+        for last in [false, true] {
+            letters.pop();
+            let mut resumed = 0;
+            outgoing.resume(|gid| {
+                assert_eq!(*gid, [7; 16]);
+                resumed += 1;
+            });
+            assert_eq!((resumed == 1, outgoing.is_paused()), (last, !last));
+        }
     }
 
     #[test]
