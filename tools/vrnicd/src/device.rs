@@ -96,12 +96,14 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// Counts a device if it [is busy](Device::is_busy).
-    pub fn count(&mut self, device: &Device, now: Instant) {
+    /// Counts a device if it [is busy](Device::is_busy). `more` says that there may be more for it to receive than its
+    /// turn was long.
+    pub fn count(&mut self, device: &Device, now: Instant, more: bool) {
         if device.is_busy(now) {
+            let more = more || device.cut_short;
             self.add(Self {
                 count: 1,
-                weights: device.cut_short.then_some((device.weight, device.weight)),
+                weights: more.then_some((device.weight, device.weight)),
             });
         }
     }
@@ -1528,7 +1530,7 @@ mod tests {
                 count: 1,
                 weights: Some((4, 4)),
             };
-            busy.count(light, at(0));
+            busy.count(light, at(0), false);
             assert_eq!(busy.count, 2);
             busy.crowd()
         };

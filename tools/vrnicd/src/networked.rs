@@ -102,7 +102,8 @@ impl Networked {
                 worked |= device
                     .contained(shared, |device, shared| device.work(shared, now, crowd))
                     .unwrap_or(true);
-                busy.count(device, now);
+                // What arrives for a device is not limited by its turn.
+                busy.count(device, now, false);
             }
             worked |= self.deliver(shared, index, now);
         }

@@ -578,8 +578,11 @@ impl<'a> Worker<'a> {
             worked |= !may_send || local.outgoing.is_paused();
         });
         self.deliver(index);
+        let mut more = false;
         if !self.is_waiting(index) {
-            worked |= self.read_letters(index);
+            let any;
+            (any, more) = self.read_letters(index);
+            worked |= any;
         }
         if may_send {
             let mut busy = Busy::default();
@@ -589,7 +592,7 @@ impl<'a> Worker<'a> {
                     .device
                     .contained(shared, |device, shared| device.work(shared, now, crowd))
                     .unwrap_or(true);
-                busy.count(&local.device, now);
+                busy.count(&local.device, now, more);
             });
             self.busy[index] = busy;
         }
@@ -730,10 +733,10 @@ impl<'a> Worker<'a> {
     }
 
     /// Gives a device that the worker holds its oldest letters, as many as it may read in a turn: the receiver copies
-    /// the payload. Returns true if there were any.
-    fn read_letters(&mut self, to: usize) -> bool {
+    /// the payload. Returns whether there were any, and whether they were as many as that.
+    fn read_letters(&mut self, to: usize) -> (bool, bool) {
         let Some(mut local) = self.held[to].take() else {
-            return false;
+            return (false, false);
         };
         let any = local.has_letters();
         let Budget {
@@ -750,7 +753,7 @@ impl<'a> Worker<'a> {
             self.send(to);
         }
         self.held[to] = Some(local);
-        any
+        (any, units == 0 || bytes == 0)
     }
 
     /// Tells drivers what happened, and passes recordings on.

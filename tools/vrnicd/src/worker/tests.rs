@@ -91,9 +91,15 @@ impl Stage {
 
     /// Like [`new`](Self::new); the workers may be restless.
     fn with(homes: &[usize], restless: bool) -> Self {
-        let sections: Vec<_> = (0..homes.len())
-            .map(|index| {
-                format!("[[device]]\nname = \"{index}\"\nsocket = \"/nowhere/{index}\"\nmac = \"02:00:00:00:00:0{index}\"\n")
+        Self::weighted(homes, &vec![1; homes.len()], restless)
+    }
+
+    /// Like [`with`](Self::with); each device has a weight.
+    fn weighted(homes: &[usize], weights: &[u32], restless: bool) -> Self {
+        let devices = weights.iter().enumerate();
+        let sections: Vec<_> = devices
+            .map(|(index, weight)| {
+                format!("[[device]]\nname = \"{index}\"\nsocket = \"/nowhere/{index}\"\nmac = \"02:00:00:00:00:0{index}\"\nweight = {weight}\n")
             })
             .collect();
         let config = Config::parse(&sections.concat()).unwrap();
@@ -605,6 +611,37 @@ fn a_flooded_device_reads_its_budget_and_its_neighbours_get_their_turns() {
     }
     assert!(done.iter().all(|&done| done >= ROUNDS), "{done:?}");
     assert!((0..5).all(|device| stage.home(device) == device / 4));
+}
+
+#[test]
+fn weights_apply_to_devices_that_only_receive() {
+    let stage = Stage::weighted(&[0, 0, 1, 1], &[1, 4, 1, 1], false);
+    let mut guests = [0, 1, 2, 3].map(|device| stage.guest(device));
+    let (receivers, senders) = guests.split_at_mut(2);
+    let mut pairs: Vec<_> = (0..8)
+        .map(|pair| connect(&mut senders[pair % 2], &mut receivers[pair % 2]))
+        .collect();
+    // A new period begins, so that nobody goes to another worker meanwhile.
+    for _ in 0..2 * LEAST_TURNS {
+        stage.team.borrow_mut().step_all(PERIOD);
+    }
+    for (pair, (qp, _)) in pairs.iter_mut().enumerate() {
+        for wr_id in 0..50 {
+            senders[pair % 2].write(qp, wr_id, &receivers[pair % 2].mr, 64);
+        }
+    }
+    for _ in 0..6 {
+        stage.step(1);
+    }
+    let unread = || [2, 3].map(|device| stage.unread_of(device));
+    assert_eq!(unread(), [200, 200]);
+    stage.step(0);
+    let [light, heavy] = unread();
+    stage.step(0);
+    let [less, more] = [light - unread()[0], heavy - unread()[1]];
+    assert!(heavy > more, "it has more to read");
+    assert_eq!(4 * less, more);
+    assert!((0..4).all(|device| stage.home(device) == device / 2));
 }
 
 #[test]
