@@ -644,6 +644,7 @@ impl Device {
     /// Does a bounded amount of work, less in a crowd. Returns true if anything was done or remains.
     pub fn work(&mut self, shared: &mut Shared, now: Instant, crowd: Crowd) -> bool {
         self.now = now;
+        self.cut_short = false;
         let worked = self.take_turn(shared, now, crowd);
         if worked {
             self.busy_at = now;
@@ -1537,6 +1538,10 @@ mod tests {
         assert_eq!(with_heavy(&light), Crowd::Few);
         light.cut_short = true;
         assert_eq!(with_heavy(&light), Crowd::Unequal(4));
+        // One that has failed has no work.
+        light.fail(Cause::Provoked);
+        light.work(&mut shared(&["x"]), at(0), Crowd::Few);
+        assert_eq!(with_heavy(&light), Crowd::Few);
         assert_eq!(busy(&[&one, &other, &heavy]), Crowd::Many);
         assert_eq!(one.budget(Crowd::Many), one.share);
     }
