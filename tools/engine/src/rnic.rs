@@ -502,6 +502,7 @@ impl Engine {
             qp.reminder = None;
         }
         let later = resources.now + pause::RETRY;
+        qp.excuse_peer(later);
         resources.timers.remind(qpn, later, &mut qp.reminder);
         true
     }

@@ -95,8 +95,14 @@ fn a_peer_is_not_late_while_nothing_is_sent_to_it() {
         0
     );
     assert_eq!(world.state(0, c.qps[0].qpn), QpState::ReadyToSend);
+    // Nor when that has just ended.
     world.filter = None;
     resume(&mut world, 0, 1);
+    world.run(Duration::from_millis(2));
+    assert_eq!(
+        world.nodes[0].rnic.counters()[Counter::Timeouts as usize],
+        0
+    );
     world.settle();
     assert_eq!(done(&mut c), [1]);
 }

@@ -61,6 +61,13 @@ impl Qp {
         self.requester.restart_probe(now);
     }
 
+    /// Gives the peer its whole time to answer from `now` on, because nothing is sent to it until then.
+    pub(crate) fn excuse_peer(&mut self, now: Instant) {
+        if matches!(self.requester.timer, Timer::Ack(_)) {
+            self.restart_ack_timer(now);
+        }
+    }
+
     /// Sends the oldest unacknowledged packet again, because the peer reports a gap.
     ///
     /// Does nothing if the packet has just been sent again, or if the peer had no receive for it. In the latter case,
