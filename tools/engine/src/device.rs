@@ -455,7 +455,8 @@ impl Rnic {
         );
     }
 
-    /// Sends nothing to `receiver` from now on, except acknowledgements, until [`resume`](Self::resume) is called.
+    /// Lets everything wait that is for `receiver`, answers of connections as well, until [`resume`](Self::resume) is
+    /// called. Only congestion notifications are still sent, and the last acknowledgement of a queue pair that fails.
     /// What goes to others is sent as before.
     pub fn pause(&mut self, receiver: Gid) {
         self.flight.note(Kind::Pause, 1, 0);

@@ -507,8 +507,9 @@ impl Engine {
         true
     }
 
-    /// Sends nothing to `receiver` from now on, except acknowledgements, until the next call of
-    /// [`resume`](Self::resume).
+    /// Lets everything wait that is for `receiver`, answers of connections as well, until the next call of
+    /// [`resume`](Self::resume). Only congestion notifications are still sent, and the last acknowledgement of a queue
+    /// pair that fails.
     pub(crate) fn pause(&mut self, receiver: Gid) {
         self.resources.paused.pause(receiver);
     }

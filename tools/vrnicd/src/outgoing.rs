@@ -4,8 +4,9 @@
 //! All letters from one device to another one carry the same [`Stamp`], so the number of references to it tells how
 //! many of them are under way. If there are many, the sender [pauses](vrnic_engine::Rnic::pause) that receiver: queue
 //! pairs with something for it wait, and all others go on. So a receiver that is slow, or whose worker gets no CPU,
-//! holds up only what is for it. Acknowledgements are not held back; as many are under way at most as the receiver has
-//! sent requests.
+//! holds up only what is for it. Answers of connections wait as well. Two kinds of packets do not: congestion
+//! notifications, and the last acknowledgement of a queue pair that fails. There are few of them, because each follows
+//! a packet from the receiver.
 //!
 //! A multicast datagram waits for nobody, because its other receivers are not slow. The copy for a receiver with many
 //! letters is lost, as at a full port of a switch.
@@ -101,7 +102,7 @@ impl Outgoing {
 
     /// Ends the pauses of receivers that have read most of their letters: calls `resume` with their GIDs. If a GID went
     /// from one receiver to another one, both may have it. Its pause ends with that of the last of them.
-    pub fn resume(&mut self, mut resume: impl FnMut(&Gid)) {
+    pub fn resume(&mut self, resume: impl FnMut(&Gid)) {
         let mut ended = Vec::new();
         let receivers = &mut self.receivers;
         self.paused.retain(|index| {
@@ -116,7 +117,7 @@ impl Outgoing {
         ended
             .iter()
             .filter(|gid| !self.has_paused(gid))
-            .for_each(|gid| resume(gid));
+            .for_each(resume);
     }
 
     /// Returns whether a receiver is paused with that GID.

@@ -42,7 +42,7 @@ impl Qp {
         while !turn.is_over() && turn.may_send() && turn.may_begin() && self.pacer.may_send(io.now)
         {
             let mut elements = self.requester.take_spare();
-            // A datagram that waited for pages, or that follows others of the same request, comes first.
+            // A datagram that waited for pages or its receiver, or that follows others of its request, comes first.
             let (index, read) =
                 if let Some((index, request)) = self.requester.resume_held(&mut elements) {
                     (index, Ok(request))

@@ -263,8 +263,8 @@ impl Requester {
         Some((request.request.wr_id, request.opcode()))
     }
 
-    /// Keeps a datagram that was taken from the ring entry `index` and waits for pages, or of which only some segments
-    /// were sent.
+    /// Keeps a datagram that was taken from the ring entry `index` and waits for pages or for its receiver, or of which
+    /// only some segments were sent.
     pub(super) fn hold(&mut self, index: u32, request: SendRequest, elements: &[Sge]) {
         let before = self.elements.len() as u64;
         self.elements.extend(elements);
