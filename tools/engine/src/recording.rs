@@ -75,13 +75,18 @@
 //! | 33 | set the rate limit | of bytes, then of requests: flag; if it is 1, how many a second |
 //! | 34 | poll | units, bytes |
 //! | 35 | mark: nothing. Behind it stands no repetition of what was before, and a path | |
+//! | 36 | set the port of an HCA | port: value; reregister: flag |
+//! | 37 | next port request | |
+//! | 38 | answer a port request | answer: value |
+//! | 39 | next report of a wrong key | |
 //! | 40 | pause a receiver | its GID: 16 |
 //! | 41 | resume a receiver | its GID: 16 |
 //!
-//! `format` describes the rest: how segments and faults are written. `digest` describes the digest: up to version 2, it
-//! takes numbers byte by byte, later versions take two at a time. A state is in the format of the crate `postcard`; see
-//! the module `state`. A recording contains the seed of the device's keys, or the generator that was made from it, and
-//! the contents of the guest's rings: it is as confidential as the guest.
+//! A value has the form of a state, as bytes. `format` describes the rest: how segments and faults are written.
+//! `digest` describes the digest: up to version 2, it takes numbers byte by byte, later versions take two at a time. A
+//! state is in the format of the crate `postcard`; see the module `state`. A recording contains the seed of the
+//! device's keys, or the generator that was made from it, and the contents of the guest's rings: it is as confidential
+//! as the guest.
 
 mod digest;
 mod flight;

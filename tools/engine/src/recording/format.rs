@@ -28,7 +28,8 @@ use vrnic_wire::port::Mtu;
 pub const MAGIC: [u8; 8] = *b"VRNICREC";
 
 /// Version of the format. Older versions can be read too: the first had no states, the first two had each path in full
-/// and bytewise digests, and the first three had no frames.
+/// and bytewise digests, and the first three had no frames. A new kind of call needs no new version, because a reader
+/// that does not know it says so.
 pub const VERSION: u8 = 4;
 
 /// Last version with each path in full and bytewise digests.
