@@ -10,6 +10,7 @@ use std::num::NonZeroU64;
 
 use vrnic_engine::memory::{HostRange, Nowhere, RegionId};
 use vrnic_engine::recording::{Access, Call, Input, Output, Step, Touch};
+use vrnic_engine::segment::Gid;
 use vrnic_engine::time::Instant;
 use vrnic_engine::trace::Object as Seen;
 use vrnic_engine::{Engine, Explanation, Queue, RateLimit, Segment};
@@ -77,6 +78,13 @@ pub enum Event {
     Link(bool),
     /// The rate limit of the device was changed.
     Limited(RateLimit),
+    /// What is for a receiver waits from now on, or no longer.
+    Paused {
+        /// GID of the receiver.
+        receiver: Gid,
+        /// Whether the pause begins.
+        begins: bool,
+    },
     /// Something went wrong.
     Explained(Box<Explanation>),
     /// The engine panicked.
@@ -130,6 +138,14 @@ impl Narrator {
             Input::Arm(text) => events.push(Event::Armed(text.clone())),
             Input::SetLink(up) => events.push(Event::Link(*up)),
             Input::SetRateLimit(limit) => events.push(Event::Limited(*limit)),
+            Input::Pause(receiver) => events.push(Event::Paused {
+                receiver: *receiver,
+                begins: true,
+            }),
+            Input::Resume(receiver) => events.push(Event::Paused {
+                receiver: *receiver,
+                begins: false,
+            }),
             _ => {}
         }
         for (touch, access) in &step.touches {
@@ -451,6 +467,10 @@ impl fmt::Display for Told {
                     f,
                     " rate limit: {bytes} bytes, {requests} requests a second"
                 )
+            }
+            Event::Paused { receiver, begins } => {
+                let what = if *begins { "paused" } else { "resumed" };
+                write!(f, " {what}: what is for {}", Ipv6Addr::from(*receiver))
             }
             Event::Explained(why) => {
                 write!(f, " {}", vrnicd::control::answer::explanation(0, why))
