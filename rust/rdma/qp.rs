@@ -328,7 +328,8 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     ///
     /// A request is posted by [`post`](crate::wr::SendRequest::post). Requests that were not posted
     /// are rejected: the user gets the error that this returns, or `EIO` for `Ok`. Processes can
-    /// call this as well (verb POST_SEND), even without any request. For them it may sleep.
+    /// call this as well (verb POST_SEND), even without any request. For them it may sleep, and
+    /// their requests have no [inline data](crate::wr::SendRequest::inline_data).
     fn post_send(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -724,8 +725,8 @@ pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
 ) -> c_int {
     // SAFETY: The core set the device of the queue pair.
     let verb = unsafe { Verb::<T>::new((*qp).device) };
-    // SAFETY: The core set the type, which does not change.
-    let ty = unsafe { (*qp).qp_type };
+    // SAFETY: The core set the type and the owner, which do not change.
+    let (ty, of_process) = unsafe { ((*qp).qp_type, !(*qp).uobject.is_null()) };
     // SAFETY: The queue pair is constructed, and is not destroyed during the call.
     let qp = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 
@@ -736,9 +737,11 @@ pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
             unsafe { *bad = wr };
             EOPNOTSUPP
         })?;
+        let queue = qp.place.send_queue();
         // SAFETY: The list is for a queue pair of this type, and unchanged during the call until it
-        // is posted.
-        let mut requests = unsafe { SendRequests::new(wr, ty, qp.place.send_queue()) };
+        // is posted. So is the kernel memory that a user in the kernel sends inline. The core does
+        // not check the flags and elements of a process.
+        let mut requests = unsafe { SendRequests::new(wr, ty, queue, !of_process) };
         let result = T::QueuePair::post_send(qp, call, &mut requests);
         // SAFETY: `bad` is valid for writes.
         unsafe { requests.answer(result, bad) }

@@ -67,6 +67,7 @@ mod cases {
                         (&raw const wr).cast(),
                         ty,
                         WorkQueue::unordered(Poster::new()),
+                        true,
                     )
                 };
                 let request = list.take().ok_or(ENOENT)??;

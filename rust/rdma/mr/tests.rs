@@ -212,8 +212,9 @@ mod cases {
                 let ty = qp::Type::ReliableConnection;
                 // SAFETY: The request satisfies its operation's requirements, and does not change
                 // while it is used.
-                let mut list =
-                    unsafe { SendRequests::<TestDriver>::new(ptr::from_ref(wr).cast(), ty, queue) };
+                let mut list = unsafe {
+                    SendRequests::<TestDriver>::new(ptr::from_ref(wr).cast(), ty, queue, true)
+                };
                 match list.take().ok_or(ENOENT)??.operation() {
                     Operation::Register {
                         mr,

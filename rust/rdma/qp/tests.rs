@@ -177,6 +177,37 @@ mod cases {
     }
 
     #[test]
+    fn only_the_kernel_sends_memory_of_the_kernel() -> Result {
+        with_device(|device, log| {
+            let mut qp = Pair::new(device)?;
+            let raw = qp.as_raw();
+            let wr = bindings::ib_send_wr {
+                opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+                send_flags: bindings::ib_send_flags_IB_SEND_INLINE,
+                ..Default::default()
+            };
+            let mut bad = ptr::null();
+            let post =
+                |qp: *mut bindings::ib_qp, bad: &mut *const bindings::ib_send_wr| -> Result {
+                    to_result(verb!(device, post_send(qp, &raw const wr, bad)))
+                };
+            log.asked();
+            post(raw, &mut bad)?;
+            assert_eq!(log.asked(), Some(Asked::Send(1, 0)));
+            // A queue pair of a process has the core's object of that process, which is not
+            // accessed here.
+            // SAFETY: The queue pair is ours.
+            unsafe { (*raw).uobject = core::ptr::dangling_mut() };
+            assert_eq!(post(raw, &mut bad), Err(EINVAL));
+            assert_eq!(bad, &raw const wr);
+            assert_eq!(log.asked(), None);
+            // SAFETY: As above.
+            unsafe { (*raw).uobject = null_mut() };
+            qp.end(device)
+        })
+    }
+
+    #[test]
     fn an_alternate_path_is_taken_over_and_told() -> Result {
         let path = ah::Roce {
             service_level: 3,

@@ -55,7 +55,8 @@ impl_flags!(
         /// Request a solicited event at the peer.
         Solicited = bit_u32(2),
         /// Copy the payload when the request is posted; the addresses are kernel virtual addresses.
-        /// Only requests that [may have inline data](Operation::may_be_inline) have it.
+        /// Only requests of the kernel have it, if they
+        /// [may have inline data](Operation::may_be_inline).
         Inline = bit_u32(3),
         /// Insert IP checksums.
         IpChecksum = bit_u32(4),
@@ -315,18 +316,24 @@ pub struct SendRequest<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> SendRequest<'a, T> {
-    /// Converts a C request. `EINVAL` for inline data of an operation that cannot have it.
+    /// Converts a C request. `EINVAL` for inline data, unless `inline` and the operation can have
+    /// it.
     ///
     /// # Safety
     ///
-    /// As for [`Operation::from_raw`]. If the request has the flag `IB_SEND_INLINE` and sends its
-    /// payload, its elements must be those of kernel memory that does not change during `'a`.
-    unsafe fn from_raw(taken: Taken<'a, bindings::ib_send_wr>, ty: Type) -> Result<Self> {
+    /// As for [`Operation::from_raw`]. If `inline`, and the request has the flag `IB_SEND_INLINE`
+    /// and sends its payload, its elements must be those of kernel memory that does not change
+    /// during `'a`.
+    unsafe fn from_raw(
+        taken: Taken<'a, bindings::ib_send_wr>,
+        ty: Type,
+        inline: bool,
+    ) -> Result<Self> {
         // SAFETY: Guaranteed by the caller.
         let operation = unsafe { Operation::from_raw(taken.request, ty) }?;
         let flags = SendFlags::from_raw(taken.request.send_flags)?;
         // The addresses of other elements are not those of the kernel.
-        if flags.contains(SendFlag::Inline) && !operation.may_be_inline() {
+        if flags.contains(SendFlag::Inline) && !(inline && operation.may_be_inline()) {
             return Err(EINVAL);
         }
         Ok(Self {
@@ -354,8 +361,8 @@ impl<'a, T: Operations> SendRequest<'a, T> {
     /// is [posted](Self::post).
     pub fn inline_data(&self) -> Option<impl Iterator<Item = &[u8]>> {
         let elements = self.elements();
-        // SAFETY: A request with this flag sends its payload. So the elements are those of kernel
-        // memory, which does not change as long as this value exists.
+        // SAFETY: Only a request of the kernel that sends its payload has this flag. So the
+        // elements are those of kernel memory, which does not change as long as this value exists.
         let pieces = elements.iter().map(|element| unsafe { element.memory() });
         self.flags.contains(SendFlag::Inline).then_some(pieces)
     }
@@ -383,28 +390,33 @@ impl<'a, T: Operations> SendRequest<'a, T> {
 pub struct SendRequests<'a, T: Operations> {
     list: List<'a, bindings::ib_send_wr>,
     ty: Type,
+    /// Whether requests may have inline data.
+    inline: bool,
     _driver: PhantomData<T>,
 }
 
 impl<'a, T: Operations> SendRequests<'a, T> {
-    /// Wraps a list.
+    /// Wraps a list. Its requests have inline data only if `inline`, which must be `false` for
+    /// those of a process.
     ///
     /// # Safety
     ///
     /// `list` must be null or a list of requests for `queue`, the send queue of a queue pair of
     /// type `ty` of a device of `T`. Each request must be embedded in the larger structure for its
-    /// operation, and must remain unchanged during `'a` until it is posted. The same is true of the
-    /// kernel memory that the elements of a request with the flag `IB_SEND_INLINE` refer to, if it
-    /// sends its payload.
+    /// operation, and must remain unchanged during `'a` until it is posted. If `inline`, the
+    /// elements of a request with the flag `IB_SEND_INLINE` that sends its payload must be those of
+    /// kernel memory, which must remain unchanged for as long.
     pub(crate) unsafe fn new(
         list: *const bindings::ib_send_wr,
         ty: Type,
         queue: WorkQueue<'a>,
+        inline: bool,
     ) -> Self {
         Self {
             // SAFETY: Guaranteed by the caller.
             list: unsafe { List::new(list, queue) },
             ty,
+            inline,
             _driver: PhantomData,
         }
     }
@@ -429,7 +441,7 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         let taken = self.list.take()?;
         // SAFETY: By the type invariant. The request remains unchanged until it is posted, which
         // consumes the value returned here.
-        Some(taken.and_then(|taken| unsafe { SendRequest::from_raw(taken, self.ty) }))
+        Some(taken.and_then(|taken| unsafe { SendRequest::from_raw(taken, self.ty, self.inline) }))
     }
 
     /// Calls `post` for each request until it returns an error.

@@ -44,7 +44,7 @@ mod cases {
         wr
     }
 
-    /// Calls `look` with a request that is not posted.
+    /// Calls `look` with a request of the kernel that is not posted.
     ///
     /// # Safety
     ///
@@ -54,7 +54,22 @@ mod cases {
         look: impl FnOnce(SendRequest<'_, TestDriver>) -> R,
     ) -> Result<R> {
         // SAFETY: Guaranteed by the caller.
-        let mut list = unsafe { SendRequests::new(wr, RC, WorkQueue::unordered(Poster::new())) };
+        unsafe { take_of(wr, true, look) }
+    }
+
+    /// Like [`take`], with inline data only if `inline`.
+    ///
+    /// # Safety
+    ///
+    /// `wr` must be a list as for [`SendRequests::new`].
+    unsafe fn take_of<R>(
+        wr: &bindings::ib_send_wr,
+        inline: bool,
+        look: impl FnOnce(SendRequest<'_, TestDriver>) -> R,
+    ) -> Result<R> {
+        let queue = WorkQueue::unordered(Poster::new());
+        // SAFETY: Guaranteed by the caller.
+        let mut list = unsafe { SendRequests::new(wr, RC, queue, inline) };
         list.take().ok_or(ENOENT)?.map(look)
     }
 
@@ -349,6 +364,24 @@ mod cases {
     }
 
     #[test]
+    fn a_process_sends_no_memory_of_the_kernel() {
+        let mut element = bindings::ib_sge {
+            addr: u64::MAX,
+            length: u32::MAX,
+            ..Default::default()
+        };
+        let mut wr = request(bindings::ib_wr_opcode_IB_WR_SEND);
+        (wr.sg_list, wr.num_sge) = (&raw mut element, 1);
+        let look = |wr: &bindings::ib_send_wr| {
+            // SAFETY: The list has one request, whose elements are not accessed.
+            unsafe { take_of(wr, false, |taken| taken.inline_data().is_some()) }
+        };
+        assert_eq!(look(&wr), Ok(false));
+        wr.send_flags = bindings::ib_send_flags_IB_SEND_INLINE;
+        assert_eq!(look(&wr), Err(EINVAL));
+    }
+
+    #[test]
     fn a_chain_is_taken_in_order() -> Result {
         let mut third = request(bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV);
         // SAFETY: All members of the union are plain words.
@@ -371,7 +404,7 @@ mod cases {
             let queue = WorkQueue::ordered(Poster::new(), &order);
             // SAFETY: Null, or a list of requests that satisfy the requirements of their
             // operations. No request changes before it is posted.
-            unsafe { SendRequests::<TestDriver>::new(list, RC, queue) }
+            unsafe { SendRequests::<TestDriver>::new(list, RC, queue, true) }
         };
         let mut list = new(head);
         let refused = |list: &SendRequests<'_, TestDriver>, result| {
