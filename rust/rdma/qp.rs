@@ -161,10 +161,11 @@ pub struct QpCap {
 
 impl QpCap {
     /// Returns whether these sizes satisfy `asked`. Receives count only if the queue pair
-    /// `receives` through a queue of its own.
+    /// `receives` through a queue of its own, and inline data only if it has a send queue.
     fn holds(&self, asked: &Self, receives: bool) -> bool {
         self.max_send_wr >= asked.max_send_wr
             && self.max_send_sge >= asked.max_send_sge
+            && (asked.max_send_wr == 0 || self.max_inline_data >= asked.max_inline_data)
             && (!receives
                 || self.max_recv_wr >= asked.max_recv_wr && self.max_recv_sge >= asked.max_recv_sge)
     }

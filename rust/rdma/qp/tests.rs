@@ -68,8 +68,9 @@ mod cases {
             // The core has room for a number of 24 bits.
             let objects = log.objects();
             let next = log.next.swap(1 << 24, SeqCst);
-            let mut create = |init: *mut _| -> Result {
-                to_result(verb!(device, create_qp(qp.as_raw(), init, null_mut())))
+            let raw = qp.as_raw();
+            let create = |init: *mut _| -> Result {
+                to_result(verb!(device, create_qp(raw, init, null_mut())))
             };
             assert_eq!(create(&raw mut *init), Err(EIO));
             assert_eq!(log.objects(), objects);
@@ -81,6 +82,15 @@ mod cases {
             assert_eq!(create(&raw mut *init), Err(EIO));
             assert_eq!(log.objects(), objects);
             init.cap.max_send_sge = asked;
+            let (asked, sends) = (init.cap.max_inline_data, init.cap.max_send_wr);
+            init.cap.max_inline_data = CAPABILITIES.max_inline_data + 1;
+            assert_eq!(create(&raw mut *init), Err(EIO));
+            assert_eq!(log.objects(), objects);
+            // Without sends, there is no inline data.
+            init.cap.max_send_wr = 0;
+            create(&raw mut *init)?;
+            to_result(verb!(device, destroy_qp(raw, null_mut())))?;
+            (init.cap.max_inline_data, init.cap.max_send_wr) = (asked, sends);
 
             // Flags without a name are rejected before the driver is called.
             log.asked();
