@@ -400,20 +400,41 @@ fn find_doorbells<'bound>(
     if !dev.features().contains(feature::DOORBELL) {
         return Ok(None);
     }
-    let needed = u64::from(config.doorbell_pages.get()) * u64::from(DOORBELL_PAGE_SIZE);
-    match dev.region(PCI_CAP_DOORBELL_CFG)? {
-        Some(region) if needed > 0 && region.len() >= needed => Ok(Some(region)),
-        _ => {
-            dev_err!(dev, "device offers doorbells that it does not have\n");
-            Err(ENODEV)
-        }
+    let region = dev.region(PCI_CAP_DOORBELL_CFG)?.filter(|region| {
+        let start = region.bar().start() + region.offset();
+        holds_doorbells(start, region.len(), config.doorbell_pages.get())
+    });
+    if region.is_none() {
+        dev_err!(dev, "device offers doorbells that it does not have\n");
+        return Err(ENODEV);
     }
+    Ok(region)
+}
+
+/// Returns whether a region of `length` bytes at address `start` has that many doorbell pages.
+/// Processes map them, so they must start where a page can.
+fn holds_doorbells(start: u64, length: u64, pages: u32) -> bool {
+    let page = u64::from(DOORBELL_PAGE_SIZE);
+    pages > 0 && start % page == 0 && length >= u64::from(pages) * page
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 #[kunit_tests(vrnic_driver)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn doorbells_are_whole_pages() {
+        assert!(holds_doorbells(0xf000_1000, 0x2000, 2));
+        assert!(holds_doorbells(0xf000_0000, 0x2fff, 2));
+        assert!(!holds_doorbells(0xf000_0000, 0x1fff, 2));
+        assert!(!holds_doorbells(0xf000_0000, 0x1000, 0));
+        assert!(!holds_doorbells(0xf000_0000, 0x1000, u32::MAX));
+        // A page that a process maps would begin before the region.
+        for start in [0xf000_0004, 0xf000_0800, 0xf000_0fff] {
+            assert!(!holds_doorbells(start, 0x4000, 2));
+        }
+    }
 
     #[test]
     fn limits_that_make_no_sense_are_refused() {
