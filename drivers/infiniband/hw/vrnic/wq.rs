@@ -82,7 +82,8 @@ fn may_become(from: State, to: State) -> bool {
 
 impl Wq {
     /// Returns whether the device has the queue in the error state. A queue of a stopped device is
-    /// as good as in error.
+    /// as good as in error, even if it was reset: no queue can become ready any more, so that makes
+    /// no difference.
     fn is_in_error(&self, call: &Call<'_>) -> Result<bool> {
         let control = &call.data().control;
         let reply = control.execute(&QueryQp {
