@@ -78,6 +78,7 @@ macro_rules! core_object {
             /// `ptr` must be the C structure at the start of a constructed `Self` that does not go
             /// away during `'a`.
             #[inline]
+            #[allow(dead_code)]
             pub(crate) unsafe fn from_raw<'a>(ptr: *mut $crate::bindings::$raw) -> &'a Self {
                 // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
                 unsafe { &*ptr.cast() }
