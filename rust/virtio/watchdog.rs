@@ -2,10 +2,7 @@
 
 //! Periodic checks that run as long as a device has a driver.
 
-use core::mem::{
-    offset_of,
-    ManuallyDrop, //
-};
+use core::mem::offset_of;
 
 use kernel::{
     device,
@@ -49,7 +46,8 @@ pub struct Watchdog<W: Watch> {
 
 /// Work that can be ended.
 trait End: Send + Sync {
-    /// Ends the work: on return it does not run, and will not run again. Sleeps.
+    /// Ends the work: on return it does not run, and will not run again. Sleeps; must not be called
+    /// by the work, for which it would wait.
     fn end(&self);
 }
 
@@ -105,9 +103,9 @@ impl PinnedDrop for Watchdogs {
 /// # Invariants
 ///
 /// - `work` was initialised with the function [`Self::callback`] when `self` was created.
-/// - It is part of an [`Arc`]. It is not freed while the work is queued or running, except by the
-///   running work itself, which holds a reference: its [`Owner`] or [`Watchdogs`] end the work
-///   before they drop their reference.
+/// - It is not freed while the work is queued or running: its [`Owner`] or [`Watchdogs`] end the
+///   work, from another task, before they drop their reference. In particular, it does not free the
+///   workqueue that it runs on, which would wait for it.
 #[pin_data]
 pub(crate) struct Work<W: Watch> {
     #[pin]
@@ -233,28 +231,13 @@ impl<W: Watch> Drop for Watchdog<W> {
 
 impl<W: Watch> End for Work<W> {
     fn end(&self) {
-        let work = self.work.get();
-        // SAFETY: The work is initialised, by the type invariant. It is not queued after this, even
-        // by its own function. If it does not run, or this waits for it, it is not used afterwards.
-        // If it is running here, it holds a reference to itself.
-        unsafe {
-            if self.is_checking_here() {
-                bindings::disable_delayed_work(work);
-            } else {
-                bindings::disable_delayed_work_sync(work);
-            }
-        }
+        // SAFETY: The work is initialised, by the type invariant. On return it does not run, and is
+        // not queued any more, even by its own function.
+        unsafe { bindings::disable_delayed_work_sync(self.work.get()) };
     }
 }
 
 impl<W: Watch> Work<W> {
-    /// Returns whether the caller is the check itself.
-    fn is_checking_here(&self) -> bool {
-        // SAFETY: The work is initialised, by the type invariant. Any task may query the work that
-        // it runs.
-        unsafe { bindings::current_work() == &raw mut (*self.work.get()).work }
-    }
-
     /// Returns the workqueue on which the work runs.
     fn queue(&self) -> *mut bindings::workqueue_struct {
         match &self.workqueue {
@@ -281,16 +264,14 @@ impl<W: Watch> Work<W> {
     ///
     /// # Safety
     ///
-    /// `work` must be in the `work` of a [`Work`] that is valid when this is called.
+    /// `work` must be in the `work` of a [`Work`] which lives until this returns.
     unsafe extern "C" fn callback(work: *mut bindings::work_struct) {
         const OFFSET: usize = offset_of!(bindings::delayed_work, work);
 
-        // SAFETY: By the caller's contract, `work` is in a `Self`, which is part of an `Arc`;
-        // `Opaque` is transparent. Only the cloned reference is dropped.
+        // SAFETY: By the caller's contract, `work` is in a `Self`; `Opaque` is transparent.
         let this = unsafe {
             let work = work.byte_sub(OFFSET);
-            let this = work.byte_sub(offset_of!(Self, work)).cast::<Self>();
-            Arc::clone(&ManuallyDrop::new(Arc::from_raw(this)))
+            &*work.byte_sub(offset_of!(Self, work)).cast::<Self>()
         };
         if let Some(delay_ms) = this.watch.check() {
             this.schedule(delay_ms);
