@@ -391,7 +391,7 @@ impl<'bound> Virtqueues<'bound> {
 
         for (queue, raw) in queues.queues.iter().zip(raws) {
             // SAFETY: `raw` is a new queue that is not in use elsewhere. Only `Queues::delete`
-            // deletes it, after `detach`; until then `priv` keeps the workqueue.
+            // deletes it, after `detach` and then `join`; until then `priv` keeps the workqueue.
             unsafe { queue.attach(raw, queues.workqueue.as_raw()) };
         }
         Ok(Self {

@@ -41,7 +41,8 @@ mod tests;
 pub enum Deferral {
     /// Nowhere: [`Virtqueue::defer`] does nothing.
     Never,
-    /// In a soft interrupt, which needs no thread. It must not sleep or stop the device.
+    /// In a soft interrupt, which needs no thread. It must not sleep, nor stop the device: stopping
+    /// waits for all handlers but its caller, and only a caller that runs in a thread is known.
     Atomic,
     /// In process context, on a workqueue that the queues of the device share.
     Sleeping,
@@ -331,7 +332,8 @@ mod private {
         /// # Safety
         ///
         /// `raw` must be an empty queue that is not in use elsewhere. Neither it nor the workqueue
-        /// is deleted before [`detach`](Self::detach) has returned.
+        /// may be deleted before [`detach`](Self::detach) and then [`join`](Self::join) have
+        /// returned.
         unsafe fn attach(
             &self,
             raw: *mut crate::bindings::virtqueue,
@@ -365,14 +367,15 @@ mod private {
 pub trait AnyVirtqueue: private::Sealed + Send + Sync {
     /// Schedules a call of [`Handler::deferred`] and waits until it has returned, so that it has
     /// seen all buffers which the device used before. Process context. Does not wait if called by
-    /// [`Handler::deferred`] itself, or if that runs in a soft interrupt.
+    /// [`Handler::deferred`] itself, nor if that runs in a soft interrupt.
     fn flush_deferred(&self);
 }
 
 impl<H: Handler> AnyVirtqueue for Virtqueue<H> {
     fn flush_deferred(&self) {
         self.defer();
-        // A thread that frees memory must not wait for other workqueues than those of a device.
+        // The workqueue of soft interrupts is not one for memory reclaim, so the kernel warns if a
+        // thread that frees memory flushes its work (`check_flush_dependency`).
         if H::DEFERRAL == Deferral::Sleeping && !private::Sealed::is_deferred(self) {
             // SAFETY: `work` was initialised by `new`.
             unsafe { bindings::flush_work(self.work.get()) };
@@ -415,7 +418,7 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
         let mut queue = self.queue.lock();
         // INVARIANT: By the caller's contract this is the only user of `raw`, which lives until
         // `detach` and contains no tokens. `detach` also closes the queue, so the workqueue is
-        // valid until then.
+        // valid as long as the queue is open, and `join` waits for the work that was queued then.
         queue.raw = raw;
         queue.workqueue = workqueue;
         queue.open = true;
