@@ -2,9 +2,12 @@
 
 //! Completion events: which of them are passed to the user of the queue, and when.
 
-use kernel::sync::atomic::{
-    Atomic,
-    Relaxed, //
+use kernel::sync::{
+    atomic::{
+        Atomic,
+        Relaxed, //
+    },
+    Arc, //
 };
 
 use super::table::{
@@ -78,18 +81,16 @@ impl Notice {
 impl Numbered for bindings::ib_cq {
     type Notice = Notice;
 
-    fn deliver(table: &Table<Self>) {
-        table.each(|entry| {
-            let tree = table.tree.lock();
-            // Whoever gives up a queue waits for a handler that continues.
-            let told = entry.notice.continues.xchg(false, Relaxed)
-                || !entry.hidden.load(Relaxed) && entry.begin_held_back();
-            drop(tree);
-            if told {
-                // SAFETY: The handler was begun above, or earlier and has counted as running since.
-                unsafe { table.run_completion(entry) };
-            }
-        });
+    fn deliver(table: &Table<Self>, entry: &Arc<Entry<Self>>) {
+        let entries = table.entries.lock();
+        // Whoever gives up a queue waits for a handler that continues.
+        let told = entry.notice.continues.xchg(false, Relaxed)
+            || !entry.hidden.load(Relaxed) && entry.begin_held_back();
+        drop(entries);
+        if told {
+            // SAFETY: The handler was begun above, or earlier and has counted as running since.
+            unsafe { table.run_completion(entry) };
+        }
     }
 }
 
@@ -108,22 +109,20 @@ impl Place<bindings::ib_cq> {
     /// Records that sends or receives of one more queue pair complete here.
     pub(crate) fn add_queue_pair(&self) {
         let notice = &self.entry.notice;
-        let tree = self.table.tree.lock();
+        let entries = self.table.entries.lock();
         notice.queue_pairs.fetch_add(1, Relaxed);
-        let is_due = notice.held_back.load(Relaxed);
-        drop(tree);
-        if is_due {
-            self.table.deliver_later();
+        if notice.held_back.load(Relaxed) {
+            self.table.deliver_later(entries, &self.entry);
         }
     }
 
     /// Undoes one [`add_queue_pair`](Self::add_queue_pair). After the last one, no handler runs
     /// once this has returned. Sleeps.
     pub(crate) fn remove_queue_pair(&self) {
-        let mut tree = self.table.tree.lock();
+        let mut entries = self.table.entries.lock();
         // Events that arrive from here on find that no queue pairs are left.
         if self.entry.notice.queue_pairs.fetch_sub(1, Relaxed) == 1 {
-            self.table.wait_for_handlers(&mut tree, &self.entry);
+            self.table.wait_for_handlers(&mut entries, &self.entry);
         }
     }
 }
@@ -164,15 +163,15 @@ impl Table<bindings::ib_cq> {
     /// Dispatches a completion event to queue `number`: notifies the queue's user if it asked for
     /// that. Returns whether there is such a queue. May be called in any context.
     pub(crate) fn complete(&self, number: u32) -> bool {
-        let tree = self.tree.lock();
-        let Some(entry) = tree.get(&number).cloned() else {
+        let entries = self.entries.lock();
+        let Some(entry) = entries.tree.get(&number).cloned() else {
             return false;
         };
         if entry.hidden.load(Relaxed) {
             return false;
         }
         let told = entry.begin_completion();
-        drop(tree);
+        drop(entries);
         if told {
             // SAFETY: The handler was begun above.
             unsafe { self.run_completion(&entry) };
@@ -205,7 +204,7 @@ impl Table<bindings::ib_cq> {
     /// [`Entry::begin_completion`] must have returned `true` for this call, or for an earlier one
     /// that left the rest to the soft interrupt. It guarantees that the queue is constructed, and
     /// not destroyed before the handler has returned.
-    unsafe fn run_completion(&self, entry: &Entry<bindings::ib_cq>) {
+    unsafe fn run_completion(&self, entry: &Arc<Entry<bindings::ib_cq>>) {
         for run in 1..=RUNS_IN_A_ROW {
             // SAFETY: Guaranteed by the caller, until `running` is cleared. The handler of a
             // process's queue was set before the queue was created, and the handler of a kernel
@@ -216,17 +215,19 @@ impl Table<bindings::ib_cq> {
                     handler(cq, (*cq).cq_context);
                 }
             }
-            let tree = self.tree.lock();
+            let entries = self.entries.lock();
             let again = entry.notice.again.xchg(false, Relaxed);
             entry.running.store(again, Relaxed);
-            let continues = again && run == RUNS_IN_A_ROW;
-            entry.notice.continues.store(continues, Relaxed);
-            drop(tree);
+            if again && run == RUNS_IN_A_ROW {
+                entry.notice.continues.store(true, Relaxed);
+                self.deliver_later(entries, entry);
+                return;
+            }
+            drop(entries);
             if !again {
                 self.idle.notify_all();
                 return;
             }
         }
-        self.deliver_later();
     }
 }

@@ -20,6 +20,15 @@ use core::{
 };
 
 use kernel::{
+    list::{
+        impl_list_arc_safe,
+        impl_list_item,
+        AtomicTracker,
+        List,
+        ListArc,
+        ListLinks,
+        TryNewListArc, //
+    },
     prelude::*,
     rbtree::{
         RBTree,
@@ -66,12 +75,13 @@ pub(crate) trait Numbered {
     /// Decides whether the object's user is notified of an event.
     type Notice: Send + Sync;
 
-    /// Delivers events that were held back, after [`Table::deliver_later`]. Soft interrupt.
-    fn deliver(table: &Table<Self>)
+    /// Delivers events of an entry that were held back, after [`Table::deliver_later`]. Soft
+    /// interrupt.
+    fn deliver(table: &Table<Self>, entry: &Arc<Entry<Self>>)
     where
         Self: Sized,
     {
-        let _ = table;
+        let _ = (table, entry);
     }
 }
 
@@ -99,12 +109,29 @@ pub(crate) struct Entry<T: Numbered> {
     pub(super) hidden: Atomic<bool>,
     /// Whether the completion handler is running. Changed under the lock of the table.
     pub(super) running: Atomic<bool>,
+    /// Whether the entry is in the list of those that are [due](Table::deliver_later).
+    #[pin]
+    is_due: AtomicTracker,
+    #[pin]
+    due: ListLinks,
     /// Held while a handler of asynchronous events runs.
     #[pin]
     phase: Mutex<Phase>,
     /// Signals that the phase has become [`Phase::Gone`].
     #[pin]
     gone: CondVar,
+}
+
+impl_list_arc_safe! {
+    impl{T: Numbered} ListArcSafe<0> for Entry<T> {
+        tracked_by is_due: AtomicTracker;
+    }
+}
+
+impl_list_item! {
+    impl{T: Numbered} ListItem<0> for Entry<T> {
+        using ListLinks { self.due };
+    }
 }
 
 impl<T: Numbered> Entry<T> {
@@ -172,6 +199,8 @@ impl<T: Numbered> NewPlace<T> {
             notice,
             hidden: Atomic::new(false),
             running: Atomic::new(false),
+            is_due <- AtomicTracker::new(),
+            due <- ListLinks::new(),
             phase <- Mutex::new(Phase::Alive, PHASE, static_lock_class!()),
             gone <- CondVar::new(GONE, static_lock_class!()),
         }));
@@ -205,12 +234,12 @@ impl<T: Numbered> Unpublished<T> {
     /// is not being destroyed.
     pub(crate) fn publish(self) -> Result {
         loop {
-            let mut tree = self.table.tree.lock();
-            let Some(occupant) = tree.get(&self.number).cloned() else {
-                tree.insert(self.node);
+            let mut entries = self.table.entries.lock();
+            let Some(occupant) = entries.tree.get(&self.number).cloned() else {
+                entries.tree.insert(self.node);
                 return Ok(());
             };
-            drop(tree);
+            drop(entries);
             occupant.wait_for_end()?;
         }
     }
@@ -238,20 +267,20 @@ impl<T: Numbered> Place<T> {
 impl<T: Numbered> Drop for Place<T> {
     fn drop(&mut self) {
         let number = self.entry.number;
-        let mut tree = self.table.tree.lock();
+        let mut entries = self.table.entries.lock();
         self.entry.hidden.store(true, Relaxed);
-        self.table.wait_for_handlers(&mut tree, &self.entry);
-        drop(tree);
+        self.table.wait_for_handlers(&mut entries, &self.entry);
+        drop(entries);
         // Waits for the handler of an asynchronous event.
         *self.entry.phase.lock() = Phase::Ended;
 
         // Another object may have the number only after this.
-        let mut tree = self.table.tree.lock();
-        let node = match tree.get(&number) {
-            Some(entry) if Arc::ptr_eq(entry, &self.entry) => tree.remove_node(&number),
+        let mut entries = self.table.entries.lock();
+        let node = match entries.tree.get(&number) {
+            Some(entry) if Arc::ptr_eq(entry, &self.entry) => entries.tree.remove_node(&number),
             _ => None,
         };
-        drop(tree);
+        drop(entries);
         // Freed without holding the lock.
         drop(node);
         *self.entry.phase.lock() = Phase::Gone;
@@ -260,7 +289,11 @@ impl<T: Numbered> Drop for Place<T> {
 }
 
 /// The entries of a table.
-pub(super) type Tree<T> = RBTree<u32, Arc<Entry<T>>>;
+pub(super) struct Entries<T: Numbered> {
+    pub(super) tree: RBTree<u32, Arc<Entry<T>>>,
+    /// Entries of which events must be delivered. Their objects may be gone.
+    due: List<Entry<T>>,
+}
 
 /// Objects by number.
 ///
@@ -275,7 +308,7 @@ pub(super) type Tree<T> = RBTree<u32, Arc<Entry<T>>>;
 #[pin_data(PinnedDrop)]
 pub(crate) struct Table<T: Numbered> {
     #[pin]
-    pub(super) tree: SpinLockIrq<Tree<T>>,
+    pub(super) entries: SpinLockIrq<Entries<T>>,
     /// Signals that the handler of an entry has returned.
     #[pin]
     pub(super) idle: CondVar,
@@ -305,13 +338,20 @@ impl<T: Numbered> Table<T> {
     pub(crate) fn new() -> Result<Arc<Self>> {
         // One name for all types, because they share a lock class, which lockdep identifies by the
         // name's address.
-        static TREE: &CStr = c"rdma::event::Table::tree";
+        static ENTRIES: &CStr = c"rdma::event::Table::entries";
         static IDLE: &CStr = c"rdma::event::Table::idle";
         static LATE: &CStr = c"rdma::event::Table::late";
 
         Arc::pin_init(
             pin_init!(Self {
-                tree <- SpinLockIrq::new(RBTree::new(), TREE, static_lock_class!()),
+                entries <- SpinLockIrq::new(
+                    Entries {
+                        tree: RBTree::new(),
+                        due: List::new(),
+                    },
+                    ENTRIES,
+                    static_lock_class!(),
+                ),
                 idle <- CondVar::new(IDLE, static_lock_class!()),
                 late <- Opaque::ffi_init(|slot| {
                     // SAFETY: `slot` is valid for writes; it will be in an `Arc`, not on a stack.
@@ -330,8 +370,22 @@ impl<T: Numbered> Table<T> {
         )
     }
 
-    /// Schedules a call of [`Numbered::deliver`]. May be called in any context.
-    pub(super) fn deliver_later(&self) {
+    /// Schedules a call of [`Numbered::deliver`] for an entry of the locked table. May be called in
+    /// any context.
+    pub(super) fn deliver_later(
+        &self,
+        mut entries: SpinLockIrqGuard<'_, Entries<T>>,
+        entry: &Arc<Entry<T>>,
+    ) {
+        if let Ok(due) = ListArc::try_from_arc(entry.clone()) {
+            entries.due.push_back(due);
+        }
+        drop(entries);
+        self.schedule();
+    }
+
+    /// Makes the work item run.
+    fn schedule(&self) {
         // SAFETY: Initialised by the type invariant, and disabled before it is freed.
         unsafe {
             bindings::queue_work_on(
@@ -342,7 +396,8 @@ impl<T: Numbered> Table<T> {
         };
     }
 
-    /// Runs the work item.
+    /// Runs the work item: handles one entry that is due, so that other soft interrupts and threads
+    /// need not wait for more than that, however many there are.
     ///
     /// # Safety
     ///
@@ -350,20 +405,29 @@ impl<T: Numbered> Table<T> {
     unsafe extern "C" fn late_callback(work: *mut bindings::work_struct) {
         // SAFETY: By the caller's contract, `work` is in a `Self`; `Opaque` is transparent.
         let this = unsafe { &*work.byte_sub(offset_of!(Self, late)).cast::<Self>() };
-        T::deliver(this);
+        let mut entries = this.entries.lock();
+        let due = entries.due.pop_front().map(ListArc::into_arc);
+        let are_more = !entries.due.is_empty();
+        drop(entries);
+        if are_more {
+            this.schedule();
+        }
+        if let Some(entry) = due {
+            T::deliver(this, &entry);
+        }
     }
 
     /// Finds an object by its number. May be called in any context.
     pub(crate) fn find(&self, number: u32) -> Option<Arc<Entry<T>>> {
-        let tree = self.tree.lock();
-        let entry = tree.get(&number)?;
+        let entries = self.entries.lock();
+        let entry = entries.tree.get(&number)?;
         (!entry.hidden.load(Relaxed)).then(|| entry.clone())
     }
 
     /// Returns the first object with at least this number.
     fn next(&self, number: u32) -> Option<Arc<Entry<T>>> {
-        let tree = self.tree.lock();
-        let cursor = tree.cursor_lower_bound(&number)?;
+        let entries = self.entries.lock();
+        let cursor = entries.tree.cursor_lower_bound(&number)?;
         Some(cursor.current().1.clone())
     }
 
@@ -381,11 +445,11 @@ impl<T: Numbered> Table<T> {
     /// Waits until the completion handler of an entry does not run. It must not be started anew.
     pub(super) fn wait_for_handlers(
         &self,
-        tree: &mut SpinLockIrqGuard<'_, Tree<T>>,
+        entries: &mut SpinLockIrqGuard<'_, Entries<T>>,
         entry: &Entry<T>,
     ) {
         while entry.running.load(Relaxed) {
-            self.idle.wait(tree);
+            self.idle.wait(entries);
         }
     }
 }

@@ -180,6 +180,36 @@ mod cases {
         })
     }
 
+    #[test]
+    fn each_queue_gets_what_was_held_back() -> Result {
+        const QUEUES: u32 = 50;
+
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+        let mut places = KVec::new();
+        for number in 0..QUEUES {
+            let place = list(dispatcher.new_cq_place(0)?, number, cq, Notice::new(false))?;
+            place.arm();
+            places.push(place, GFP_KERNEL)?;
+        }
+        dispatcher.complete_all();
+        events();
+        // All but the last have queue pairs.
+        for place in places.iter().take(QUEUES as usize - 1) {
+            place.add_queue_pair();
+        }
+        wait_until(|| EVENTS.load(Relaxed) == QUEUES - 1)?;
+        // Each is told again.
+        for place in &places {
+            place.arm();
+            assert!(dispatcher.complete(0, place.number()));
+        }
+        wait_until(|| EVENTS.load(Relaxed) == 2 * (QUEUES - 1))
+    }
+
     /// The task that ran the handler last.
     static HANDLER_TASK: Atomic<usize> = Atomic::new(0);
 
