@@ -39,7 +39,7 @@ shell: build ## boot the same two VMs and open a prompt in each
 attach: ## open the prompt of VM=a or VM=b of a running `make shell` in this terminal
 	$(LAB) attach --vm $(or $(VM),a)
 
-test: setup-userland setup-qemu setup-guest userspace test-kernels ## run the tests: host tests, KUnit in a VM, VM tests (T=part of a name)
+test: setup-tests setup-userland setup-qemu setup-guest userspace test-kernels ## run the tests: host tests, KUnit in a VM, VM tests (T=part of a name)
 	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
 
 test-all: ## as test, with the long VM tests, and each VM test on every fabric
