@@ -47,7 +47,8 @@ chaos --listen 18517 --scenario cable-pulled --scenario error-under-load -- "$se
 judged cable-pulled=recovered error-under-load=reported/hang
 grep -q 'ok      the cable is back' "$out/report.json" || fail "the report does not say what the scenario found"
 grep -q 'The phases of the scenario:' "$out/index.html" || fail "the page has no phases"
-chaos pingpong --scenario no-such-scenario && fail "a scenario that does not exist is accepted"
+said=$(chaos pingpong --scenario no-such-scenario 2>&1) && fail "a scenario that does not exist is accepted"
+found 'no scenario is called "no-such-scenario"' <<<"$said" || fail "a scenario that does not exist: $said"
 
 # Custom programs. No fault fires, because they send nothing. How the lab judges programs does not depend on the fabric.
 # A crash, damaged data, a kernel report and no effect, under the first, second, third and fourth fault.
