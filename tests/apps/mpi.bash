@@ -19,10 +19,15 @@ over_ucx() {
 # UCX makes all connections by UD. There it gives up after 30 seconds by default, however slow the VMs are; and what its
 # check of GIDs takes for the kind of a packet, only mlx5 puts there.
 UD=(UCX_UD_TIMEOUT=600s UCX_UD_ETH_DGID_CHECK=n)
+# dissect CAPTURE FILTER ARGUMENT...: runs tshark on a capture of InfiniBand packets.
+dissect() {
+	tshark -n -r "$1" -o 'uat:user_dlts:"User 0 (DLT=147)","infiniband","0","","0",""' -Y "${@:2}" 2>"$1.said" ||
+		fail "tshark: $(cat "$1.said")"
+}
 # On InfiniBand, UCX addresses connections by LIDs: a capture of debian1 has none with a global route, and data to the LIDs
 # of all others.
 mpi_rc() {
-	local capture=$out/$path/mpi.pcapng dissect lid lids
+	local capture=$out/$path/mpi.pcapng lid global lids
 	[ $path = infiniband ] || { over_ucx rc collectives.py "${UD[@]}"; return; }
 	VRNIC_CONTROL=$("$LAB_BIN" ctl --lab "$lab" control)
 	export VRNIC_CONTROL
@@ -31,11 +36,11 @@ mpi_rc() {
 	"$(dirname "$LAB_BIN")/vrnicctl" capture stop >/dev/null || :
 	# Wireshark maps no link type to InfiniBand (Documentation/infiniband.rst).
 	editcap -T user0 "$capture" "$capture.user"
-	dissect=(tshark -n -r "$capture.user" -o 'uat:user_dlts:"User 0 (DLT=147)","infiniband","0","","0",""' -Y)
 	lid=$(on debian1 cat /sys/class/infiniband/$device/ports/1/lid)
-	[ -z "$("${dissect[@]}" 'infiniband.bth.opcode < 0x20 && infiniband.grh' 2>/dev/null)" ] || fail "UCX uses GIDs"
-	lids=$("${dissect[@]}" "infiniband.bth.opcode < 0x20 && infiniband.lrh.slid == $((lid))" -T fields \
-		-e infiniband.lrh.dlid 2>/dev/null | sort -u | wc -l)
+	global=$(dissect "$capture.user" 'infiniband.bth.opcode < 0x20 && infiniband.grh')
+	[ -z "$global" ] || fail "UCX uses GIDs"
+	lids=$(dissect "$capture.user" "infiniband.bth.opcode < 0x20 && infiniband.lrh.slid == $((lid))" -T fields \
+		-e infiniband.lrh.dlid | sort -u | wc -l)
 	[ "$lids" = 3 ] || fail "debian1 has connections to $lids LIDs, not to those of the three other VMs"
 }
 mpi_ud() { over_ucx ud collectives.py "${UD[@]}"; }

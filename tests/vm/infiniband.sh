@@ -57,10 +57,11 @@ editcap -T user0 "$capture" "$capture.user" 2>/dev/null
 dissect() {
 	tshark -n -r "$capture.user" -o 'uat:user_dlts:"User 0 (DLT=147)","infiniband","0","","0",""' --disable-protocol ethertype \
 		--disable-protocol infiniband.eoib --disable-protocol infiniband_sdp --disable-protocol iser --disable-protocol lnet \
-		--disable-protocol nvme-rdma --disable-protocol rpcordma --disable-protocol smb_direct "$@" 2>/dev/null
+		--disable-protocol nvme-rdma --disable-protocol rpcordma --disable-protocol smb_direct "$@" 2>"$LAB_DIR/tshark" ||
+		fail "tshark: $(cat "$LAB_DIR/tshark")"
 }
-said=$(dissect -Y '_ws.malformed || _ws.expert.severity >= 0x400000 || !infiniband' | head -n 5)
-[ -z "$said" ] || fail "tshark complains: $said"
+said=$(dissect -Y '_ws.malformed || _ws.expert.severity >= 0x400000 || !infiniband')
+[ -z "$said" ] || fail "tshark complains: $(head -n 5 <<<"$said")"
 # seen WHAT FILTER: checks that the capture has such packets from VM b to VM a.
 seen() {
 	dissect -Y "infiniband.lrh.slid == $lid_b && infiniband.lrh.dlid == $lid_a && $2" | found . || fail "no $1 in the capture"

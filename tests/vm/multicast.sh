@@ -61,7 +61,8 @@ mode "RoCE v2"
 capture=$(vrnicctl --json capture start "$LAB_DIR/group.pcapng" | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
 perf -6 a b ib_send_bw -c UD -g -n 100 -M 255:14:0:0:0:0:0:0:0:0:0:0:0:119:0:3
 vrnicctl capture stop "$capture" >/dev/null
-sent=$(tshark -n -r "$LAB_DIR/group.pcapng" -Y 'ipv6.dst == ff0e::77:3 && udp.dstport == 4791' 2>/dev/null | wc -l)
+sent=$(tshark -n -r "$LAB_DIR/group.pcapng" -Y 'ipv6.dst == ff0e::77:3 && udp.dstport == 4791' 2>"$LAB_DIR/tshark" | wc -l) ||
+	fail "tshark: $(cat "$LAB_DIR/tshark")"
 [ "$sent" -ge 100 ] || fail "only $sent datagrams were sent to the group over RoCE v2 and IPv6"
 
 # Groups without rdma_cm. Exactly as many groups and members are possible as the device reports.
