@@ -33,14 +33,18 @@ step() {
 }
 
 # inside [--network] COMMAND: runs COMMAND in the Debian 13 root directory, which is mounted read-only, with DIRECTORY
-# as /build. Without --network, there is no network. For the test that packages are reproducible, BUILD_ENVIRONMENT can
-# give more variables, and BUILD_HOSTNAME another name of the machine.
+# as /build. With --network, it also has the user's settings of proxies and cargo; without, there is no network. For the
+# test that packages are reproducible, BUILD_ENVIRONMENT can give more variables, and BUILD_HOSTNAME another name of the
+# machine.
 inside() {
 	local network=--net environment=() variable
 	if [ "$1" = --network ]; then
 		network=
 		shift
-		for variable in http_proxy https_proxy no_proxy; do environment+=("$variable=${!variable:-}"); done
+		for variable in {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY \
+			"${!CARGO_REGISTR@}" "${!CARGO_HTTP@}" "${!CARGO_NET@}"; do
+			[ -z "${!variable:-}" ] || environment+=("$variable=${!variable}")
+		done
 	fi
 	as_root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8 "${environment[@]}" ${BUILD_ENVIRONMENT:-} \
 		unshare --mount --uts --pid --fork --kill-child $network sh -euc '
