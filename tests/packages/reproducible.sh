@@ -5,7 +5,7 @@
 # packages are built, the path is always the same.
 . "$(dirname "$0")/fresh.bash"
 again=$(mktemp -d "$TREE/build/packages-again.XXXXXX")
-trap 'rm -rf "$again"' EXIT
+trap '[ -z "$STEP_PID" ] || end_all "$STEP_PID"; as_root rm -rf "$again"' EXIT
 (
 	umask 077
 	export BUILD_ENVIRONMENT='TZ=NZST-12 LC_ALL=C' BUILD_HOSTNAME=another

@@ -8,7 +8,7 @@ tree=$TREE/build/kernel/stock/tree
 modules=$(readlink -f "$tree/lab/modules")
 mkdir -p "$CACHE/fresh"
 work=$(mktemp -d "$CACHE/fresh/systemd.XXXXXX")
-trap 'as_root rm -rf --one-file-system "$work"' EXIT
+trap '[ -z "$STEP_PID" ] || end_all "$STEP_PID"; as_root rm -rf --one-file-system "$work"' EXIT
 
 KEEP=$work/system.tar fresh trixie <<'INSIDE'
 apt-get -yqq install systemd-sysv dbus udev iproute2 procps python3-minimal >/dev/null

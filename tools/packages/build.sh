@@ -18,6 +18,8 @@ version=$(sed -n '1s/^vrnic (\(.*\)) .*/\1/p' $here/debian/changelog)
 source=vrnic-$version log=$out/build.log
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+# What is made in the root directory belongs to root, also if the build fails.
+trap '[ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$out"' EXIT
 
 # step WHAT COMMAND...: runs COMMAND with its output in the log.
 step() {
@@ -85,7 +87,6 @@ step "packages (5 to 10 minutes on 2 cores)" inside "
 	chmod -R u=rwX,go=rX $source
 	cd $source
 	CARGO_HOME=/build/cargo dpkg-buildpackage --build=binary --no-sign"
-[ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$out"
 step "lintian" inside "lintian --allow-root --fail-on error,warning *.changes"
-rm -rf "${out:?}/$source" "$out/cargo" "$out/fetch"
+as_root rm -rf "${out:?}/$source" "$out/cargo" "$out/fetch"
 ls -1 "$out"/*.deb
