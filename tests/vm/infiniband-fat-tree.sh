@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # OpenSM in a VM brings up a fat tree with 72 HCAs, of which 70 are simulated. Each of them has a LID and answers, and
-# two VMs at different leaves reach each other. Links, lanes and the MTU are as the topology says. When switches and links fail until a ring is left, vrnicctl shows that
-# OpenSM's routes have a credit loop.
+# two VMs at different leaves reach each other. Links, lanes and the MTU are as the topology says. When switches and
+# links fail until a ring is left, vrnicctl shows that OpenSM's routes have a credit loop.
 # lab: crowd
 # lab: timeout=600
 . "$LAB_LIB"

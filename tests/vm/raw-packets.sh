@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Queue pairs for raw packets beside the network device of the same port: flows decide who gets a frame, the switch
 # drops forged ones, the device fills in and checks checksums and divides TCP packets, receive scaling spreads packets
-# over work queues, which fail like queue pairs, and perftest's programs for Ethernet run between two VMs. Without the right to send raw packets there
-# are none.
+# over work queues, which fail like queue pairs, and perftest's programs for Ethernet run between two VMs. Without the
+# right to send raw packets there are none.
 # lab: timeout=300
 # lab: fabric=roce
 . "$LAB_LIB"
