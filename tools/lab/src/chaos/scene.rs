@@ -2,9 +2,12 @@
 //! A scenario of `vrnicctl fault run` that is played while a workload runs.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::lab::Lab;
@@ -34,7 +37,8 @@ const SCENARIOS: &[(&str, &str)] = &[
     scenario!("gid-changes"),
 ];
 
-/// Name of the file with what `vrnicctl` prints.
+/// Names of the files with the scenario, and with what `vrnicctl` prints.
+const SCENARIO: &str = "scenario.toml";
 const LOG: &str = "log";
 
 /// How long `vrnicctl` may take to clear the faults and to bring up the links.
@@ -61,7 +65,7 @@ impl Scene {
     /// There is no such scenario, or `vrnicctl` cannot be started.
     pub fn start(lab: &Lab, name: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let file = directory.path().join("scenario.toml");
+        let file = directory.path().join(SCENARIO);
         fs::write(&file, find(name).context("no such scenario")?)?;
         let player = Process::start(
             "vrnicctl",
@@ -76,14 +80,27 @@ impl Scene {
     /// Ends the scenario, wherever it is, and returns what `vrnicctl` printed about each phase.
     ///
     /// # Errors
-    /// Its output cannot be read.
+    /// Its output cannot be read, it was not played, or what it did to the devices stays.
     pub fn end(mut self) -> Result<String> {
         self.player.stop(FAREWELL);
         let said = fs::read_to_string(self.directory.path().join(LOG))?;
-        // The first line has the name of the file, and what the scenario is about.
-        let phases = said.split_once('\n').map_or("", |(_, phases)| phases);
-        Ok(phases.to_owned())
+        let file = text(&self.directory.path().join(SCENARIO));
+        played(&file, &said, self.player.ended())
     }
+}
+
+/// Returns what `vrnicctl` printed about the phases of the scenario in `file`.
+fn played(file: &str, said: &str, ended: Option<ExitStatus>) -> Result<String> {
+    let killed = ended.is_some_and(|status| status.signal() == Some(Signal::SIGKILL as i32));
+    ensure!(!killed, "vrnicctl did not end: links may be down");
+    // The first line has the name of the file, and what the scenario is about. If the workload ended at once, there is
+    // none.
+    let (first, phases) = said.split_once('\n').unwrap_or((said, ""));
+    ensure!(
+        first.is_empty() || first.starts_with(file),
+        "the scenario was not played: {first}"
+    );
+    Ok(phases.to_owned())
 }
 
 /// Returns how many phases of a scenario ended as they should after the first, which waits for traffic.
@@ -119,6 +136,27 @@ mod tests {
         }
         assert_eq!(files.len(), SCENARIOS.len());
         assert_eq!(find("cable"), None);
+    }
+
+    #[test]
+    fn a_scenario_that_was_not_played_is_told() {
+        let interrupted = Some(ExitStatus::from_raw(1 << 8));
+        let said = "/tmp/x.toml: A link.\n  ok      down (0.2 s)\nvrnicctl: interrupted\n";
+        let phases = played("/tmp/x.toml", said, interrupted).unwrap();
+        assert_eq!(phases, "  ok      down (0.2 s)\nvrnicctl: interrupted\n");
+        let early = Some(ExitStatus::from_raw(Signal::SIGTERM as i32));
+        assert_eq!(played("/tmp/x.toml", "", early).unwrap(), "");
+
+        let error = |said, ended| played("/tmp/x.toml", said, ended).unwrap_err().to_string();
+        assert_eq!(
+            error("vrnicctl: /tmp/x.toml: unknown field\n", interrupted),
+            "the scenario was not played: vrnicctl: /tmp/x.toml: unknown field"
+        );
+        let killed = Some(ExitStatus::from_raw(Signal::SIGKILL as i32));
+        assert_eq!(
+            error(said, killed),
+            "vrnicctl did not end: links may be down"
+        );
     }
 
     #[test]
