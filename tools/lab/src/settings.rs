@@ -151,8 +151,8 @@ fn processors() -> u32 {
     u32::try_from(all).unwrap_or(u32::MAX)
 }
 
-/// Returns the memory that this machine has left, in MiB, if it can be found out: at most the limit of the control
-/// group that this process is in, for example that of a container.
+/// Returns the memory that this machine has left, in MiB, if it can be found out: at most what is left of the limit of
+/// the control group that this process is in, for example that of a container.
 #[must_use]
 pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -161,21 +161,31 @@ pub fn available_memory() -> Option<u64> {
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limit = group
+    let left = group
         .lines()
         .find_map(|line| line.strip_prefix("0::/"))
-        .and_then(|path| group_limit(Path::new("/sys/fs/cgroup"), Path::new(path)));
+        .and_then(|path| left_in_group(Path::new("/sys/fs/cgroup"), Path::new(path)));
     let available = kilobytes / 1024;
-    Some(limit.map_or(available, |limit| available.min(limit)))
+    Some(left.map_or(available, |left| available.min(left)))
 }
 
-/// Returns the lowest memory limit, in MiB, of the control group `path` below `root` and of the groups that it is in.
-fn group_limit(root: &Path, path: &Path) -> Option<u64> {
-    let limits = path.ancestors().filter_map(|group| {
-        let limit = std::fs::read_to_string(root.join(group).join("memory.max")).ok()?;
-        limit.trim().parse::<u64>().ok()
+/// Returns how much memory, in MiB, the control group `path` below `root` and the groups that it is in may still use,
+/// if any of them has a limit. A group gives up inactive pages of files when it needs memory.
+fn left_in_group(root: &Path, path: &Path) -> Option<u64> {
+    let left = path.ancestors().filter_map(|group| {
+        let read = |file| std::fs::read_to_string(root.join(group).join(file)).ok();
+        let number = |text: String| text.trim().parse::<u64>().ok();
+        let limit = read("memory.max").and_then(number)?;
+        let used = read("memory.current").and_then(number).unwrap_or(0);
+        let files = read("memory.stat").and_then(|stat| {
+            let mut lines = stat.lines();
+            let files = lines.find_map(|line| line.strip_prefix("inactive_file "))?;
+            number(files.to_owned())
+        });
+        let used = used.saturating_sub(files.unwrap_or(0));
+        Some(limit.saturating_sub(used))
     });
-    limits.min().map(|bytes| bytes >> 20)
+    left.min().map(|bytes| bytes >> 20)
 }
 
 /// Checks that a QEMU that the user names has the device that VMs need for an RNIC.
@@ -271,18 +281,26 @@ mod tests {
     fn the_limits_of_control_groups_count() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("job/step")).unwrap();
-        let limit = |group: &str| group_limit(root.path(), Path::new(group));
-        let write = |group: &str, text| {
-            std::fs::write(root.path().join(group).join("memory.max"), text).unwrap();
-        };
-        assert_eq!(limit("job/step"), None);
-        write("job/step", "max\n");
-        assert_eq!(limit("job/step"), None);
-        write("job", "2147483648\n");
-        assert_eq!(limit("job/step"), Some(2048));
-        write("job/step", "1073741824\n");
-        assert_eq!(limit("job/step"), Some(1024));
-        assert_eq!(limit(""), None);
+        let left = |group: &str| left_in_group(root.path(), Path::new(group));
+        let write = |file, text| std::fs::write(root.path().join(file), text).unwrap();
+        assert_eq!(left("job/step"), None);
+        write("job/step/memory.max", "max\n");
+        assert_eq!(left("job/step"), None);
+        write("job/memory.max", "2147483648\n");
+        assert_eq!(left("job/step"), Some(2048));
+        write("job/step/memory.max", "1073741824\n");
+        assert_eq!(left("job/step"), Some(1024));
+        // 1536 MiB of the whole job are used, 256 of which are inactive pages of files.
+        write("job/memory.current", "1610612736\n");
+        assert_eq!(left("job/step"), Some(512));
+        write(
+            "job/memory.stat",
+            "active_file 7\ninactive_file 268435456\nslab 9\n",
+        );
+        assert_eq!(left("job/step"), Some(768));
+        write("job/memory.current", "9663676416\n");
+        assert_eq!(left("job/step"), Some(0));
+        assert_eq!(left(""), None);
     }
 
     #[test]
