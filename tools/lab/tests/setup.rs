@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -15,7 +15,8 @@ use tempfile::TempDir;
 fn tree() -> TempDir {
     let tree = tempfile::tempdir().unwrap();
     let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../setup");
-    fs::create_dir(tree.path().join("tools")).unwrap();
+    // Where there are results, the setup asks for no space for a first build.
+    fs::create_dir_all(tree.path().join("tools/target/release")).unwrap();
     let copied = Command::new("cp")
         .arg("-r")
         .arg(setup)
@@ -36,6 +37,15 @@ fn bash(tree: &TempDir, script: &str) -> Command {
         .env_remove("VRNIC_KERNEL")
         .env_remove("KDIR");
     command
+}
+
+/// Waits until `done` returns true.
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// Its last words, which name what is wrong and what to do: it has failed.
@@ -141,12 +151,12 @@ fn an_end_from_outside_ends_what_was_started() {
     let pid = tree.path().join("pid");
     let script = ". tools/setup/lib.sh; step long \"$LOGS/long.log\" 9 sh -c 'sleep 1000 & echo $! >pid; wait'";
     let mut child = bash(&tree, script).spawn().unwrap();
-    let sleeper = loop {
-        match fs::read_to_string(&pid) {
-            Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
-            _ => sleep(Duration::from_millis(20)),
-        }
-    };
+    let mut sleeper = String::new();
+    wait_until("the step begins", || {
+        sleeper = fs::read_to_string(&pid).unwrap_or_default();
+        sleeper.ends_with('\n')
+    });
+    let sleeper = sleeper.trim();
     let ended = Command::new("kill").arg(child.id().to_string()).status();
     assert!(ended.unwrap().success());
     let status = child.wait().unwrap();
@@ -154,9 +164,7 @@ fn an_end_from_outside_ends_what_was_started() {
     let alive = || {
         fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     };
-    while alive() {
-        sleep(Duration::from_millis(20));
-    }
+    wait_until("the step has ended", || !alive());
 }
 
 #[test]
@@ -192,6 +200,12 @@ fn a_tree_of_another_user_is_told() {
         fs::create_dir_all(&directory).unwrap();
         fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
     }
+    // The other user can read it, whatever this one's umask is.
+    let opened = Command::new("chmod")
+        .args(["-R", "a+rX"])
+        .arg(tree.path())
+        .status();
+    assert!(opened.unwrap().success());
     // To root, no directory is closed.
     let script = "[ $(id -u) != 0 ] || as='setpriv --reuid=65534 --regid=65534 --clear-groups'
         exec ${as:-} bash tools/setup/setup.sh packages";
@@ -268,17 +282,15 @@ fn an_interrupted_download_starts_again() {
     let downloads = tree.path().join("downloads");
     let count = || fs::read_to_string(&downloads).map_or(0, |text| text.lines().count());
     let mut child = setup().spawn().unwrap();
-    while count() == 0 {
-        sleep(Duration::from_millis(20));
+    wait_until("a download begins", || {
         assert_eq!(child.try_wait().unwrap(), None);
-    }
+        count() > 0
+    });
     let ended = Command::new("kill").arg(child.id().to_string()).status();
     assert!(ended.unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     // Nothing goes on, also not in subshells.
-    while works_in(&tree) {
-        sleep(Duration::from_millis(20));
-    }
+    wait_until("all processes have ended", || !works_in(&tree));
 
     // What is half made does not count as done.
     let complete = || {
