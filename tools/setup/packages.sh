@@ -8,7 +8,7 @@ HOST_PACKAGES=(
 	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev iproute2
 )
 # What tests, checks, fuzzers and charts need in addition.
-TEST_PACKAGES=(python3-docutils fonts-dejavu-core tshark clang-19 chromium libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients)
+TEST_PACKAGES=(python3-docutils fonts-dejavu-core tshark valgrind clang-19 chromium libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients)
 # The Rust toolchain by its names in Debian 13. The lab's kernels need its sources, the checks the rest.
 RUST_PACKAGES=(rustc cargo)
 RUST_TEST_PACKAGES=(rust-src rust-clippy rustfmt)
