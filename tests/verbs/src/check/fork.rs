@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Children of a process with queue pairs: whatever a child does with the memory that it got, the device and the parent
-//! still share theirs. `RDMAV_FORK_SAFE` and `RDMAV_HUGEPAGES_SAFE` change how libibverbs sees to that, so a test runs
-//! these cases with each of them.
+//! Children of a process with queue pairs: Linux copies the memory that the device uses for them, and whatever a child
+//! does with its copy, the device and the parent still share theirs.
 
 use super::pair::{Pair, same};
 use super::{ACCESS_ALL, Case, Env};
