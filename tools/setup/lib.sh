@@ -90,7 +90,8 @@ step() {
 	STEP_PID=$pid
 	while kill -0 "$pid" 2>/dev/null; do
 		sleep 0.2
-		[ ! -f "$FAILED" ] || exit 1
+		# The trap below is not that of subshells.
+		[ ! -f "$FAILED" ] || { end_all "$pid"; exit 1; }
 		now=$(($(date +%s) - start))
 		if [ $((now - last)) -ge 20 ]; then
 			last=$now
@@ -113,9 +114,12 @@ STEP_PID=
 # end_all PID: ends the process and all its descendants.
 end_all() {
 	local child
+	# Stopped, it starts nothing more meanwhile.
+	kill -STOP "$1" 2>/dev/null || true
 	for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_all "$child"; done
 	# What sudo started belongs to root.
 	kill "$1" 2>/dev/null || [ ! -e "/proc/$1" ] || as_root kill "$1" 2>/dev/null || true
+	kill -CONT "$1" 2>/dev/null || true
 }
 trap '[ -z "$STEP_PID" ] || end_all "$STEP_PID"' EXIT
 trap 'exit 130' INT TERM

@@ -58,6 +58,8 @@ for part in "$@"; do
 	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps image userland bundle packaging disk" ;;
 	esac
 	if [ "$part" = kernel ]; then
+		# A tree that does not fit is told before anything is downloaded.
+		[ -z "${KDIR:-}" ] || (kernel_own)
 		# Several kernels may be prepared in parallel; they share the compilers.
 		(lock compilers; setup_compilers)
 		lock "kernel-${VRNIC_KERNEL:-stock}"

@@ -11,12 +11,18 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// A tree with a copy of the setup in it, and a cache.
+/// Adds a script to one of the setup in the tree.
+fn append(tree: &TempDir, name: &str, script: &str) {
+    let path = tree.path().join("tools/setup").join(name);
+    let mut file = fs::File::options().append(true).open(path).unwrap();
+    file.write_all(script.as_bytes()).unwrap();
+}
+
+/// A tree with a copy of the setup in it, and a cache. Instead of compilers, it gets the file `compilers`.
 fn tree() -> TempDir {
     let tree = tempfile::tempdir().unwrap();
     let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../setup");
-    // Where there are results, the setup asks for no space for a first build.
-    fs::create_dir_all(tree.path().join("tools/target/release")).unwrap();
+    fs::create_dir(tree.path().join("tools")).unwrap();
     let copied = Command::new("cp")
         .arg("-r")
         .arg(setup)
@@ -25,6 +31,11 @@ fn tree() -> TempDir {
         .unwrap();
     assert!(copied.success());
     fs::create_dir_all(tree.path().join("build/setup")).unwrap();
+    append(
+        &tree,
+        "compilers.sh",
+        "setup_compilers() { touch \"$TREE/compilers\"; }\n",
+    );
     tree
 }
 
@@ -34,6 +45,8 @@ fn bash(tree: &TempDir, script: &str) -> Command {
         .args(["-euo", "pipefail", "-c", script])
         .current_dir(tree)
         .env("VRNIC_CACHE", tree.path().join("cache"))
+        // The setup finds enough space.
+        .env("BASH_FUNC_df%%", r"() { printf 'Avail\n99999M\n'; }")
         .env_remove("VRNIC_KERNEL")
         .env_remove("KDIR");
     command
@@ -70,6 +83,7 @@ fn a_kernel_of_ones_own_must_fit() {
         let text = words(&output);
         assert!(text.contains(what), "{text}");
         assert!(!tree.path().join("build/kernel").exists());
+        assert!(!tree.path().join("compilers").exists());
     };
     let write = |file: &str, text: &str| {
         let path = kernel.join(file);
@@ -143,6 +157,19 @@ fn a_step_that_fails_shows_the_end_of_its_log_and_ends_the_others() {
     assert!(text.contains("what broke\nsetup: broken failed"), "{text}");
     let told = fs::read_to_string(tree.path().join("build/setup/failed")).unwrap();
     assert!(told.contains("broken failed"), "{told}");
+    wait_until("the other step has ended", || !works_in(&tree));
+}
+
+#[test]
+fn what_is_started_meanwhile_ends_too() {
+    let tree = tree();
+    let script = ". tools/setup/lib.sh
+        bash -c 'for i in {1..300}; do sleep 1000 & done; wait' &
+        until [ -n \"$(cat /proc/$!/task/$!/children)\" ]; do :; done
+        end_all $!";
+    let status = bash(&tree, script).status().unwrap();
+    assert!(status.success());
+    wait_until("all processes have ended", || !works_in(&tree));
 }
 
 #[test]
@@ -258,11 +285,7 @@ fn replace_downloads(tree: &TempDir) {
             chmod +x "$lib/ld-linux-x86-64.so.2"
         }
 "#;
-    let mut file = fs::File::options()
-        .append(true)
-        .open(tree.path().join("tools/setup/qemu.sh"))
-        .unwrap();
-    file.write_all(script.as_bytes()).unwrap();
+    append(tree, "qemu.sh", script);
 }
 
 /// Returns whether a process works in the directory of the tree.
