@@ -507,11 +507,7 @@ fn on_network(
             module: Module::Plain,
         },
     )?;
-    let mut ends = Vec::new();
-    for name in NAMES {
-        let gid = lab.wait_rdma(name, Device::Vrnic)?;
-        ends.push(End::new(name, Device::Vrnic, gid));
-    }
+    let ends = End::of_rnics(&lab)?;
     let mut results = Vec::new();
     for contest in &CONTESTS {
         let args = format!("{} -n {}", contest.args, contest.iterations.0);

@@ -155,12 +155,7 @@ fn on_subnet(settings: &Settings, out: &Path, step: &Step, clean: &mut bool) -> 
             module: Module::Plain,
         },
     )?;
-    let mut ends = Vec::new();
-    for name in NAMES {
-        let gid = lab.wait_rdma(name, Device::Vrnic)?;
-        ends.push(End::new(name, Device::Vrnic, gid));
-    }
-    let [client, server] = ends.try_into().expect("two VMs");
+    let [client, server] = End::of_rnics(&lab)?;
     let mut pair = Pair::new("ib_write_bw", ARGS, client, server);
     pair.by_lid = true;
     let mut vrnicd = Client::connect(&lab.control())?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::lab::{Lab, SHORT};
 use crate::report::Entry;
-use crate::vm::{Device, Family};
+use crate::vm::{Device, Family, NAMES};
 
 /// One end of a pair of programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +30,16 @@ impl End {
             device,
             gid,
         }
+    }
+
+    /// Waits for the RNICs of the two VMs, and returns an end for each. Fails if one does not come up.
+    pub fn of_rnics(lab: &Lab) -> Result<[Self; 2]> {
+        let [a, b] = NAMES;
+        let gid = |vm| lab.wait_rdma(vm, Device::Vrnic);
+        Ok([
+            Self::new(a, Device::Vrnic, gid(a)?),
+            Self::new(b, Device::Vrnic, gid(b)?),
+        ])
     }
 }
 
