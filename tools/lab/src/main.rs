@@ -75,7 +75,7 @@ struct Cli {
     /// How messages travel between the RNICs
     #[arg(long, global = true, value_enum, default_value = "local")]
     fabric: Fabric,
-    /// Kernel of the VMs; default: stock, or lab for tests
+    /// Kernel of the VMs; default: stock. Without this option, `test` also uses lab
     #[arg(long, global = true, value_enum)]
     kernel: Option<kernel::Name>,
     #[command(subcommand)]
@@ -174,7 +174,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Log in to a VM of a lab started by `up`, by ssh, or run a command there
+    /// Log in by ssh to a VM of a lab started by `up`, or run a command there
     ///
     /// The VM needs `ssh = true` in the lab file.
     Ssh {
@@ -249,7 +249,7 @@ enum Command {
     },
     /// Run workloads between the VMs once under each fault, and report how they cope
     ///
-    /// Each fault is injected into the RNIC of one end; `vrnicctl fault explain` describes all faults.
+    /// Each fault is injected into the RNIC of one end. `vrnicctl fault explain` describes all faults.
     /// Each run gets a verdict: not reached, unaffected, recovered, reported, hang, crash, leak, lost
     /// device, wrong data, or kernel report. build/chaos/index.html shows the evidence of each run;
     /// build/chaos/report.json is for scripts.

@@ -24,7 +24,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure everything, and compare it with what the machine can do at best
+    /// Measure everything, and compare it with the best that the machine can do
     Bench {
         /// Measure only this fabric
         #[arg(long)]
@@ -61,7 +61,8 @@ enum Command {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
-    /// Keep two vrnicd busy that exchange packets by UDP. `tools/native/over-udp.sh` makes a network and runs this
+    /// Keep two vrnicd busy with packets that they exchange by UDP. `tools/native/over-udp.sh` makes a network and runs
+    /// this
     OverUdp {
         /// Addresses of the two hosts
         #[arg(long, required = true, num_args = 2, value_names = ["FROM", "TO"])]

@@ -95,9 +95,9 @@ enum Command {
         /// The new state of the link.
         state: LinkState,
     },
-    /// List how fast devices may send, or limit one.
+    /// List the rate limits of devices, or change those of one device.
     Limit {
-        /// The device. Without it, list all.
+        /// The device. Without it, list all devices.
         device: Option<String>,
         /// Limit on the payload, including read responses, in gigabits per second: 0.001 to 10000.
         #[arg(long, value_name = "GBPS", requires = "device")]
@@ -105,7 +105,7 @@ enum Command {
         /// Limit on requests per second.
         #[arg(long, value_name = "N", requires = "device")]
         max_iops: Option<u64>,
-        /// Remove the limits that are not given.
+        /// Remove the limits that this command does not set.
         #[arg(long, requires = "device")]
         none: bool,
     },
@@ -153,8 +153,8 @@ enum Command {
     /// Show everything live in a browser: devices, connections, objects, failures. Prints the address to open, and
     /// serves it until interrupted.
     Web(web::Options),
-    /// Learn RDMA in a browser: six experiments with real RNICs, and what the RNICs do at each step. Starts a vrnicd
-    /// and two programs of its own; needs no VM. Prints the address to open, and serves it until interrupted.
+    /// Learn RDMA in a browser: six lessons with real RNICs, which show what the RNICs do at each step. Starts a vrnicd
+    /// of its own and plays the guests; needs no VM. Prints the address to open, and serves it until interrupted.
     Lessons(lessons::Options),
     /// Show or change vrnicd's log filter, such as `debug` or `info,vrnic_vfio_user=trace`.
     Log {

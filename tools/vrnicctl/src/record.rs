@@ -35,8 +35,9 @@ pub enum Command {
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
     },
-    /// Print the last calls to a device since its driver reset it, about 2000, oldest first. vrnicd always keeps them.
-    /// They cannot be replayed, but the file DEVICE-crash.vrnic, which vrnicd saves when a device fails, can.
+    /// Print the last calls to a device since its driver reset it, about 2000, oldest first. vrnicd always keeps this
+    /// list. vrnic-replay cannot replay the list, but can replay DEVICE-crash.vrnic, which vrnicd saves when a device
+    /// fails.
     Last {
         /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]

@@ -73,9 +73,9 @@ pub struct Link {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// Frames pass.
+    /// Packets pass.
     Up,
-    /// No frames pass, as if the cable were unplugged.
+    /// No packets pass, as if the cable were unplugged.
     Down,
 }
 
@@ -103,7 +103,7 @@ pub struct Condition {
     qps: Option<String>,
     /// State of the port: `active` or `down`.
     port: Option<String>,
-    /// State of the device: `up`, `down` or `failed`.
+    /// State of the device: `up`, `down`, `failed` or `removed`.
     state: Option<String>,
     /// Number of seconds that the phase must have lasted.
     #[serde(default, deserialize_with = "some_seconds")]

@@ -16,7 +16,8 @@ pub enum Command {
         /// Only links of this HCA or switch.
         node: Option<String>,
     },
-    /// Show a credit loop in the routing: lanes, each of which can wait for the next. Nothing if there is no loop.
+    /// Show a credit loop in the routing: lanes, each of which can wait for the next. Prints nothing if there is no
+    /// loop.
     Loop,
     /// Cut a link, plug it in again, or set its bit error rate.
     Link {
@@ -28,7 +29,7 @@ pub enum Command {
         #[arg(long, value_name = "RATE", required_unless_present = "state")]
         bit_error_rate: Option<f64>,
     },
-    /// Take a switch down, with all its links, or up again. Links that are cut stay so.
+    /// Take a switch down, with all its links, or up again. Links that are cut stay cut.
     Switch {
         /// The switch.
         switch: String,
