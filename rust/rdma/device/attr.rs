@@ -259,7 +259,7 @@ impl DeviceAttr {
         raw.max_mr = self.max_mr;
         raw.max_mw = self.max_mw;
         raw.max_dm_size = self.max_dm_size;
-        // Users in the kernel divide by it, also if there is no fast registration
+        // Users in the kernel divide by it, even if there is no fast registration
         // (`rdma_rw_mr_factor`).
         raw.max_fast_reg_page_list_len = self.max_fast_registration_pages.max(1);
         raw.max_pd = self.max_pd;

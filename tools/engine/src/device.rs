@@ -25,7 +25,7 @@ use zerocopy::IntoBytes;
 /// how to record what it does.
 ///
 /// Calls that change nothing go to [`Engine`]. All others have a method here that records the call if a recording is
-/// running; if none is, recording costs one test.
+/// running; if none is, this costs one check.
 #[derive(Debug)]
 pub struct Rnic {
     engine: Engine,

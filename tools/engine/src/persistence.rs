@@ -2,9 +2,9 @@
 
 //! Makes data that peers wrote persistent, so that it survives a loss of power.
 //!
-//! Writing to a disk takes time, so the embedding program does it, for one queue pair after the other:
-//! [`Engine::next_sync`] returns what to write next, and [`Engine::synced`] takes the result. Until then, the flush
-//! that requested it and all later responses of its queue pair wait.
+//! Writing to a disk takes time, so the embedding program does it, for one queue pair at a time: [`Engine::next_sync`]
+//! returns what to write next, and [`Engine::synced`] takes the result. Until then, the flush that requested it and all
+//! later responses of its queue pair wait.
 
 use crate::{
     cause::Cause,

@@ -4,15 +4,15 @@
 //!
 //! The limit of a device holds back what makes up the traffic: requests, datagrams and the data of read responses. That
 //! of a queue pair holds back its requests and datagrams. Acknowledgements pass, so that peers do not mistake a slow
-//! device for a dead one. Who could not send in time catches up, by up to [`BURST`] or by what the owner of a queue
+//! device for a dead one. Whoever could not send in time catches up, by up to [`BURST`] or by what the owner of a queue
 //! pair allows.
 
 use crate::{cause::Cause, time::Instant};
 use serde::{Deserialize, Serialize};
 use std::{num::NonZeroU64, time::Duration};
 
-/// Who is late may send at once what was missed in this time, unless the limit of a queue pair says otherwise. A device
-/// with a limit also sends for no longer than this before the next queue pair has its turn.
+/// Whoever is late may send at once what was missed in this time, unless the limit of a queue pair says otherwise. A
+/// device with a limit also sends for no longer than this before the next queue pair has its turn.
 const BURST: Duration = Duration::from_millis(1);
 
 /// Nanoseconds per second.

@@ -16,10 +16,10 @@
 //! A recording of a device that was just reset needs no state: the configuration determines everything. This is the
 //! durable form, because even an engine that has changed inside can read it. Other recordings begin with the entire
 //! state of the device: queue pairs, keys, rings, timers, everything that waits. Only the version of the engine that
-//! wrote a state can read it, because its form follows from the definitions of the types. So there is no second
-//! description of each object that could be wrong; the only possible mistake is to leave something out. Simulations and
-//! the tests of the engine check for that: they begin recordings at random moments, and each has to replay and to end
-//! in the state of the device.
+//! wrote a state can read it, because its form follows from the definitions of the types. So no object has a second
+//! description that could be wrong; the only possible mistake is to leave something out. Simulations and the tests of
+//! the engine check for that: they begin recordings at random moments, and each has to replay and to end in the state
+//! of the device.
 //!
 //! # What is left out
 //!
@@ -74,7 +74,7 @@
 //! | 32 | next explanation | |
 //! | 33 | set the rate limit | of bytes, then of requests: flag; if it is 1, how many a second |
 //! | 34 | poll | units, bytes |
-//! | 35 | mark: nothing. Behind it stands no repetition of what was before, and a path | |
+//! | 35 | mark: has no effect. The call after it repeats nothing from before, and has its path in full | |
 //! | 36 | set the port of an HCA | port: value; reregister: flag |
 //! | 37 | next port request | |
 //! | 38 | answer a port request | answer: value |

@@ -4,7 +4,7 @@
 //! writes completions and raises events.
 //!
 //! A device traces while someone requests its steps, and for a while after the last request. Then it stops on its own;
-//! after that, each trace point costs one test. The trace is bounded: a client that asks too rarely misses the oldest
+//! after that, each trace point costs one check. The trace is bounded: a client that asks too rarely misses the oldest
 //! steps, and can tell how many from the step numbers.
 
 use crate::{

@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(found, []);
         // Each lane is a start, and is entered and left, and has two edges.
         assert!((LANES / 7..=5 * LANES / 7).contains(&steps), "{steps}");
-        // The last lane waits for one in the midst, the way to which leads through all others in between.
+        // The last lane waits for one in the middle, and can be reached from it through all lanes in between.
         waits.insert(lane(LANES), BTreeSet::from([lane(LANES / 2)]));
         let (found, _) = search(&waits);
         assert_eq!(found, (LANES / 2..=LANES).map(lane).collect::<Vec<_>>());

@@ -48,7 +48,7 @@ impl Faults {
 }
 
 impl Resources {
-    /// Returns the fault that fires on an occasion, if any. While no faults are armed, this costs one test.
+    /// Returns the fault that fires on an occasion, if any. While no faults are armed, this costs one check.
     #[inline]
     pub(crate) fn strike(&mut self, occasion: impl FnOnce() -> Occasion) -> Option<Strike> {
         if !self.faults.is_busy() {

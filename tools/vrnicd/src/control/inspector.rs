@@ -82,7 +82,7 @@ impl Inspector {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Removes and returns the next question. Does not wait for a client that leaves another one just now: its question
+    /// Removes and returns the next question. Does not wait for a client that is leaving another one: its question
     /// keeps [waiting](Self::is_asked).
     pub fn next(&self) -> Option<Question> {
         if !self.any.load(Ordering::Relaxed) {

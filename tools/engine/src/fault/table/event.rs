@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults of asynchronous events: raised alone, raised with what they report, lost and late.
+//! Faults of asynchronous events, which are raised alone, raised together with what they report, lost, or late.
 
 use super::{Act, EventType, Kind, kind};
 
