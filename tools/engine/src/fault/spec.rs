@@ -180,7 +180,7 @@ pub const KEYS: &[Key] = &[
     key(
         "message",
         "N or N..M",
-        "only packets that tell that their message has this many bytes: the first of a write, read and flush requests, \
+        "only packets that say that their message has this many bytes: the first of a write, read and flush requests, \
          and packets that contain a whole message",
         OF_PACKETS,
     ),
@@ -205,13 +205,13 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "code",
-        "a command, as create-qp",
+        "a command, such as create-qp",
         "only this command",
         &[Seam::Command],
     ),
     key(
         "event",
-        "an event, as port-error",
+        "an event, such as port-error",
         "only this asynchronous event",
         &[Seam::Event],
     ),
@@ -266,7 +266,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "after-event",
-        "an event, as port-error",
+        "an event, such as port-error",
         "does not fire until the driver has been given this asynchronous event",
         ALL,
     ),
@@ -285,7 +285,7 @@ pub const KEYS: &[Key] = &[
     key(
         "factor",
         "N",
-        "how many times as long as usual a unit of work takes; usual is a microsecond",
+        "how many times as long as usual (a microsecond) a unit of work takes",
         &[],
     ),
     key(
@@ -311,7 +311,7 @@ pub const KEYS: &[Key] = &[
     key("value", "N", "the new value, or the amount to add", &[]),
     key(
         "status",
-        "a status, as busy",
+        "a status, such as busy",
         "the status of the reply: unsupported, malformed, invalid-argument, not-found, busy, no-resources, bad-address, bad-state, not-permitted, device-failed",
         &[],
     ),
