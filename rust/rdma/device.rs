@@ -173,7 +173,7 @@ impl<'bound, T: Operations> Call<'bound, T> {
 
 /// A driver for RDMA devices.
 ///
-/// A driver must implement what the core demands of each device; all else is optional. It leaves
+/// A driver must implement what the core demands of each device. The rest is optional. It leaves
 /// out the methods of verbs that it lacks, here and in the traits of objects, and names
 /// [`Unsupported`] as the type of objects that its devices do not have. The corresponding
 /// operations are then `NULL` in `struct ib_device_ops`, and the core returns `EOPNOTSUPP`.

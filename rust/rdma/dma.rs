@@ -41,7 +41,7 @@ use crate::{
 ///
 /// The kernel keeps lists of the pages of all watched ranges, whether the pages are present or not,
 /// and charges these lists to nobody. So the lists for a device may take a sixteenth of the
-/// machine's memory, whatever number of regions and processes they are for.
+/// machine's memory, however many regions and processes they are for.
 pub(crate) struct Watched {
     /// Number of bytes that are watched.
     bytes: Atomic<usize>,
@@ -62,8 +62,8 @@ impl Watched {
         }
     }
 
-    /// Counts bytes as watched; `ENOMEM` if this exceeds the limit. Nobody else is refused because
-    /// of bytes that are.
+    /// Counts bytes as watched; `ENOMEM` if this exceeds the limit. Refused bytes are not counted,
+    /// so they take no room from others.
     pub(crate) fn add(&self, length: usize) -> Result {
         let mut before = self.bytes.load(Relaxed);
         loop {

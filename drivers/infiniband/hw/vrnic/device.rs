@@ -184,8 +184,8 @@ pub(crate) fn has_ud_segmentation(limits: &DeviceLimits, features: Features) -> 
         && limits.max_inline.get() >= MAX_HEADER
 }
 
-/// Returns the limits of receive scaling. Each queue is a queue pair to the device; tables are
-/// nothing to it, and each queue pair can have its own.
+/// Returns the limits of receive scaling. To the device, each queue is a queue pair. It does not
+/// know tables, and each queue pair can have its own.
 fn receive_scaling(limits: &DeviceLimits) -> ReceiveScaling {
     match limits.max_scaling_entries.get() {
         0 => ReceiveScaling::default(),

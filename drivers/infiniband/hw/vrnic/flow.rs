@@ -47,7 +47,7 @@ pub(crate) struct Flow {
     object: Object<DestroyFlow>,
 }
 
-/// The fields of a flow, in which no field may be asked to have two values.
+/// The fields of a flow. No field may be required to have two values.
 #[derive(Default)]
 struct Wanted {
     value: FlowFields,

@@ -91,7 +91,7 @@ struct Posted {
     request: Continuation,
     /// Bytes of room, if it is a receive.
     room: u64,
-    /// Whether it generates a completion also on success.
+    /// Whether it generates a completion even on success.
     signaled: bool,
 }
 

@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// Longest header of segments: that of IP over InfiniBand, and those of IPv4 and TCP with all
-/// options that can be.
+/// possible options.
 pub(crate) const MAX_HEADER: u32 = 4 + 60 + 60;
 
 /// What the sends of a queue pair can have.
