@@ -42,7 +42,7 @@ attach: ## open the prompt of VM=a or VM=b of a running `make shell` in this ter
 test: setup-tests setup-userland setup-qemu setup-guest userspace test-kernels ## run the tests: host tests, KUnit in a VM, VM tests (T=part of a name)
 	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
 
-test-all: ## as test, with the long VM tests, and each VM test on every fabric
+test-all: ## like test, but with the long VM tests, and each VM test on every fabric
 	$(MAKE) TEST_ARGS="--all --out build/test-all" test
 
 test-debug: ## run KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
@@ -80,7 +80,7 @@ kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 
 userspace: programs provider ## build vrnicd, the provider (build/provider), the test programs and the lab
 
-# Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work. The fuzzers and the
+# Cargo has jobs of its own. Parts that run beside it end earlier, so this shows their failures at the end. The fuzzers and the
 # simulation turn on features of other crates, as all tests do: programs for tests are built with them, or `cargo test`
 # would build them anew.
 programs: setup-packages
