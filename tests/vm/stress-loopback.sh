@@ -2,6 +2,7 @@
 # Random traffic with all operations runs in loopback on one RNIC. Every byte, completion and event is checked.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 . "$LAB_LIB"

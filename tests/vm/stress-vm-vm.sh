@@ -3,6 +3,7 @@
 # checked.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 . "$LAB_LIB"

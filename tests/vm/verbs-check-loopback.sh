@@ -3,6 +3,7 @@
 # children.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"

@@ -2,6 +2,7 @@
 # Verbs, used correctly and incorrectly, behave as the standard says, between two VMs.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"

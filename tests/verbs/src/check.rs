@@ -194,6 +194,7 @@ impl Env {
             .with("qpn", qp.number())
             .with("kind", config.qp.kind)
             .with("gid", self.gid.gid)
+            .with("lid", self.gid.lid)
             .with("psn", 0x00ff_fff0)
             .with("access", config.peer_access)
             .with("rnr_timer", config.rnr_timer)
@@ -203,6 +204,7 @@ impl Env {
         let path = Path {
             from: self.gid.index,
             to: self.peer.gid,
+            lid: self.peer.lid,
             qpn: reply.number("qpn")? as u32,
             sq_psn: 0x00ff_fff0,
             rq_psn: reply.number("psn")? as u32,

@@ -163,8 +163,10 @@ pub struct GidEntry {
     pub index: u8,
     /// The GID, as the IPv6 address it is.
     pub gid: Ipv6Addr,
-    /// 1 for RoCE v1, 2 for RoCE v2.
+    /// 0 for InfiniBand, 1 for RoCE v1, 2 for RoCE v2.
     pub kind: u32,
+    /// The port's LID, 0 on Ethernet.
+    pub lid: u16,
 }
 
 /// An open device.
@@ -275,7 +277,8 @@ impl Context {
     /// The used entries of port 1's GID table.
     pub fn gids(&self) -> Result<Vec<GidEntry>> {
         let mut out = Vec::new();
-        for index in 0..self.port_attr()?.gid_tbl_len.min(256) {
+        let port = self.port_attr()?;
+        for index in 0..port.gid_tbl_len.min(256) {
             let mut entry = ibv_gid_entry::default();
             // SAFETY: the context is open and `entry` is writable with the size given.
             let rc = unsafe {
@@ -296,6 +299,7 @@ impl Context {
                     index: index as u8,
                     gid: Ipv6Addr::from(raw),
                     kind: entry.gid_type,
+                    lid: port.lid,
                 });
             }
         }
@@ -826,9 +830,9 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    /// A handle for the port with GID `to`, reached from our GID `from`.
-    pub fn new(pd: &Arc<Pd>, from: u8, to: Ipv6Addr) -> Result<Self> {
-        let mut attr = address(from, to);
+    /// A handle for the port with GID `to` and LID `lid`, reached from our GID `from`.
+    pub fn new(pd: &Arc<Pd>, from: u8, to: Ipv6Addr, lid: u16) -> Result<Self> {
+        let mut attr = address(from, to, lid);
         // SAFETY: the PD lives and `attr` is a complete attribute struct.
         let raw = object(unsafe { ibv_create_ah(pd.raw, &raw mut attr) })?;
         Ok(Ah {
@@ -845,9 +849,9 @@ impl Drop for Ah {
     }
 }
 
-/// The address vector from our GID index `from` to the GID `to`, on port 1.
+/// The address vector from our GID index `from` to the port with GID `to` and LID `lid`, on port 1.
 #[must_use]
-pub fn address(from: u8, to: Ipv6Addr) -> ibv_ah_attr {
+pub fn address(from: u8, to: Ipv6Addr, lid: u16) -> ibv_ah_attr {
     let raw = to.octets();
     let half = |i: usize| u64::from_ne_bytes(raw[i..i + 8].try_into().unwrap_or_default());
     ibv_ah_attr {
@@ -858,6 +862,7 @@ pub fn address(from: u8, to: Ipv6Addr) -> ibv_ah_attr {
             hop_limit: 64,
             traffic_class: 0,
         },
+        dlid: lid,
         is_global: 1,
         port_num: 1,
         ..Default::default()

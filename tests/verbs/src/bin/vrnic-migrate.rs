@@ -115,12 +115,12 @@ impl End {
     /// Returns the first path or the second.
     fn path(&self, second: bool) -> Outcome<ibv_ah_attr> {
         let to = self.peer.text("gid")?.parse().during("the GID")?;
+        let first = self.peer.number("lid")? as u16;
         let lid = u8::from(second && self.several);
         Ok(ibv_ah_attr {
-            dlid: self.peer.number("lid")? as u16 + u16::from(lid),
             src_path_bits: lid,
             is_global: (second && !self.several).into(),
-            ..address(self.gid.index, to)
+            ..address(self.gid.index, to, first + u16::from(lid))
         })
     }
 

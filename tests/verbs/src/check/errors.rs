@@ -415,7 +415,7 @@ fn datagrams(env: &mut Env) -> Outcome<(Qp, Ah)> {
     };
     let qp = Qp::new(&env.pd, &cq, &cq, &config).during("creating a UD QP")?;
     qp.start_datagrams(1, 0).during("starting a UD QP")?;
-    let ah = Ah::new(&env.pd, env.gid.index, env.peer.gid).during("ibv_create_ah")?;
+    let ah = Ah::new(&env.pd, env.gid.index, env.peer.gid, env.peer.lid).during("ibv_create_ah")?;
     Ok((qp, ah))
 }
 

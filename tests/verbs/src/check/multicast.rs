@@ -100,7 +100,7 @@ fn group(env: &Env, number: u32) -> Ipv6Addr {
 
 fn reaches(env: &mut Env) -> Outcome<()> {
     let group = group(env, 1);
-    let ah = Ah::new(&env.pd, env.gid.index, group).during("ibv_create_ah")?;
+    let ah = Ah::new(&env.pd, env.gid.index, group, 0).during("ibv_create_ah")?;
     let sender = End::new(env, QKEY)?;
     let member = End::new(env, QKEY)?;
     let other_key = End::new(env, QKEY + 1)?;

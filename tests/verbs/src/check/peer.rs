@@ -39,6 +39,8 @@ pub struct Peer {
     pub vrnic: bool,
     /// The peer's GID
     pub gid: Ipv6Addr,
+    /// The peer's LID, 0 on Ethernet
+    pub lid: u16,
     /// The peer's MTU enumerator
     pub mtu: i32,
     /// Region with all rights, of [`BUFFER`] bytes
@@ -62,6 +64,7 @@ impl Peer {
             control,
             vrnic: false,
             gid: Ipv6Addr::UNSPECIFIED,
+            lid: 0,
             mtu: 1,
             all: none,
             read_only: none,
@@ -102,6 +105,7 @@ impl Peer {
         };
         self.vrnic = is_vrnic(r.text("device")?);
         self.gid = r.text("gid")?.parse()?;
+        self.lid = r.number("lid")? as u16;
         self.mtu = r.number("mtu")? as i32;
         self.all = region("all")?;
         self.read_only = region("ro")?;
@@ -385,6 +389,7 @@ impl Objects {
                 let path = Path {
                     from: self.gid.index,
                     to: order.text("gid")?.parse()?,
+                    lid: order.number("lid")? as u16,
                     qpn: order.number("qpn")? as u32,
                     sq_psn: psn,
                     rq_psn: order.number("psn")? as u32,
@@ -546,6 +551,7 @@ pub fn serve(device: Option<&str>, gid: Option<u8>, mut control: Control) -> Out
                 let mut reply = Words::default()
                     .with("device", fresh.context.name())
                     .with("gid", fresh.gid.gid)
+                    .with("lid", fresh.gid.lid)
                     .with("mtu", port.active_mtu);
                 for (name, mr) in &fresh.regions {
                     reply = reply

@@ -273,7 +273,7 @@ fn datagrams(env: &mut Env) -> Outcome<()> {
     let mtu = mtu_bytes(env.context.port_attr()?.active_mtu);
     let srq = Srq::new(&env.pd, RECEIVES as u32, 2).during("ibv_create_srq")?;
     let (from, mr) = (env.buffer()?, env.buffer()?);
-    let ah = Ah::new(&env.pd, env.gid.index, env.gid.gid).during("ibv_create_ah")?;
+    let ah = Ah::new(&env.pd, env.gid.index, env.gid.gid, env.gid.lid).during("ibv_create_ah")?;
     let config = |interface| QpConfig {
         kind: QPT_UD,
         interface,

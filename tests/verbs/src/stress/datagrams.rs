@@ -96,6 +96,7 @@ pub fn run(
     let mine = Words::default()
         .with("qpn", qp.number())
         .with("gid", gid.gid)
+        .with("lid", gid.lid)
         .with(
             "mtu",
             context.port_attr().during("ibv_query_port")?.active_mtu,
@@ -110,7 +111,8 @@ pub fn run(
     let peer_qpn = theirs.number("qpn")? as u32;
     let peer_gid: Ipv6Addr = theirs.text("gid")?.parse()?;
     let mtu = mtu_bytes(mine.number("mtu")?.min(theirs.number("mtu")?) as i32);
-    let ah = Ah::new(&pd, gid.index, peer_gid).during("ibv_create_ah")?;
+    let peer_lid = theirs.number("lid")? as u16;
+    let ah = Ah::new(&pd, gid.index, peer_gid, peer_lid).during("ibv_create_ah")?;
     let stride = (GRH + mtu + 64).next_multiple_of(64);
     let outgoing = Mr::new(&pd, ROUND * stride, 0).during("ibv_reg_mr")?;
     let incoming = Mr::new(&pd, ROUND * stride, ACCESS_LOCAL_WRITE).during("ibv_reg_mr")?;

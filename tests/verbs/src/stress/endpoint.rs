@@ -213,7 +213,8 @@ impl Endpoint {
             .with("srq", u64::from(options.srq))
             .with("mtu", options.mtu)
             .with("rd_atomic", rd_atomic)
-            .with("gid", gid.gid);
+            .with("gid", gid.gid)
+            .with("lid", gid.lid);
         let theirs = control.swap_words(&mine).during("exchanging limits")?;
         // Side 0 decides what is to be done; what a device can do is the smaller of the two.
         let leader = if side == 0 { &mine } else { &theirs };
@@ -262,6 +263,7 @@ impl Endpoint {
             .text("gid")?
             .parse()
             .map_err(|_| Failure("peer's GID is malformed".into()))?;
+        let peer_lid = theirs.number("lid")? as u16;
 
         let channel = options
             .events
@@ -354,6 +356,7 @@ impl Endpoint {
             let path = Path {
                 from: gid.index,
                 to: peer_gid,
+                lid: peer_lid,
                 qpn: theirs.number("qpn")? as u32,
                 sq_psn,
                 rq_psn: theirs.number("psn")? as u32,

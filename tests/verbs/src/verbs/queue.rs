@@ -668,6 +668,8 @@ pub struct Path {
     pub from: u8,
     /// The peer's GID
     pub to: std::net::Ipv6Addr,
+    /// The peer's LID, 0 on Ethernet
+    pub lid: u16,
     /// The peer's QP number
     pub qpn: u32,
     /// Our first PSN
@@ -697,6 +699,7 @@ impl Path {
         Path {
             from: gid.index,
             to: gid.gid,
+            lid: gid.lid,
             qpn,
             sq_psn: 77,
             rq_psn: 77,
@@ -1305,7 +1308,7 @@ pub const RELIABLE_MASK: i32 = consts::QP_MAX_DEST_RD_ATOMIC
 pub fn rtr_attr(path: &Path) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: QPS_RTR,
-        ah_attr: super::address(path.from, path.to),
+        ah_attr: super::address(path.from, path.to, path.lid),
         path_mtu: path.mtu,
         dest_qp_num: path.qpn,
         rq_psn: path.rq_psn,
