@@ -28,6 +28,7 @@ fresh() {
 	base=$CACHE/fresh/$1-$(key_of "$TREE/tests/packages/fresh.bash" "$*")
 	mkdir -p "$CACHE/fresh"
 	if [ ! -f "$base.complete" ]; then
+		need_space 500 "a minimal Debian"
 		step "a minimal Debian ($*)" "$base.log" 12 minimal "$base" "$@"
 		date -u +%FT%TZ >"$base.complete"
 	fi
@@ -65,18 +66,22 @@ with_driver() {
 # inside TAR <SCRIPT: runs SCRIPT in that system, and puts what became of it in the file $KEEP, if that is set. What apt
 # downloads is kept for the next one.
 inside() {
-	local dir status=0
+	local dir status=0 memory=
 	mkdir -p "$CACHE/fresh/archives/partial"
+	# Where there is room, the system is in memory: compilers make many small files.
+	[ "$(sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo)" -lt 12000000 ] || memory=yes
+	# Downloads, and a system that is kept, are on disk in any case.
+	need_space "$([ -n "$memory" ] && echo 2500 || echo 8000)" "a system of tests of packages"
 	dir=$(mktemp -d "$CACHE/fresh/root.XXXXXX")
 	{
 		cat "$TREE/tests/packages/inside.bash"
 		cat
 	} >"$dir.test"
-	# The mounts go with the namespace. Where there is room, the system is in memory: compilers make many small files.
+	# The mounts go with the namespace.
 	as_root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
 		unshare --mount --pid --fork --kill-child bash -euc '
 			mount --make-rprivate /
-			[ "$(sed -n "s/^MemAvailable: *\([0-9]*\).*/\1/p" /proc/meminfo)" -lt 12000000 ] || mount -t tmpfs -o size=8G root "$1"
+			[ -z "$7" ] || mount -t tmpfs -o size=8G root "$1"
 			tar -C "$1" -xf "$2"
 			mount -t proc proc "$1/proc"
 			mount -t tmpfs run "$1/run"
@@ -90,7 +95,7 @@ inside() {
 			chroot "$1" bash -euo pipefail /test
 			[ -z "$6" ] || tar -C "$1" --one-file-system --exclude="./packages/*" --exclude="./tree/*" \
 				--exclude="./var/cache/apt/archives/*" -cf "$6" .' \
-		bash "$dir" "$1" "$PACKAGES" "$CACHE/fresh/archives" "$TREE" "${KEEP:-}" || status=$?
+		bash "$dir" "$1" "$PACKAGES" "$CACHE/fresh/archives" "$TREE" "${KEEP:-}" "$memory" || status=$?
 	as_root rm -rf --one-file-system "$dir" "$dir.test"
 	return $status
 }

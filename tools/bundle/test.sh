@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -f build/bundle.tar.gz ] || { echo "build/bundle.tar.gz is missing: run \`make bundle\`"; exit 1; }
 fail() { echo "FAIL: $*"; exit 1; }
+(. tools/setup/lib.sh; need_space 1500 "the unpacked bundle" "${TMPDIR:-/tmp}")
 
 root=$(mktemp -d "${TMPDIR:-/tmp}/vrnic-bundle.XXXXXX")
 trap 'rm -rf "$root"' EXIT

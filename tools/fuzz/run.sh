@@ -32,6 +32,7 @@ build() {
 		-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing
 	)
 	mkdir -p "$out"
+	[ -d "$out/target" ] || (. tools/setup/lib.sh; need_space 1500 "the instrumented program" "$out")
 	CXX=${CXX:-$(command -v clang++-19 || command -v clang++ || echo c++)} RUSTFLAGS="${flags[*]}" \
 		cargo build --manifest-path tools/Cargo.toml -p vrnic-fuzz --profile fuzz --target "$host" \
 		--features libfuzzer,libfuzzer-sys/link_libfuzzer --target-dir "$out/target"

@@ -76,9 +76,7 @@ copy_sources() {
 }
 
 : >"$log"
-free=$(df --output=avail -BM "$out" | tail -n 1 | tr -dc 0-9)
-[ "$free" -ge 4000 ] ||
-	{ echo "packages: the build needs 4000 MiB in $out, but only $free MiB are free: make room there" >&2; exit 1; }
+(. tools/setup/lib.sh; need_space 4000 "the build of packages" "$out")
 step "sources" copy_sources
 step "crates" inside --network "
 	cd $source/tools

@@ -28,6 +28,7 @@ case " ${targets[*]} " in *" CLIPPY=1 "*) name=objects-clippy ;; esac
 objects=$builds/$key/$name
 
 # One build at a time. Remove the builds of other kernels.
+[ -d "$builds/$key" ] || (. tools/setup/lib.sh; need_space 4000 "the build of the series")
 mkdir -p "$builds/$key"
 exec 9>"$builds/lock"
 flock -n 9 || { echo "waiting for the build of the series in another tree ..."; flock 9; }

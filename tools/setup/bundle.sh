@@ -4,6 +4,7 @@
 
 setup_bundle() {
 	[ -n "${VRNIC_NO_PACKAGES:-}" ] || install_missing "tools of the bundle" erofs-utils
+	[ -f "$TREE/build/bundle.tar.gz" ] || need_space 2000 "the bundle" "$TREE"
 	qemu_unpacked
 	ln -sfn "$QEMU_PATH" "$TREE/build/setup/qemu-unpacked"
 }

@@ -27,6 +27,14 @@ apt_install() { as_root env DEBIAN_FRONTEND=noninteractive ${APT_CONFIG:+APT_CON
 # simulation.
 apt_lines() { echo $(($(apt-get -s --no-install-recommends install "$@" 2>/dev/null | grep -c '^Inst') * 4 + 20)); }
 
+# apt_space ARGS...: prints how many MiB the packages take that this would install.
+apt_space() {
+	local list
+	list=$(apt-get -s --no-install-recommends install "$@" 2>/dev/null | awk '$1 == "Inst" { print $2 }' || :)
+	{ apt-cache show --no-all-versions $list 2>/dev/null || :; } |
+		awk '$1 == "Installed-Size:" { size += $2 } END { print int(size / 1024) + 1 }'
+}
+
 apt_refresh() { as_root apt-get -o APT::Update::Error-Mode=any update; }
 
 # install_missing WHAT PACKAGE...: installs missing packages from the machine's own sources.
@@ -37,6 +45,7 @@ install_missing() {
 	[ ${#list[@]} -gt 0 ] || return 0
 	say "to install ($what): ${list[*]}"
 	step "package indexes" "$LOGS/apt-update.log" 8 apt_refresh
+	need_space "$(apt_space "${list[@]}")" "what is installed ($what)" /usr
 	step "installing ${#list[@]} packages ($what)" "$LOGS/packages.log" "$(apt_lines "${list[@]}")" apt_install "${list[@]}"
 }
 
@@ -60,6 +69,7 @@ install_rust() {
 	if [ ${#list[@]} -gt 0 ] || ! rustc_is_new_enough; then
 		(
 			apt_state backports /var/lib/dpkg/status trixie trixie-updates trixie-backports
+			need_space "$(apt_space -t trixie-backports "$@")" "Rust" /usr
 			step "Rust from Debian 13 backports" "$LOGS/rust.log" "$(apt_lines -t trixie-backports "$@")" apt_install -t trixie-backports "$@"
 		)
 	fi

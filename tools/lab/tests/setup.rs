@@ -140,6 +140,20 @@ fn want_of_space_is_told_before_anything_is_made() {
 }
 
 #[test]
+fn want_of_space_for_packages_is_told() {
+    let tree = tree();
+    let script = ". tools/setup/lib.sh; . tools/setup/packages.sh; df() { printf 'Avail\n99M\n'; }
+        apt-get() { [ \"$1\" != -s ] || printf 'Inst %s (1 Debian)\n' one other; }
+        apt-cache() { printf 'Package: %s\nInstalled-Size: 60000\n\n' \"${@:3}\"; }
+        missing() { echo one; }; apt_refresh() { :; }; apt_install() { touch installed; }
+        install_missing tools one";
+    let text = words(&bash(&tree, script).output().unwrap());
+    let expected = "what is installed (tools) needs 118 MiB in /usr, but only 99 MiB are free";
+    assert!(text.contains(expected), "{text}");
+    assert!(!tree.path().join("installed").exists());
+}
+
+#[test]
 fn unknown_names_are_told() {
     let tree = tree();
     let run = |script: &str| words(&bash(&tree, script).output().unwrap());
