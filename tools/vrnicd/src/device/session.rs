@@ -70,10 +70,12 @@ impl Session {
         now: Instant,
         executed: &mut dyn FnMut(&Rnic) -> bool,
     ) -> Result<(), BadQueue> {
+        // Nothing remains to be done if the queue is missing or broken.
+        self.queues.control_notified = false;
         let Some(queue) = &mut self.queues.control else {
             return Ok(());
         };
-        let mut interrupt = false;
+        let (mut interrupt, mut remains) = (false, true);
         for _ in 0..COMMANDS_PER_TURN {
             let begun = self.queues.begun.take();
             let is_begun = begun.is_some();
@@ -82,7 +84,7 @@ impl Session {
                 None => queue.pop(command::MAX_REQUEST)?,
             };
             let Some(chain) = next else {
-                self.queues.control_notified = false;
+                remains = false;
                 break;
             };
             let mut reply = Vec::with_capacity(command::MAX_REPLY);
@@ -139,6 +141,7 @@ impl Session {
                 break;
             }
         }
+        self.queues.control_notified = remains;
         if interrupt {
             self.notifier.queue_used(CONTROL_QUEUE);
         }
