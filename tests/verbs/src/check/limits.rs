@@ -39,10 +39,13 @@ pub(super) const CASES: &[Case] = &[
 fn attributes(env: &mut Env) -> Outcome<()> {
     let port = env.context.port_attr().during("ibv_query_port")?;
     ensure!(port.state == 4, "the port is not active");
+    // InfiniBand is 1, and only there a port has a LID; Ethernet is 2.
+    let link_layer = if port.lid == 0 { 2 } else { 1 };
     ensure!(
-        port.link_layer == 2 || !env.vrnic,
-        "link layer {}",
-        port.link_layer
+        port.link_layer == link_layer || !env.vrnic,
+        "link layer {} with LID {}",
+        port.link_layer,
+        port.lid
     );
     ensure!(
         env.attr.phys_port_cnt == 1 || !env.vrnic,
