@@ -12,9 +12,14 @@ use std::{env, fs};
 fn main() {
     println!("cargo::rerun-if-changed=src/ffi/functions.rs");
     println!("cargo::rerun-if-changed=build.rs");
-    let Some(abi) = ["34", "65"].into_iter().find(|abi| feature(abi)) else {
+    // The newest one: its feature includes the older ones.
+    let Some(abi) = ["65", "64", "59", "57", "34"]
+        .into_iter()
+        .find(|abi| feature(abi))
+    else {
         return;
     };
+    println!("cargo::rustc-env=VRNIC_PRIVATE_ABI={abi}");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     make_stub(&out, abi);
     println!("cargo::rustc-link-search=native={}", out.display());

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Builds the provider for every supported private ABI of libibverbs and checks the results.
 #
-#   build.sh DIRECTORY      puts libvrnic-rdmav34.so and libvrnic-rdmav65.so there
+#   build.sh DIRECTORY      puts libvrnic-rdmav<private ABI>.so there, for each private ABI in layout/releases
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ check() {
 
 cd "$here"
 target=${CARGO_TARGET_DIR:-$here/../target}
-for abi in 34 65; do
+for abi in $(awk '/^[0-9]/ { print $2 }' layout/releases | uniq); do
 	cargo rustc --quiet --package libvrnic --lib --profile provider --features "pabi$abi" --crate-type cdylib
 	object=$out/libvrnic-rdmav$abi.so
 	install -m 644 "$target/provider/libvrnic.so" "$object.new"

@@ -1,16 +1,19 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Checks the layouts in src/ffi against the headers of each release of rdma-core that a provider is built for.
+# Checks the layouts in src/ffi against the headers of the releases of rdma-core in layout/releases.
 #
 #   check.sh [--update] SOURCES [PROVIDERS]
 #   check.sh --cost SOURCES PROVIDERS
 #
-# SOURCES contains the unpacked sources of rdma-core: SOURCES/56.1 and SOURCES/65.0. The script compiles a C program
-# that prints every size, offset and constant on which the Rust code relies, and the prototypes, with those headers.
-# The output must equal the committed layout/<release>.txt, which `cargo test` compares with the Rust code; --update
-# writes that file instead. PROVIDERS is the directory that build.sh filled. If it is given, layout/exercise.c
-# is built with the same headers and runs each provider against a device that is an array, also under valgrind, which
-# watches how it uses memory. --cost instead has callgrind count the instructions of posting and polling (layout/cost.c).
+# SOURCES contains the unpacked sources of rdma-core, such as SOURCES/56.1, as sources.sh puts them there. At least 56.1
+# and 65.0 must be there; the script says which releases are not, and does not check these. It compiles a C program that
+# prints every size, offset and constant on which the Rust code relies, and the prototypes, with the headers of each
+# release. The output must equal the committed files, which `cargo test` compares with the Rust code: all.txt has what
+# is the same in all releases, and 1.<level>.txt what the releases of a level have of their own. --update writes these
+# files first. PROVIDERS is the directory that build.sh filled. If it is given, layout/exercise.c is built with the
+# headers of each release and runs its provider against a device that is an array. For the oldest release there of each
+# level, it does so under valgrind, too, which watches how the provider uses memory. --cost instead has callgrind count
+# the instructions of posting and polling (layout/cost.c).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,6 +32,11 @@ providers=${2:+$(cd "$2" && pwd)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# releases: the rows of layout/releases.
+releases() {
+	grep '^[0-9]' "$here/releases"
+}
+
 # headers RELEASE PABI: creates the include directory that rdma-core's own build would create, as far as driver.h needs
 # it.
 headers() {
@@ -45,7 +53,7 @@ headers() {
 	printf '#define IBVERBS_PABI_VERSION %s\n' "$2" >"$to/config.h"
 }
 
-# program PABI: prints the C program that evaluates the expressions of src/ffi/check.rs.
+# program LEVEL: prints the C program that evaluates the expressions of src/ffi/check.rs.
 program() {
 	cat <<-'C'
 		#include <stddef.h>
@@ -56,24 +64,32 @@ program() {
 		int main(void)
 		{
 	C
-	(cd "$here/.." && VRNIC_PABI=$1 cargo test --release -q -p libvrnic --lib -- --ignored --nocapture print_questions) |
-		sed -n 's/.*QUESTION \(.*\)$/\tprintf("%s %llu\\n", "\1", (unsigned long long)(\1));/p'
+	sed -n "s/.*QUESTION \(all\|$1\) \(.*\)\$/\tprintf(\"\1 %s %llu\\\\n\", \"\2\", (unsigned long long)(\2));/p" \
+		"$work/questions"
 	printf '\treturn 0;\n}\n'
 }
 
-# player RELEASE PABI LEVEL SYMBOL PROGRAM: builds PROGRAM as libibverbs, and a program that loads a provider and runs
-# it. SYMBOL is the symbol by which the provider recognises that LEVEL.
+# compile RELEASE LEVEL ARGUMENTS: compiles C with the headers of a release.
+compile() {
+	local include=$work/$1 release=${1%%.*} level=$2
+	shift 2
+	${CC:-cc} -std=gnu11 -Wall -Wno-unused -I"$include" -I"$here" -D"RELEASE=$release" -D"LEVEL=$level" "$@"
+}
+
+# player RELEASE PABI LEVEL PROGRAM: builds PROGRAM as libibverbs, with the symbols by which a provider recognises the
+# level, and a program that loads a provider and runs it.
 player() {
-	local release=$1 pabi=$2 level=$3 symbol=$4 dir=$work/$1.lib options=-g
+	local release=$1 pabi=$2 level=$3 dir=$work/$1.lib options=-g
 	# Without debug information, callgrind has one number for each function, with what was inlined into it.
 	[ -z "$cost" ] || options=-O2
 	mkdir "$dir"
-	printf 'IBVERBS_1.1 { global: ibv_dofork_range; ibv_dontfork_range; };\nIBVERBS_1.%s { global: %s; };\n' \
-		"$level" "$symbol" >"$dir/map"
+	echo 'IBVERBS_1.1 { global: ibv_dofork_range; ibv_dontfork_range; };' >"$dir/map"
+	releases | awk -v level="$level" '$3 <= level && !seen[$3]++ { print $3, $4 }' >"$dir/levels"
+	sed 's/\(.*\) \(.*\)/IBVERBS_1.\1 { global: \2; };/' "$dir/levels" >>"$dir/map"
+	sed 's/.* \(.*\)/void \1(void) {}/' "$dir/levels" >"$dir/levels.c"
 	printf 'IBVERBS_PRIVATE_%s { global: *; };\n' "$pabi" >>"$dir/map"
-	${CC:-cc} -std=gnu11 -D_GNU_SOURCE $options -Wall -Wno-unused -I"$work/$release" \
-		-I"$here/../../../include/uapi/rdma" -shared -fPIC -Wl,-soname,libibverbs.so.1 \
-		-Wl,--version-script="$dir/map" -o "$dir/libibverbs.so.1" "$here/$5"
+	compile "$release" "$level" -D_GNU_SOURCE $options -I"$here/../../../include/uapi/rdma" -shared -fPIC \
+		-Wl,-soname,libibverbs.so.1 -Wl,--version-script="$dir/map" -o "$dir/libibverbs.so.1" "$here/$4" "$dir/levels.c"
 	cat >"$dir/main.c" <<-'C'
 		#include <dlfcn.h>
 		#include <stdio.h>
@@ -91,17 +107,19 @@ player() {
 	${CC:-cc} -o "$dir/main" "$dir/main.c" "$dir/libibverbs.so.1" -ldl
 }
 
-# exercise RELEASE PABI LEVEL SYMBOL: runs the provider, also under valgrind.
+# exercise RELEASE PABI LEVEL: runs the provider.
 exercise() {
 	local release=$1 run=("$work/$1.lib/main" "$providers/libvrnic-rdmav$2.so")
 	player "$@" exercise.c
 	LD_LIBRARY_PATH=$work/$release.lib "${run[@]}"
 	echo "rdma-core $release: the provider does what its structures say"
+	[[ $watched != *" $3 "* ]] || return 0
 	LD_LIBRARY_PATH=$work/$release.lib valgrind --quiet --error-exitcode=3 "${run[@]}"
 	echo "rdma-core $release: valgrind has no complaints"
+	watched+="$3 "
 }
 
-# measure RELEASE PABI LEVEL SYMBOL: prints the instructions of each call, for one request or completion.
+# measure RELEASE PABI LEVEL: prints the instructions of each call, for one request or completion.
 measure() {
 	local count
 	headers "$1" "$2"
@@ -114,32 +132,48 @@ measure() {
 		{ echo "check.sh: callgrind has counted nothing" >&2; exit 1; }
 }
 
-# check RELEASE PABI
-check() {
-	local release=$1 pabi=$2 answers=$work/$1.txt
-	headers "$release" "$pabi"
-	program "$pabi" >"$work/$release.c"
-	${CC:-cc} -std=gnu11 -Wall -Werror -Wno-unused -I"$work/$release" -I"$here" -o "$work/$release.bin" \
-		"$work/$release.c"
+# agree FILE WHAT: the answers on stdin are those of a committed file, or become them.
+agree() {
 	{
 		echo "# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause"
-		echo "# Sizes, offsets, constants of rdma-core $release (private ABI $pabi, $(uname -m)), from layout/check.sh."
-		"$work/$release.bin"
-	} >"$answers"
-	[ "$(wc -l <"$answers")" -gt 100 ] || { echo "check.sh: no questions to ask" >&2; exit 1; }
+		echo "# Sizes, offsets, constants of $2 ($(uname -m)), from layout/check.sh."
+		cat
+	} >"$work/answers"
 	if [ -n "$update" ]; then
-		cp "$answers" "$here/$release.txt"
+		cp "$work/answers" "$here/$1"
 	else
-		diff -u "$here/$release.txt" "$answers"
+		diff -u "$here/$1" "$work/answers"
 	fi
-	echo "rdma-core $release (private ABI $pabi): $(($(wc -l <"$answers") - 2)) values and all prototypes agree"
+}
+
+# check RELEASE PABI LEVEL
+check() {
+	local release=$1 pabi=$2 level=$3
+	headers "$release" "$pabi"
+	program "$level" >"$work/$release.c"
+	compile "$release" "$level" -Werror -o "$work/$release.bin" "$work/$release.c"
+	"$work/$release.bin" >"$work/$release.txt"
+	[ "$(wc -l <"$work/$release.txt")" -gt 500 ] || { echo "check.sh: no questions to ask" >&2; exit 1; }
+	sed -n 's/^all //p' "$work/$release.txt" | agree all.txt "all releases of rdma-core"
+	sed -n "s/^$level //p" "$work/$release.txt" | agree "1.$level.txt" "libibverbs at level 1.$level"
+	[ -n "$update" ] ||
+		echo "rdma-core $release (private ABI $pabi, level 1.$level): $(wc -l <"$work/$release.txt") values and all" \
+			"prototypes agree"
 }
 
 if [ -n "$cost" ]; then
-	measure 65.0 65 18 _ibv_query_comp_cntr_caps
+	measure 65.0 65 18
 	exit
 fi
-check 56.1 34
-[ -z "$providers" ] || exercise 56.1 34 14 ibv_query_qp_data_in_order
-check 65.0 65
-[ -z "$providers" ] || exercise 65.0 65 18 _ibv_query_comp_cntr_caps
+(cd "$here/.." && cargo test --release -q -p libvrnic --lib -- --ignored --nocapture print_questions) >"$work/questions"
+# Levels that valgrind has watched.
+watched=" "
+while read -r release pabi level _; do
+	if [ ! -d "$sources/$release" ] && [ "$release" != 56.1 ] && [ "$release" != 65.0 ]; then
+		echo "rdma-core $release: not checked, $sources has no source of it"
+		continue
+	fi
+	check "$release" "$pabi" "$level"
+	[ -z "$providers" ] || [ -n "$update" ] || exercise "$release" "$pabi" "$level"
+done < <(releases)
+[ -z "$update" ] || exec bash "$here/check.sh" "$sources" ${providers:+"$providers"}

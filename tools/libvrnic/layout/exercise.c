@@ -103,7 +103,7 @@ static struct vrnic_alloc_context_resp granted(void)
 }
 
 int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
-#if IBVERBS_PABI_VERSION != 34
+#if RELEASE >= 57
 			struct ibv_fd_arr *fd_arr,
 #endif
 			struct ib_uverbs_get_context_resp *resp, size_t resp_size)
@@ -134,6 +134,20 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 {
 	struct ib_uverbs_attr *attr = cmd->hdr.attrs;
 
+#if LEVEL >= 16
+	if (cmd->hdr.object_id == UVERBS_OBJECT_DEVICE && cmd->hdr.method_id == UVERBS_METHOD_QUERY_PORT_SPEED) {
+		uint64_t speed = 400;
+
+		CHECK(!cmd->next && cmd->next_attr == attr + 2 && cmd->last_attr == attr + 2 && !cmd->buffer_error);
+		CHECK(attr[0].attr_id == UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM && attr[0].len == sizeof(uint32_t));
+		CHECK(attr[1].attr_id == UVERBS_ATTR_QUERY_PORT_SPEED_RESP && attr[1].len == sizeof(speed));
+		CHECK(attr[0].flags == UVERBS_ATTR_F_MANDATORY && attr[1].flags == UVERBS_ATTR_F_MANDATORY);
+		if (attr[0].data != 1)
+			return EINVAL;
+		memcpy((void *)(uintptr_t)attr[1].data, &speed, sizeof(speed));
+		return 0;
+	}
+#endif
 	int count = cmd->hdr.object_id == UVERBS_OBJECT_DM ? 2 : 1;
 
 	CHECK(!cmd->next && cmd->next_attr == attr + count && cmd->last_attr == attr + count && !cmd->buffer_error);
@@ -216,7 +230,7 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 	return fail_next;
 }
 
-#if IBVERBS_PABI_VERSION != 34
+#if RELEASE >= 59
 int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_init_attr *attr)
 {
 	CHECK(pd && attr->length == 24 && attr->comp_mask == IBV_REG_MR_MASK_ADDR);
@@ -237,18 +251,19 @@ int ibv_cmd_free_dmah(struct verbs_dmah *dmah)
 	return fail_next;
 }
 
-int ibv_cmd_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed)
-{
-	CHECK(context && port_num == 1);
-	*port_speed = 400;
-	return fail_next;
-}
 #endif
 
 int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
-			  struct verbs_mr *vmr, struct ibv_command_buffer *driver)
+			  struct verbs_mr *vmr
+#if RELEASE >= 54
+			  , struct ibv_command_buffer *driver
+#endif
+			  )
 {
-	CHECK(pd && offset == 4096 && length == 8 && iova == 0x10000 && fd == 3 && access == 1 && !driver);
+	CHECK(pd && offset == 4096 && length == 8 && iova == 0x10000 && fd == 3 && access == 1);
+#if RELEASE >= 54
+	CHECK(!driver);
+#endif
 	vmr->ibv_mr.lkey = 9;
 	return fail_next;
 }
@@ -355,7 +370,7 @@ int ibv_cmd_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_chan
 }
 
 int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr,
-#if IBVERBS_PABI_VERSION != 34
+#if RELEASE >= 59
 			 struct verbs_create_cq_prov_attr *prov_attr,
 #endif
 			 struct verbs_cq *cq, struct ibv_create_cq_ex *cmd, size_t cmd_size,
@@ -493,7 +508,7 @@ static struct vrnic_create_scaling_qp_req scaling_req;
 int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
 			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
 			  size_t resp_size
-#if IBVERBS_PABI_VERSION != 34
+#if RELEASE >= 64
 			  , struct ibv_command_buffer *driver
 #endif
 			  )
@@ -637,19 +652,6 @@ int ibv_dofork_range(void *base, size_t size)
 	kept_bytes -= size;
 	return 0;
 }
-
-/* The symbols by which a provider recognises the level of the library. */
-int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
-{
-	return 0;
-}
-
-#if IBVERBS_PABI_VERSION != 34
-int _ibv_query_comp_cntr_caps(struct ibv_context *context, struct ibv_comp_cntr_caps *caps, size_t caps_size)
-{
-	return 0;
-}
-#endif
 
 /* The device: words of the rings, by the offsets of the standard. */
 static uint32_t *header(uint64_t buffer, struct vrnic_ring *ring)
@@ -1947,7 +1949,7 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	deregistered = 0;
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr) && !deregistered);
 
-#if IBVERBS_PABI_VERSION != 34
+#if RELEASE >= 59
 	struct ibv_mr_init_attr init = { .length = 24, .comp_mask = IBV_REG_MR_MASK_ADDR, .addr = &td };
 
 	mr = ops.reg_mr_ex(pd, &init);
@@ -1958,7 +1960,6 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 
 	struct ibv_dmah_init_attr hints = { .comp_mask = IBV_DMAH_INIT_ATTR_MASK_PH, .ph = 3 };
 	struct ibv_dmah *handle = ops.alloc_dmah(context, &hints);
-	uint64_t speed;
 
 	CHECK(handle && handle->context == context);
 	fail_next = EBUSY;
@@ -1966,7 +1967,12 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.alloc_dmah(context, &hints) && errno == EBUSY);
 	fail_next = 0;
 	CHECK(!ops.dealloc_dmah(handle));
+#endif
+#if LEVEL >= 16
+	uint64_t speed = 0;
+
 	CHECK(!ops.query_port_speed(context, 1, &speed) && speed == 400);
+	CHECK(ops.query_port_speed(context, 2, &speed) == EINVAL);
 #endif
 	mr = ops.reg_dmabuf_mr(pd, 4096, 8, 0x10000, 3, 1);
 	CHECK(mr && mr->lkey == 9);

@@ -1,19 +1,26 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Loads the provider into libraries that claim to be libibverbs of several levels. It must register itself with the one
-# that it was built for and with no other.
+# Loads each provider into libraries that claim to be libibverbs of several levels. It must register itself with those
+# in layout/releases and with no other.
 #
 #   load.sh DIRECTORY       DIRECTORY contains the objects that build.sh built
 set -euo pipefail
 
+here=$(cd "$(dirname "$0")" && pwd)
 providers=$(cd "${1:?usage: load.sh DIRECTORY}" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# library ABI LEVEL SYMBOL: builds a libibverbs of that private ABI and public level, which reports when a provider
-# registers.
+# symbols LEVEL: prints a symbol for that level and for each older one, if layout/releases has it, as "LEVEL SYMBOL".
+symbols() {
+	awk -v level="$1" '/^[0-9]/ && $3 <= level && !seen[$3]++ { print $3, $4 } END { if (!seen[level]) print level, "own" }' \
+		"$here/releases"
+}
+
+# library ABI LEVEL: builds a libibverbs of that private ABI and public level, which reports when a provider registers.
+# It has the symbols of that level and of older ones.
 library() {
-	local abi=$1 level=$2 symbol=$3 names name
+	local abi=$1 level=$2 names name
 	names=$(nm -D --undefined-only "$providers/libvrnic-rdmav$abi.so" | sed -n "s/.* \(.*\)@IBVERBS_PRIVATE_$abi\$/\1/p")
 	{
 		echo '#include <stdio.h>'
@@ -24,14 +31,11 @@ library() {
 			esac
 		done
 		echo 'void ibv_dofork_range(void) {} void ibv_dontfork_range(void) {}'
-		echo "void $symbol(void) {}"
-		echo 'void newest(void) {}'
+		symbols "$level" | sed 's/.* \(.*\)/void \1(void) {}/'
 	} >"$work/stub.c"
 	{
 		echo "IBVERBS_1.1 { ibv_dofork_range; ibv_dontfork_range; };"
-		# The version of the symbol is fixed; a library of an older level does not have the symbol.
-		if [ "$level" -ge "$4" ]; then echo "IBVERBS_1.$4 { $symbol; };"; fi
-		if [ "$level" -ne "$4" ]; then echo "IBVERBS_1.$level { newest; };"; fi
+		symbols "$level" | sed 's/\(.*\) \(.*\)/IBVERBS_1.\1 { \2; };/'
 		echo "IBVERBS_PRIVATE_$abi { global:"
 		printf '%s;\n' $names
 		echo "local: *; };"
@@ -53,7 +57,7 @@ int main(int argc, char **argv)
 E2
 cc -o "$work/load" "$work/load.c" -ldl
 
-# expect WHAT ABI LEVEL SYMBOL OWN-LEVEL
+# expect WHAT ABI LEVEL
 expect() {
 	local what=$1 said
 	shift
@@ -65,10 +69,11 @@ expect() {
 	fi
 }
 
-expect registered 34 14 ibv_query_qp_data_in_order 14
-expect "" 34 13 ibv_query_qp_data_in_order 14
-expect "" 34 15 ibv_query_qp_data_in_order 14
-expect registered 65 18 _ibv_query_comp_cntr_caps 18
-expect "" 65 17 _ibv_query_comp_cntr_caps 18
-expect "" 65 19 _ibv_query_comp_cntr_caps 18
-echo "providers register with their own level of libibverbs only"
+# The levels of each private ABI, and the ones before and after.
+while read -r abi levels; do
+	for level in $levels; do expect registered "$abi" "$level"; done
+	expect "" "$abi" $((${levels%% *} - 1))
+	expect "" "$abi" $((${levels##* } + 1))
+done < <(awk '/^[0-9]/ && !seen[$2 " " $3]++ { levels[$2] = levels[$2] " " $3 }
+	END { for (abi in levels) print abi levels[abi] }' "$here/releases")
+echo "providers register with their own levels of libibverbs only"

@@ -3,6 +3,10 @@
  * Prototypes of src/ffi/functions.rs and src/ffi/driver.rs (mod op) in C. Compiled after the headers of a release: a
  * declaration that differs from the release's own is an error. Passing a pointer to an opaque type in Rust is spelled
  * with its real type here.
+ *
+ * RELEASE is the number of the release without what follows the point, and LEVEL that of its libibverbs. Releases 50 to
+ * 53 pass one argument less to ibv_cmd_reg_dmabuf_mr, with the same private ABI. They do not see the null pointer that
+ * the provider passes after the others.
  */
 #include <infiniband/cmd_ioctl.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -13,33 +17,34 @@ void *_verbs_init_and_alloc_context(struct ibv_device *device, int cmd_fd, size_
 void verbs_uninit_context(struct verbs_context *context);
 void verbs_set_ops(struct verbs_context *context, const struct verbs_context_ops *ops);
 void verbs_register_driver(const struct verbs_device_ops *ops);
-#if IBVERBS_PABI_VERSION == 34
 int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
+#if RELEASE >= 57
+			struct ibv_fd_arr *fd_arr,
+#endif
 			struct ib_uverbs_get_context_resp *resp, size_t resp_size);
-int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *cq_attr, struct verbs_cq *cq,
-			 struct ibv_create_cq_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_cq_resp *resp,
-			 size_t resp_size, uint32_t cmd_flags);
-int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *qp_attr,
-			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
-			  size_t resp_size);
-#else
-int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *qp_attr,
-			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
-			  size_t resp_size, struct ibv_command_buffer *driver);
-int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
-			struct ibv_fd_arr *fd_arr, struct ib_uverbs_get_context_resp *resp, size_t resp_size);
 int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *cq_attr,
-			 struct verbs_create_cq_prov_attr *prov_attr, struct verbs_cq *cq, struct ibv_create_cq_ex *cmd,
-			 size_t cmd_size, struct ib_uverbs_ex_create_cq_resp *resp, size_t resp_size,
-			 uint32_t cmd_flags);
+#if RELEASE >= 59
+			 struct verbs_create_cq_prov_attr *prov_attr,
+#endif
+			 struct verbs_cq *cq, struct ibv_create_cq_ex *cmd, size_t cmd_size,
+			 struct ib_uverbs_ex_create_cq_resp *resp, size_t resp_size, uint32_t cmd_flags);
+int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *qp_attr,
+			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
+			  size_t resp_size
+#if RELEASE >= 64
+			  , struct ibv_command_buffer *driver
+#endif
+			  );
+#if RELEASE >= 59
 int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_init_attr *mr_init_attr);
 struct ibv_mr *op_reg_mr_ex(struct ibv_pd *, struct ibv_mr_init_attr *);
 int ibv_cmd_alloc_dmah(struct ibv_context *ctx, struct verbs_dmah *dmah, struct ibv_dmah_init_attr *attr);
 int ibv_cmd_free_dmah(struct verbs_dmah *dmah);
-int ibv_cmd_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed);
 /* A handle begins with what programs see of it. */
 struct ibv_dmah *op_alloc_dmah(struct ibv_context *, struct ibv_dmah_init_attr *);
 int op_dealloc_dmah(struct ibv_dmah *);
+#endif
+#if LEVEL >= 16
 int op_query_port_speed(struct ibv_context *, uint32_t, uint64_t *);
 #endif
 int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer *driver);
@@ -56,7 +61,11 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 		   struct ibv_reg_mr *cmd, size_t cmd_size, struct ib_uverbs_reg_mr_resp *resp, size_t resp_size);
 int ibv_cmd_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t mr_handle);
 int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
-			  struct verbs_mr *vmr, struct ibv_command_buffer *driver);
+			  struct verbs_mr *vmr
+#if RELEASE >= 54
+			  , struct ibv_command_buffer *driver
+#endif
+			  );
 int ibv_cmd_alloc_dm(struct ibv_context *ctx, const struct ibv_alloc_dm_attr *dm_attr, struct verbs_dm *dm,
 		     struct ibv_command_buffer *link);
 int ibv_cmd_free_dm(struct verbs_dm *dm);
@@ -245,11 +254,13 @@ SAME_TYPE(reg_dm_mr, op_reg_dm_mr);
 SAME_TYPE(reg_dmabuf_mr, op_reg_dmabuf_mr);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
-#if IBVERBS_PABI_VERSION != 34
+#if LEVEL >= 16
+SAME_TYPE(query_port_speed, op_query_port_speed);
+#endif
+#if RELEASE >= 59
 SAME_TYPE(reg_mr_ex, op_reg_mr_ex);
 SAME_TYPE(alloc_dmah, op_alloc_dmah);
 SAME_TYPE(dealloc_dmah, op_dealloc_dmah);
-SAME_TYPE(query_port_speed, op_query_port_speed);
 _Static_assert(offsetof(struct verbs_dmah, dmah.context) == 0, "dmah");
 #endif
 SAME_TYPE(rereg_mr, op_rereg_mr);

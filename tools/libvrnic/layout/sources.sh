@@ -1,14 +1,25 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Fetches the sources of the rdma-core releases against which the layouts are checked, as Debian source packages:
+# Fetches sources of rdma-core, against which the layouts are checked. Debian has those of two releases, as source
+# packages; a git repository of rdma-core has those of the others in layout/releases, too:
 #
-#   sources.sh DIRECTORY        creates DIRECTORY/56.1 and DIRECTORY/65.0
+#   sources.sh DIRECTORY [REPOSITORY]   creates DIRECTORY/56.1 and DIRECTORY/65.0, and what REPOSITORY has tags for
 #
 # Uses the mirror of this machine's apt configuration and leaves apt's own state alone.
 set -euo pipefail
 
-mkdir -p "${1:?usage: sources.sh DIRECTORY}"
+mkdir -p "${1:?usage: sources.sh DIRECTORY [REPOSITORY]}"
 out=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+if [ -n "${2:-}" ]; then
+	for release in $(awk '/^[0-9]/ { print $1 }' "$here/releases"); do
+		[ ! -d "$out/$release" ] && git -C "$2" rev-parse --quiet --verify "v$release^{commit}" >/dev/null || continue
+		rm -rf "$out/$release.new"
+		mkdir "$out/$release.new"
+		git -C "$2" archive "v$release" | tar -C "$out/$release.new" -x
+		mv "$out/$release.new" "$out/$release"
+	done
+fi
 [ -d "$out/56.1/libibverbs" ] && [ -d "$out/65.0/libibverbs" ] && exit
 
 state=$(mktemp -d)

@@ -9,8 +9,8 @@
 //!
 //! The crate is built as a plain library for its tests and for programs that are both driver and
 //! application (for which `doorbell`, `memory` and `ring` are public). `build.sh` also builds it
-//! once per private ABI of libibverbs, with the feature `pabi34` or `pabi65`, as the shared object
-//! that libibverbs loads.
+//! once per private ABI of libibverbs, with a feature such as `pabi34`, as the shared object that
+//! libibverbs loads.
 
 #![cfg_attr(not(test), no_std)]
 // C has many names, all with their prefixes.
@@ -26,7 +26,7 @@
     clippy::cast_sign_loss
 )]
 // Without a private ABI, nothing calls the verbs.
-#![cfg_attr(not(any(feature = "pabi34", feature = "pabi65")), allow(dead_code))]
+#![cfg_attr(not(feature = "pabi34"), allow(dead_code))]
 
 extern crate alloc;
 
@@ -34,18 +34,18 @@ extern crate alloc;
 mod cost;
 pub mod doorbell;
 mod ffi;
-#[cfg(all(any(feature = "pabi34", feature = "pabi65"), not(test)))]
+#[cfg(all(feature = "pabi34", not(test)))]
 mod heap;
 pub mod memory;
 mod patience;
 pub mod ring;
 mod spinlock;
-#[cfg(any(feature = "pabi34", feature = "pabi65"))]
+#[cfg(feature = "pabi34")]
 mod verbs;
 
 /// Reports where a panic happened and aborts. A panic is a bug in the provider, and must not unwind
 /// into C.
-#[cfg(all(any(feature = "pabi34", feature = "pabi65"), not(test)))]
+#[cfg(all(feature = "pabi34", not(test)))]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     let (file, line) = match info.location() {

@@ -441,7 +441,7 @@ pub fn page_size() -> usize {
 
 /// Fork protection for `ibv_fork_init`: a child process must not get pages that the device
 /// accesses.
-#[cfg(any(feature = "pabi34", feature = "pabi65"))]
+#[cfg(feature = "pabi34")]
 mod fork {
     use super::Buffer;
     use crate::ffi::functions::{ibv_dofork_range, ibv_dontfork_range};
@@ -460,7 +460,7 @@ mod fork {
 }
 
 /// Without libibverbs, no application can have called `ibv_fork_init`.
-#[cfg(not(any(feature = "pabi34", feature = "pabi65")))]
+#[cfg(not(feature = "pabi34"))]
 mod fork {
     use super::Buffer;
 

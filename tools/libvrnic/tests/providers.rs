@@ -22,7 +22,7 @@ fn script(name: &str, arguments: &[&PathBuf]) {
     assert!(output.status.success(), "{}: {text}", path.display());
 }
 
-/// Returns the directory of both providers, just built. `build.sh` itself checks what they export
+/// Returns the directory of the providers, just built. `build.sh` itself checks what they export
 /// and need.
 fn providers() -> &'static PathBuf {
     static PROVIDERS: OnceLock<PathBuf> = OnceLock::new();
@@ -33,7 +33,8 @@ fn providers() -> &'static PathBuf {
     })
 }
 
-/// Returns the sources of both releases, which apt fetches the first time.
+/// Returns the sources of the releases that Debian has, which apt fetches the first time. What else
+/// is there is checked, too.
 fn sources() -> PathBuf {
     let cache = env::var_os("VRNIC_CACHE").map_or_else(
         || {
@@ -54,6 +55,6 @@ fn providers_register_with_their_own_library_only() {
 }
 
 #[test]
-fn layouts_and_behaviour_agree_with_the_headers_of_both_releases() {
+fn layouts_and_behaviour_agree_with_the_headers_of_releases() {
     script("layout/check.sh", &[&sources(), providers()]);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! `infiniband/driver.h`: the part of the private provider interface that is the same in all
-//! supported releases. `abi34` and `abi65` have the parts that differ.
+//! supported releases. `abi` has the parts that differ.
 
 use super::verbs::*;
 use super::{CString, Opaque, Unused};
@@ -113,6 +113,21 @@ c_struct!(
 );
 
 c_struct!(
+    /// A DMA handle, at level 15 and newer.
+    ibv_dmah {
+        context: *mut ibv_context,
+    }
+);
+
+c_struct!(
+    /// A DMA handle as libibverbs keeps it, at level 15 and newer.
+    verbs_dmah {
+        dmah: ibv_dmah,
+        handle: u32,
+    }
+);
+
+c_struct!(
     /// A buffer in device memory as libibverbs keeps it.
     verbs_dm {
         dm: ibv_dm,
@@ -183,7 +198,7 @@ pub mod op {
     pub type alloc_dm =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
     pub type alloc_dmah =
-        unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut super::super::abi65::verbs_dmah;
+        unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut super::verbs_dmah;
     pub type alloc_mw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
     pub type alloc_null_mr = unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr;
     pub type alloc_parent_domain =
@@ -214,7 +229,7 @@ pub mod op {
     ) -> *mut ibv_rwq_ind_table;
     pub type create_wq =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq;
-    pub type dealloc_dmah = unsafe extern "C" fn(*mut super::super::abi65::verbs_dmah) -> c_int;
+    pub type dealloc_dmah = unsafe extern "C" fn(*mut super::verbs_dmah) -> c_int;
     pub type dealloc_mw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
     pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
     pub type dealloc_td = unsafe extern "C" fn(*mut ibv_td) -> c_int;
@@ -287,11 +302,11 @@ pub struct ibv_device_attr_ex {
     pub packet_pacing_caps: ibv_packet_pacing_caps,
 }
 
-/// Declares the table of operations of one release. A member is `name`, or `name: use` if the
-/// provider implements it.
+/// Declares the table of operations at the newest level. A member is `name`, or `name: use` if the
+/// provider implements it. The level that added it is in front, unless all have it.
 macro_rules! context_ops {
-    ($($name:ident $(: $used:tt)?,)*) => {
-        /// Operations of a context, in the order of this release.
+    ($($([$level:literal])? $name:ident $(: $used:tt)?,)*) => {
+        /// Operations of a context, in the order of the newest level.
         #[repr(C)]
         pub struct verbs_context_ops {
             $(pub $name: context_ops!(@type $name $($used)?),)*
@@ -301,13 +316,34 @@ macro_rules! context_ops {
             /// A table without operations.
             pub const EMPTY: Self = Self { $($name: None,)* };
 
-            /// For comparison with the C header.
-            pub const LAYOUT: crate::ffi::Layout = crate::ffi::Layout {
-                name: "struct verbs_context_ops",
-                size: core::mem::size_of::<Self>(),
-                align: core::mem::align_of::<Self>(),
-                members: &[$((stringify!($name), core::mem::offset_of!(Self, $name)),)*],
-            };
+            /// Names of the operations, and the level that added each; 0 if all levels have it.
+            pub const NAMES: &[(&str, u32)] = &[
+                $((stringify!($name), 0 $(+ $level)?),)*
+            ];
+
+            /// Number of operations.
+            pub const COUNT: usize = Self::NAMES.len();
+
+            /// Returns the table in the layout of a level: without what newer levels have added.
+            pub fn at(&self, level: u32) -> [crate::ffi::Unused; Self::COUNT] {
+                const {
+                    assert!(
+                        size_of::<Self>() == size_of::<[crate::ffi::Unused; Self::COUNT]>()
+                    );
+                };
+                // SAFETY: Each member is an optional pointer to a function, in the order of the
+                // names. `Unused` has the same size, and is called only by libibverbs, which
+                // knows the signatures.
+                let all = unsafe {
+                    &*core::ptr::from_ref(self).cast::<[crate::ffi::Unused; Self::COUNT]>()
+                };
+                let mut table = [None; Self::COUNT];
+                let known = Self::NAMES.iter().zip(all).filter(|((_, added), _)| *added <= level);
+                for (place, (_, operation)) in table.iter_mut().zip(known) {
+                    *place = *operation;
+                }
+                table
+            }
         }
     };
     (@type $name:ident use) => { Option<crate::ffi::driver::op::$name> };

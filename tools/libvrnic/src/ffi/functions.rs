@@ -6,19 +6,16 @@
 //! library with another private ABI. `layout/prototypes.h` has the same prototypes in C; the layout
 //! check compiles it against the headers of each release.
 
-use super::Opaque;
-#[cfg(feature = "pabi65")]
-use super::abi::verbs_dmah;
-use super::abi::{verbs_context, verbs_context_ops};
+use super::abi::verbs_context;
 use super::command::*;
 use super::driver::*;
 use super::ioctl::ibv_command_buffer;
 use super::verbs::*;
+use super::{Opaque, Unused};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 unsafe extern "C" {
-    #[cfg_attr(feature = "pabi34", link_name = "verbs_register_driver_34")]
-    #[cfg_attr(feature = "pabi65", link_name = "verbs_register_driver_65")]
+    #[link_name = concat!("verbs_register_driver_", env!("VRNIC_PRIVATE_ABI"))]
     pub fn verbs_register_driver(ops: *const verbs_device_ops);
 
     pub fn __verbs_log(context: *mut verbs_context, level: u32, format: *const c_char, ...);
@@ -31,22 +28,13 @@ unsafe extern "C" {
         driver_id: u32,
     ) -> *mut c_void;
     pub fn verbs_uninit_context(context: *mut verbs_context);
-    pub fn verbs_set_ops(context: *mut verbs_context, ops: *const verbs_context_ops);
+    pub fn verbs_set_ops(context: *mut verbs_context, ops: *const Unused);
 
-    #[cfg(feature = "pabi34")]
     pub fn ibv_cmd_get_context(
         context: *mut verbs_context,
         cmd: *mut ibv_get_context,
         cmd_size: usize,
-        resp: *mut ib_uverbs_get_context_resp,
-        resp_size: usize,
-    ) -> c_int;
-    #[cfg(feature = "pabi65")]
-    pub fn ibv_cmd_get_context(
-        context: *mut verbs_context,
-        cmd: *mut ibv_get_context,
-        cmd_size: usize,
-        fd_arr: *mut Opaque,
+        #[cfg(feature = "pabi57")] fd_arr: *mut Opaque,
         resp: *mut ib_uverbs_get_context_resp,
         resp_size: usize,
     ) -> c_int;
@@ -73,12 +61,6 @@ unsafe extern "C" {
         cmd_size: usize,
     ) -> c_int;
 
-    #[cfg(feature = "pabi65")]
-    pub fn ibv_cmd_query_port_speed(
-        context: *mut ibv_context,
-        port_num: u32,
-        port_speed: *mut u64,
-    ) -> c_int;
     pub fn ibv_cmd_alloc_pd(
         context: *mut ibv_context,
         pd: *mut ibv_pd,
@@ -112,19 +94,19 @@ unsafe extern "C" {
         vmr: *mut verbs_mr,
         driver: *mut Opaque,
     ) -> c_int;
-    #[cfg(feature = "pabi65")]
+    #[cfg(feature = "pabi59")]
     pub fn ibv_cmd_reg_mr_ex(
         pd: *mut ibv_pd,
         vmr: *mut verbs_mr,
         mr_init_attr: *mut Opaque,
     ) -> c_int;
-    #[cfg(feature = "pabi65")]
+    #[cfg(feature = "pabi59")]
     pub fn ibv_cmd_alloc_dmah(
         ctx: *mut ibv_context,
         dmah: *mut verbs_dmah,
         attr: *mut Opaque,
     ) -> c_int;
-    #[cfg(feature = "pabi65")]
+    #[cfg(feature = "pabi59")]
     pub fn ibv_cmd_free_dmah(dmah: *mut verbs_dmah) -> c_int;
     pub fn ibv_cmd_alloc_dm(
         ctx: *mut ibv_context,
@@ -196,22 +178,10 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_create_cq_resp,
         resp_size: usize,
     ) -> c_int;
-    #[cfg(feature = "pabi34")]
     pub fn ibv_cmd_create_cq_ex(
         context: *mut ibv_context,
         cq_attr: *const ibv_cq_init_attr_ex,
-        cq: *mut verbs_cq,
-        cmd: *mut ibv_create_cq_ex,
-        cmd_size: usize,
-        resp: *mut ib_uverbs_ex_create_cq_resp,
-        resp_size: usize,
-        cmd_flags: u32,
-    ) -> c_int;
-    #[cfg(feature = "pabi65")]
-    pub fn ibv_cmd_create_cq_ex(
-        context: *mut ibv_context,
-        cq_attr: *const ibv_cq_init_attr_ex,
-        prov_attr: *mut Opaque,
+        #[cfg(feature = "pabi59")] prov_attr: *mut Opaque,
         cq: *mut verbs_cq,
         cmd: *mut ibv_create_cq_ex,
         cmd_size: usize,
@@ -288,7 +258,6 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_create_qp_resp,
         resp_size: usize,
     ) -> c_int;
-    #[cfg(feature = "pabi34")]
     pub fn ibv_cmd_create_qp_ex2(
         context: *mut ibv_context,
         qp: *mut verbs_qp,
@@ -297,17 +266,7 @@ unsafe extern "C" {
         cmd_size: usize,
         resp: *mut ib_uverbs_ex_create_qp_resp,
         resp_size: usize,
-    ) -> c_int;
-    #[cfg(feature = "pabi65")]
-    pub fn ibv_cmd_create_qp_ex2(
-        context: *mut ibv_context,
-        qp: *mut verbs_qp,
-        qp_attr: *mut ibv_qp_init_attr_ex,
-        cmd: *mut ibv_create_qp_ex,
-        cmd_size: usize,
-        resp: *mut ib_uverbs_ex_create_qp_resp,
-        resp_size: usize,
-        driver: *mut ibv_command_buffer,
+        #[cfg(feature = "pabi64")] driver: *mut ibv_command_buffer,
     ) -> c_int;
     pub fn ibv_cmd_create_wq(
         context: *mut ibv_context,

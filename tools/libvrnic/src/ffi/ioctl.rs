@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing, the clock and
-//! device memory need them.
+//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing, the clock, the
+//! speed of a port and device memory need them.
 
 use core::ptr;
 
@@ -73,13 +73,19 @@ pub const UVERBS_OBJECT_PD: u16 = 1;
 pub const UVERBS_OBJECT_DM: u16 = 14;
 /// Returns the driver's response from the creation of the context.
 pub const UVERBS_METHOD_QUERY_CONTEXT: u16 = 4;
+/// Returns the speed of a port, at level 16 and newer.
+pub const UVERBS_METHOD_QUERY_PORT_SPEED: u16 = 7;
+/// Attribute of that method: the number of the port, as a value.
+pub const UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM: u16 = 0;
+/// Attribute of that method: where the kernel puts the speed.
+pub const UVERBS_ATTR_QUERY_PORT_SPEED_RESP: u16 = 1;
 /// First number of the driver's own methods and attributes.
 pub const DRIVER_NS: u16 = 1 << 12;
 /// Index of an absent attribute.
 const NO_INDEX: u8 = 0xff;
 
-/// Returns an attribute: an object's handle in `data`, or the address in `data` of `length` bytes
-/// that the kernel fills.
+/// Returns an attribute: an object's handle in `data`, a value of `length` bytes in `data`, or the
+/// address in `data` of `length` bytes that the kernel fills.
 pub fn attribute(number: u16, data: u64, length: u16) -> ib_uverbs_attr {
     ib_uverbs_attr {
         attr_id: number,

@@ -3,9 +3,9 @@
 //! The C interface: layouts and functions of libibverbs and of the uverbs commands.
 //!
 //! The provider interface of libibverbs is private and changes between releases, without a size or
-//! version in its structures. So what we need of it is declared here once per private ABI and
-//! checked against the headers of that release: every structure has a [`Layout`], and the tests in
-//! `check` compare it with what a C compiler made of the headers. Names are those of the C headers.
+//! version in its structures. [`abi`] has what differs between releases. Every structure has a
+//! [`Layout`], and the tests in `check` compare it with what a C compiler made of the headers of
+//! the releases. Names are those of the C headers.
 
 #![allow(non_camel_case_types, dead_code)]
 
@@ -57,8 +57,7 @@ macro_rules! nested {
     };
 }
 
-pub mod abi34;
-pub mod abi65;
+pub mod abi;
 pub mod command;
 pub mod driver;
 pub mod ioctl;
@@ -67,16 +66,8 @@ pub mod verbs;
 #[cfg(test)]
 mod check;
 
-#[cfg(any(feature = "pabi34", feature = "pabi65"))]
+#[cfg(feature = "pabi34")]
 pub mod functions;
-
-#[cfg(all(feature = "pabi34", feature = "pabi65"))]
-compile_error!("one private ABI of libibverbs per build: pabi34 or pabi65");
-
-#[cfg(not(feature = "pabi65"))]
-pub use abi34 as abi;
-#[cfg(feature = "pabi65")]
-pub use abi65 as abi;
 
 /// A C object whose content we do not access.
 #[repr(C)]

@@ -2,10 +2,10 @@
 
 //! An open device.
 
-use super::OPERATIONS;
+use super::{OPERATIONS, provider};
 use crate::doorbell::Doorbell;
 use crate::ffi::Opaque;
-use crate::ffi::abi::verbs_context;
+use crate::ffi::abi::{ContextRoom, verbs_context};
 use crate::ffi::command::*;
 use crate::ffi::driver::ibv_device_attr_ex;
 use crate::ffi::functions::*;
@@ -34,7 +34,7 @@ const QUESTIONS: u32 = 5;
 /// A context: the part of libibverbs and our own. libibverbs allocates it zeroed.
 #[repr(C)]
 pub struct Context {
-    verbs: verbs_context,
+    verbs: ContextRoom,
     /// Set while the context is open.
     own: Option<Own>,
 }
@@ -53,13 +53,28 @@ struct Own {
 }
 
 impl Context {
+    /// Returns where the part of libibverbs begins, as an offset.
+    fn offset() -> usize {
+        offset_of!(Self, verbs) + ContextRoom::start(provider::level())
+    }
+
+    /// Returns the beginning of the part of libibverbs.
+    ///
+    /// # Safety
+    ///
+    /// `context` was allocated by libibverbs.
+    unsafe fn start(context: *mut Self) -> *mut verbs_context {
+        // SAFETY: By contract; the offset is within the context.
+        unsafe { context.byte_add(Self::offset()) }.cast()
+    }
+
     /// Returns our part of a context of libibverbs.
     ///
     /// # Safety
     ///
     /// `context` came from [`alloc_context`] and is open as long as the result is used.
     unsafe fn own<'a>(context: *mut ibv_context) -> &'a Own {
-        let offset = offset_of!(Self, verbs) + offset_of!(verbs_context, context);
+        let offset = offset_of!(Self, verbs) + offset_of!(ContextRoom, context);
         // SAFETY: `context` is that member of a `Context`. Our part is written only when the
         // context is opened and closed.
         let own = unsafe { &(*context.byte_sub(offset).cast::<Self>()).own };
@@ -164,16 +179,16 @@ pub unsafe extern "C" fn import_context(
 unsafe fn make(
     device: *mut ibv_device,
     cmd_fd: c_int,
-    ask: unsafe fn(*mut verbs_context) -> Result<AllocContextResponse, c_int>,
+    ask: unsafe fn(*mut Context) -> Result<AllocContextResponse, c_int>,
 ) -> *mut verbs_context {
-    // SAFETY: The verbs contract; the offset, given as a pointer, is that of the member. On
-    // failure, the function has closed the descriptor.
+    // SAFETY: The verbs contract; the offset, given as a pointer, leaves room for the structure at
+    // the level of the library. On failure, the function has closed the descriptor.
     let context = unsafe {
         _verbs_init_and_alloc_context(
             device,
             cmd_fd,
             size_of::<Context>(),
-            ptr::without_provenance_mut(offset_of!(Context, verbs)),
+            ptr::without_provenance_mut(Context::offset()),
             DRIVER_ID,
         )
     }
@@ -184,11 +199,12 @@ unsafe fn make(
 
     // SAFETY: A new context, which is not used elsewhere yet; `own` is valid, zeroed memory.
     unsafe {
-        let verbs = &raw mut (*context).verbs;
-        match ask(verbs).and_then(|granted| open((*verbs).context.cmd_fd, &granted)) {
+        let verbs = Context::start(context);
+        match ask(context).and_then(|granted| open((*context).verbs.context.cmd_fd, &granted)) {
             Ok(own) => {
                 (&raw mut (*context).own).write(Some(own));
-                verbs_set_ops(verbs, &raw const OPERATIONS);
+                let operations = OPERATIONS.at(provider::level().number);
+                verbs_set_ops(verbs, operations.as_ptr());
                 verbs
             }
             Err(error) => {
@@ -205,8 +221,8 @@ unsafe fn make(
 ///
 /// # Safety
 ///
-/// `verbs` is a new context.
-unsafe fn create(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int> {
+/// `context` is a new context.
+unsafe fn create(context: *mut Context) -> Result<AllocContextResponse, c_int> {
     let mut cmd = WithDriver::<ibv_get_context, _>::new(AllocContextRequest {
         comp_mask: 0,
         slots: SLOTS,
@@ -216,10 +232,10 @@ unsafe fn create(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_in
     // SAFETY: Command and response are followed by the driver's parts, and the sizes include them.
     let error = unsafe {
         ibv_cmd_get_context(
-            verbs,
+            Context::start(context),
             &raw mut cmd.core,
             size_of_val(&cmd),
-            #[cfg(feature = "pabi65")]
+            #[cfg(feature = "pabi57")]
             ptr::null_mut(),
             &raw mut resp.core,
             size_of_val(&resp),
@@ -236,8 +252,8 @@ unsafe fn create(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_in
 ///
 /// # Safety
 ///
-/// `verbs` is a new context, whose descriptor has a context in the kernel.
-unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int> {
+/// `context` is a new context, whose descriptor has a context in the kernel.
+unsafe fn query(context: *mut Context) -> Result<AllocContextResponse, c_int> {
     let mut granted = AllocContextResponse::default();
     let mut method = Method::new(
         UVERBS_OBJECT_DEVICE,
@@ -249,7 +265,8 @@ unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int
         )],
     );
     // SAFETY: The method's attribute refers to memory of this function.
-    let error = unsafe { ibv_cmd_query_context(&raw mut (*verbs).context, method.as_raw()) };
+    let error =
+        unsafe { ibv_cmd_query_context(&raw mut (*context).verbs.context, method.as_raw()) };
     if error == 0 { Ok(granted) } else { Err(error) }
 }
 
@@ -280,12 +297,12 @@ fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
 
 /// Closes a device.
 pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    let offset = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
+    let offset = offset_of!(Context, verbs) + offset_of!(ContextRoom, context);
     // SAFETY: The verbs contract: the last use of a context without objects. The kernel drops its
     // context with the last descriptor and mapping.
     unsafe {
         let context = context.byte_sub(offset).cast::<Context>();
-        verbs_uninit_context(&raw mut (*context).verbs);
+        verbs_uninit_context(Context::start(context));
         ptr::drop_in_place(&raw mut (*context).own);
         libc::free(context.cast());
     }
@@ -370,6 +387,33 @@ pub unsafe extern "C" fn query_port(
     let mut cmd = ibv_query_port::default();
     // SAFETY: The verbs contract.
     unsafe { ibv_cmd_query_port(context, port, attr, &raw mut cmd, size_of_val(&cmd)) }
+}
+
+/// Queries the speed of a port, in units of 100 Mb/s.
+pub unsafe extern "C" fn query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    let mut method = Method::new(
+        UVERBS_OBJECT_DEVICE,
+        UVERBS_METHOD_QUERY_PORT_SPEED,
+        [
+            attribute(
+                UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM,
+                port.into(),
+                // Constants have this length, whatever their type is.
+                size_of::<u64>() as u16,
+            ),
+            attribute(
+                UVERBS_ATTR_QUERY_PORT_SPEED_RESP,
+                speed.expose_provenance() as u64,
+                size_of::<u64>() as u16,
+            ),
+        ],
+    );
+    // SAFETY: The verbs contract; `speed` is valid during the call.
+    unsafe { execute_ioctl(context, method.as_raw()) }
 }
 
 /// Returns the device's clock in nanoseconds.

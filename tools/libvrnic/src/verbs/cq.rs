@@ -223,7 +223,7 @@ pub unsafe extern "C" fn create_cq_ex(
         let error = ibv_cmd_create_cq_ex(
             context,
             &raw const attr,
-            #[cfg(feature = "pabi65")]
+            #[cfg(feature = "pabi59")]
             ptr::null_mut(),
             cq.cast(),
             &raw mut cmd.core,

@@ -4,7 +4,7 @@
 
 use super::{allocate, fail, release};
 use crate::ffi::Opaque;
-use crate::ffi::abi::{ibv_dmah, verbs_dmah};
+use crate::ffi::driver::{ibv_dmah, verbs_dmah};
 use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
 use core::ffi::c_int;

@@ -13,7 +13,7 @@ pub mod allocator;
 pub mod context;
 pub mod cq;
 pub mod dm;
-#[cfg(feature = "pabi65")]
+#[cfg(feature = "pabi59")]
 pub mod dmah;
 pub mod flow;
 pub mod mr;
@@ -33,11 +33,12 @@ use crate::ring::Refused;
 use core::ffi::c_int;
 use core::ptr;
 
-/// Operations of every context.
+/// Operations of every context. [`verbs_context_ops::at`] omits those that libibverbs does not
+/// know.
 pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     advise_mr: Some(crate::ffi::functions::ibv_cmd_advise_mr),
     alloc_dm: Some(dm::alloc_dm),
-    #[cfg(feature = "pabi65")]
+    #[cfg(feature = "pabi59")]
     alloc_dmah: Some(dmah::alloc_dmah),
     alloc_mw: Some(mw::alloc_mw),
     alloc_null_mr: Some(mr::alloc_null_mr),
@@ -58,7 +59,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     create_srq: Some(srq::create_srq),
     create_srq_ex: Some(srq::create_srq_ex),
     create_wq: Some(wq::create_wq),
-    #[cfg(feature = "pabi65")]
+    #[cfg(feature = "pabi59")]
     dealloc_dmah: Some(dmah::dealloc_dmah),
     dealloc_mw: Some(mw::dealloc_mw),
     dealloc_pd: Some(pd::dealloc_pd),
@@ -91,15 +92,14 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     post_srq_recv: Some(srq::post_srq_recv),
     query_device_ex: Some(context::query_device_ex),
     query_port: Some(context::query_port),
-    #[cfg(feature = "pabi65")]
-    query_port_speed: Some(crate::ffi::functions::ibv_cmd_query_port_speed),
+    query_port_speed: Some(context::query_port_speed),
     query_qp: Some(qp::query_qp),
     query_rt_values: Some(context::query_rt_values),
     query_srq: Some(srq::query_srq),
     reg_dm_mr: Some(dm::reg_dm_mr),
     reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),
-    #[cfg(feature = "pabi65")]
+    #[cfg(feature = "pabi59")]
     reg_mr_ex: Some(mr::reg_mr_ex),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),

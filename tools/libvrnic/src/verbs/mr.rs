@@ -4,7 +4,7 @@
 
 use super::context::Context;
 use super::{allocate, fail, release};
-#[cfg(feature = "pabi65")]
+#[cfg(feature = "pabi59")]
 use crate::ffi::Opaque;
 use crate::ffi::command::*;
 use crate::ffi::driver::{IBV_MR_TYPE_NULL_MR, verbs_mr};
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
 }
 
 /// Registers memory of the process or of a dma-buf, as `attr` describes.
-#[cfg(feature = "pabi65")]
+#[cfg(feature = "pabi59")]
 pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut Opaque) -> *mut ibv_mr {
     // SAFETY: The verbs contract.
     new_region(|mr| unsafe { ibv_cmd_reg_mr_ex(pd, mr, attr) })

@@ -4,18 +4,24 @@
 //! provider.
 
 use super::context;
+use crate::ffi::abi::{LEVELS, Level};
 use crate::ffi::driver::*;
 use crate::ffi::functions::{__verbs_log, verbs_register_driver};
-use crate::ffi::{CString, Opaque, abi};
+use crate::ffi::{CString, Opaque};
 use core::ffi::{CStr, c_char};
 use core::ptr;
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
 use vrnic_wire::abi::{ABI_VERSION, DRIVER_ID};
 
-/// A symbol that only the matching level of the library and newer ones have, and its version.
-#[cfg(feature = "pabi34")]
-const NEWEST: (&CStr, &CStr) = (c"ibv_query_qp_data_in_order", c"IBVERBS_1.14");
-#[cfg(feature = "pabi65")]
-const NEWEST: (&CStr, &CStr) = (c"_ibv_query_comp_cntr_caps", c"IBVERBS_1.18");
+/// Number of the private ABI that this provider was built for.
+const PRIVATE_ABI: u32 = match u32::from_str_radix(env!("VRNIC_PRIVATE_ABI"), 10) {
+    Ok(number) => number,
+    Err(_) => panic!("the private ABI is a number"),
+};
+
+/// Number of the level of the library that loaded us. Set before the provider is registered.
+static LEVEL: AtomicU32 = AtomicU32::new(0);
 
 static MATCH_TABLE: [verbs_match_ent; 2] = [
     match_entry(VERBS_MATCH_DRIVER_ID, DRIVER_ID as u64),
@@ -53,27 +59,45 @@ static PROVIDER: verbs_device_ops = verbs_device_ops {
 static CONSTRUCTOR: extern "C" fn() = register;
 
 extern "C" fn register() {
-    if library_has_our_layouts() {
-        // SAFETY: The table has the layout of the library, and lives forever.
-        unsafe { verbs_register_driver(&raw const PROVIDER) };
+    match level_of_library() {
+        Ok(level) => {
+            LEVEL.store(level.number, Relaxed);
+            // SAFETY: The table has the layout of the library, and lives forever.
+            unsafe { verbs_register_driver(&raw const PROVIDER) };
+        }
+        Err((how, known)) => complain(how, known),
     }
 }
 
-/// Returns whether the library that is loading us has the level that this provider was built for.
+/// Returns the level of the library that loaded us.
+pub fn level() -> &'static Level {
+    let number = LEVEL.load(Relaxed);
+    let level = LEVELS.iter().find(|level| level.number == number);
+    level.expect("the provider was registered")
+}
+
+/// Returns the level of the library that is loading us, or how it differs from one that this
+/// provider was built for.
 ///
 /// The private ABI fits, or the dynamic linker would not have resolved our symbols. But its number
-/// was not raised with every change of a layout, so the public level must match, too.
-fn library_has_our_layouts() -> bool {
-    let (symbol, version) = NEWEST;
-    // SAFETY: The names are C strings.
-    let newest = unsafe { libc::dlvsym(libc::RTLD_DEFAULT, symbol.as_ptr(), version.as_ptr()) };
-    if newest.is_null() {
-        complain(c"older");
-        return false;
-    }
+/// was not raised with every change of a layout, so the public level must be known, too.
+fn level_of_library() -> Result<&'static Level, (&'static CStr, &'static Level)> {
+    let found = levels().rev().find(|level| {
+        // SAFETY: The names are C strings.
+        let symbol = unsafe {
+            libc::dlvsym(
+                libc::RTLD_DEFAULT,
+                level.symbol.as_ptr(),
+                level.version.as_ptr(),
+            )
+        };
+        !symbol.is_null()
+    });
+    let oldest = levels().next().expect("each private ABI has a level");
+    let level = found.ok_or((c"older", oldest))?;
     // The linker defines an absolute symbol for each version, with the version's own name.
-    for level in abi::LIBRARY_LEVEL + 1..100 {
-        let name = version_name(level);
+    for newer in level.number + 1..100 {
+        let name = version_name(newer);
         // SAFETY: The name ends in NUL. An absolute symbol may have the value 0, so only the error
         // tells whether it exists.
         let missing = unsafe {
@@ -82,11 +106,17 @@ fn library_has_our_layouts() -> bool {
             !libc::dlerror().is_null()
         };
         if !missing {
-            complain(c"newer");
-            return false;
+            return Err((c"newer", level));
         }
     }
-    true
+    Ok(level)
+}
+
+/// Returns the levels of our private ABI, oldest first.
+fn levels() -> impl DoubleEndedIterator<Item = &'static Level> {
+    LEVELS
+        .iter()
+        .filter(|level| level.private_abis.contains(&PRIVATE_ABI))
 }
 
 /// Returns `IBVERBS_1.<level>` for a two-digit level.
@@ -99,7 +129,7 @@ fn version_name(level: u32) -> [c_char; 13] {
 
 /// Reports why there will be no device: in the log of libibverbs, and on stderr if that is
 /// requested.
-fn complain(how: &CStr) {
+fn complain(how: &CStr, known: &Level) {
     let format = c"vrnic: not loaded: libibverbs is %s than level 1.%u of private ABI %u, which this was built for\n";
     // SAFETY: The arguments are those that the format names.
     unsafe {
@@ -108,17 +138,11 @@ fn complain(how: &CStr) {
             VERBS_LOG_ERR,
             format.as_ptr(),
             how.as_ptr(),
-            abi::LIBRARY_LEVEL,
-            abi::PRIVATE_ABI,
+            known.number,
+            PRIVATE_ABI,
         );
         if !libc::getenv(c"VRNIC_DEBUG".as_ptr()).is_null() {
-            crate::ffi::dprintf(
-                2,
-                format.as_ptr(),
-                how.as_ptr(),
-                abi::LIBRARY_LEVEL,
-                abi::PRIVATE_ABI,
-            );
+            crate::ffi::dprintf(2, format.as_ptr(), how.as_ptr(), known.number, PRIVATE_ABI);
         }
     }
 }

@@ -383,7 +383,7 @@ pub(super) unsafe fn create_qp(
             size_of_val(&cmd),
             &raw mut resp,
             size_of_val(&resp),
-            #[cfg(feature = "pabi65")]
+            #[cfg(feature = "pabi64")]
             ptr::null_mut(),
         );
         if error != 0 {
