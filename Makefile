@@ -156,9 +156,9 @@ $(KERNELS:%=module-%): module-%: kernel-%
 $(KERNELS:%=kunit-%): kunit-%: kernel-%
 	$(call build-module,$*/kunit,CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y)
 
-# Users of RDMA devices inside the kernel, for tests/vm.
+# Users of RDMA devices inside the kernel, and modules of Linux with patches, for tests/vm.
 $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
-	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
+	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ tools/series/linux build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
 .PHONY: help run shell attach test test-all series bundle test-bundle packages test-packages test-apps test-disk test-debug test-races fuzz simulate chaos \

@@ -5,6 +5,7 @@
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
+# lab: fresh
 # lab: timeout=240
 . "$LAB_LIB"
 
@@ -40,7 +41,7 @@ multicast() {
 }
 multicast 239.77.1.1 ::ffff:239.77.1.1 "$IP_a" "$IP_b"
 
-# Linux refuses to join IPv6 groups over RoCE v2 (ENOTSUPP), before it asks the driver.
+# Linux refuses to join IPv6 groups over RoCE v2 (ENOTSUPP), before it asks the driver. See the patch below.
 ! refusal=$(on -t 60 a mckey -m ff0e::77:1 -b "$IP6_a" -C 1 -s 2>&1) || fail "Linux joins IPv6 groups over RoCE v2 now"
 found 524 <<<"$refusal" || fail "mckey fails for another reason: $refusal"
 
@@ -71,3 +72,17 @@ for peer in b a; do
 	perf -6 a $peer ib_send_bw -c UD -g -n 100
 done
 on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow multicast-
+
+# With the patch of tools/series/linux, rdma_cm joins IPv6 groups over RoCE v2, and so does the network device (MLD).
+for vm in a b; do
+	on $vm sh -c "rmdir /sys/kernel/config/rdma_cm/* && modprobe -r rdma_ucm rdma_cm && insmod /vrnic/patched/rdma_cm.ko &&
+		modprobe rdma_ucm" || fail "no patched rdma_cm in $vm"
+done
+multicast ff0e::77:4 ff0e::77:4 "$IP6_a" "$IP6_b"
+on -t 60 a mckey -m ff0e::77:5 -b "$IP6_a" -C 1 >/dev/null &
+job=$!
+within 40 on a sh -c "ip -6 maddr show dev $NETDEV | grep -q 'ff0e::77:5'" || fail "the network device is not in the group"
+on -t 60 b mckey -m ff0e::77:5 -b "$IP6_b" -C 1 -s >/dev/null || fail "sending to the last group"
+wait $job || fail "the member of the last group"
+left=$(on a ip -6 maddr show dev "$NETDEV") || fail "no list of groups"
+! found 'ff0e::77:' <<<"$left" || fail "the network device is still in a group: $left"

@@ -94,4 +94,8 @@ done
 git config branch.series.description "$(cat "$here/tools/series/cover")"
 git format-patch -q --zero-commit --no-signature --cover-letter --cover-from-description=subject -o "$here/build/series" base
 cd "$here"
+# Patches of Linux that the series does not need.
+rm -rf build/series/linux
+mkdir build/series/linux
+cp tools/series/linux/*.patch build/series/linux
 echo "build/series: a cover letter and $(($(ls build/series/*.patch | wc -l) - 1)) patches"

@@ -32,7 +32,7 @@ spdx() {
 	local file bad=0
 	while read -r file; do
 		case $file in
-		*.gitignore | *.lock | *.json | *.driver | *.svg | *.png | *.pcap | *.pcapng | *.vrnic | *LICENSES/* | *.proptest-regressions | tools/fuzz/corpus/* | tools/series/commits/* | tools/series/cover | tools/packages/debian/*) continue ;;
+		*.gitignore | *.lock | *.json | *.driver | *.svg | *.png | *.pcap | *.pcapng | *.vrnic | *LICENSES/* | *.proptest-regressions | tools/fuzz/corpus/* | tools/series/commits/* | *.patch | tools/series/cover | tools/packages/debian/*) continue ;;
 		esac
 		head -n 3 "$file" | grep -q 'SPDX-License-Identifier:' || { echo "$file: no SPDX line"; bad=1; }
 	done < <(tracked .)
@@ -40,7 +40,7 @@ spdx() {
 }
 
 whitespace() {
-	! tracked . | grep -vE '\.(svg|png|pcap|pcapng|vrnic|lock)$|^tools/fuzz/corpus/|^tools/series/commits/' | xargs grep -nE '[[:blank:]]+$' -- &&
+	! tracked . | grep -vE '\.(svg|png|pcap|pcapng|vrnic|lock)$|^tools/fuzz/corpus/|^tools/series/commits/|\.patch$' | xargs grep -nE '[[:blank:]]+$' -- &&
 		! tracked '*.rs' '*.rst' '*.toml' | xargs grep -nP '\t' --
 }
 

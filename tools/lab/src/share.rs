@@ -10,6 +10,7 @@
 //! userland/         libraries and programs of a newer release; bin/…-65 runs them
 //! lib/modules/REL/  vrnic.ko, every module of the kernel tree, those of tests; with depmod's tables. Modules that came
 //!                   with a kernel are in a share of their own, mounted as kernel/
+//! patched/          modules of Linux with a patch of ours, for tests that load them instead of the kernel's
 //! tests/            the source tree's tests/
 //! ```
 
@@ -130,16 +131,20 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
         }
         copy(driver, &dir.join("vrnic.ko"))?;
     }
-    // Modules for tests are only built for tests.
+    // Modules for tests are only built for tests. depmod must not see those that replace modules of the kernel.
     let tests = kernel.built.join("test-modules");
-    for entry in fs::read_dir(tests).into_iter().flatten() {
-        let entry = entry?;
-        if entry
-            .path()
-            .extension()
-            .is_some_and(|extension| extension == "ko")
-        {
-            copy(&entry.path(), &dir.join(entry.file_name()))?;
+    let patched = share.join("patched");
+    fs::create_dir_all(&patched)?;
+    for (from, to) in [(tests.join("linux"), &patched), (tests, &dir)] {
+        for entry in fs::read_dir(from).into_iter().flatten() {
+            let entry = entry?;
+            if entry
+                .path()
+                .extension()
+                .is_some_and(|extension| extension == "ko")
+            {
+                copy(&entry.path(), &to.join(entry.file_name()))?;
+            }
         }
     }
     for list in [
