@@ -68,7 +68,7 @@ stress 4 --batches 4 --qps 2 --max-size 65536 --rnr --events --seed 7 --port 185
 stress 6 --seconds 1 --qps 1 --max-size 4096 --ud --seed 8 --port 18508
 
 # Errors and timeouts: the statuses that the standard requires, at both ends.
-cases=(write-read remote- qp-without rnr- receive-too flush-both peer-qp-destroyed peer-qp-in-reset datagram-wrong)
+cases=(write-read matrix- remote- qp-without rnr- receive-too flush-both peer-qp-destroyed peer-qp-in-reset datagram-wrong)
 check() {
 	local server=$1 client=$2 address=IP_$1
 	local -n server_device=DEV_$1 client_device=DEV_$2

@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod completions;
+pub mod conduct;
 pub mod device_memory;
 pub mod dma_buf;
 pub mod errors;
@@ -74,6 +75,7 @@ pub fn cases() -> Vec<Case> {
         access::CASES,
         completions::CASES,
         errors::CASES,
+        conduct::CASES,
         queues::CASES,
         pacing::CASES,
         paging::CASES,
