@@ -28,6 +28,7 @@ mod programs;
 mod random;
 mod rate;
 mod raw;
+mod raw_errors;
 mod recording;
 mod reliable;
 mod scaling;

@@ -19,15 +19,15 @@ use vrnic_wire::{
     work::{SendOpcode, send_flags},
 };
 
-const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-fn end(world: &mut World, node: usize) -> DatagramEnd {
+pub fn end(world: &mut World, node: usize) -> DatagramEnd {
     DatagramEnd::new(world, node, QpType::RawPacket, 0, 65536)
 }
 
 /// Returns a flow for frames to this address.
-fn to(end: &DatagramEnd, mac: [u8; 6]) -> CreateFlow {
+pub fn to(end: &DatagramEnd, mac: [u8; 6]) -> CreateFlow {
     CreateFlow {
         qpn: end.qp.qpn.into(),
         port: 1,
@@ -49,7 +49,7 @@ fn try_add(world: &mut World, node: usize, flow: CreateFlow) -> Result<u32, (Sta
     Ok(created.flow.get())
 }
 
-fn add(world: &mut World, node: usize, flow: CreateFlow) -> u32 {
+pub fn add(world: &mut World, node: usize, flow: CreateFlow) -> u32 {
     try_add(world, node, flow).expect("flow")
 }
 
@@ -62,7 +62,7 @@ fn remove(world: &mut World, node: usize, flow: u32) -> Result<(), (Status, Caus
     node.guest.command(&mut node.rnic, request).map(|_| ())
 }
 
-fn frame(to: [u8; 6], length: usize) -> Vec<u8> {
+pub fn frame(to: [u8; 6], length: usize) -> Vec<u8> {
     let mut frame = [&to[..], &A, &[0x88, 0xb5]].concat();
     frame.extend((14..length).map(|index| index as u8));
     frame
@@ -98,7 +98,7 @@ fn receive(world: &mut World, end: &mut DatagramEnd, length: usize) {
     end.receive(world, 32768, 32768, length);
 }
 
-fn dropped(world: &World, node: usize) -> u64 {
+pub fn dropped(world: &World, node: usize) -> u64 {
     world.nodes[node].rnic.counters()[Counter::Dropped as usize]
 }
 
