@@ -12,7 +12,10 @@
 guesses=(ethertype fcoib infiniband.eoib infiniband_sdp iser lnet nvme-rdma rpcordma smb_direct smc)
 
 # dissect FILE ARGUMENTS...: runs tshark on a file.
-dissect() { tshark -n -r "$1" "${guesses[@]/#/--disable-protocol=}" "${@:2}" 2>/dev/null; }
+dissect() {
+	tshark -n -r "$1" "${guesses[@]/#/--disable-protocol=}" "${@:2}" 2>"$LAB_DIR/tshark" ||
+		fail "tshark: $(cat "$LAB_DIR/tshark")"
+}
 
 # fields FILE FIELD: prints this field of each packet.
 fields() { dissect "$1" -T fields -E occurrence=f -e "$2"; }
@@ -74,7 +77,8 @@ one=$LAB_DIR/one.pcapng
 id=$(start -d a -q "$qpn" -c 50 "$one")
 [ "$(ended "$id")" = full ] || fail "the capture of a queue pair did not get its packets"
 [ "$(fields "$one" frame.number | wc -l)" = 50 ] || fail "the capture does not have the requested number of packets"
-others=$(fields "$one" frame.comment | grep -vc "^a QP $(printf '0x%x' "$qpn") \(->\|<-\) ") || true
+comments=$(fields "$one" frame.comment)
+others=$(grep -vc "^a QP $(printf '0x%x' "$qpn") \(->\|<-\) " <<<"$comments") || true
 [ "$others" = 0 ] || fail "$others packets are of other queue pairs"
 
 # A file that accepts no data stops its capture and nothing else.

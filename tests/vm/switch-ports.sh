@@ -74,13 +74,17 @@ perf b a ib_atomic_bw -x "$index" -n 100 -A FETCH_AND_ADD >/dev/null
 for vm in a b; do on $vm ip link del tagged; done
 
 # on_wire FILTER: prints the packets in the capture that match the filter.
-on_wire() { tshark -n -r "$LAB_DIR/wire.pcapng" -Y "$1" 2>/dev/null | wc -l; }
+on_wire() {
+	tshark -n -r "$LAB_DIR/wire.pcapng" -Y "$1" 2>"$LAB_DIR/tshark" | wc -l || fail "tshark: $(cat "$LAB_DIR/tshark")"
+}
 vrnicctl capture stop
 for filter in 'infiniband && ip && !vlan' 'infiniband && ipv6' 'infiniband.grh' 'infiniband && vlan.id == 7' \
 	'infiniband && ip.dsfield.dscp == 26' 'infiniband && ip.dsfield.ecn == 2'; do
-	[ "$(on_wire "$filter")" -ge 100 ] || fail "the wire has no frames with $filter"
+	count=$(on_wire "$filter")
+	[ "$count" -ge 100 ] || fail "the wire has no frames with $filter"
 done
-[ "$(on_wire 'frame.len > 1518')" = 0 ] || fail "frames are longer than the MTU allows"
+long=$(on_wire 'frame.len > 1518')
+[ "$long" = 0 ] || fail "frames are longer than the MTU allows"
 
 vrnicctl switch
 vrnicctl addresses

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use vrnic_native::bench::{self, Operation, Options};
 use vrnic_native::daemon::Fabric;
@@ -48,9 +48,9 @@ enum Command {
         /// Kind of message
         #[arg(long, default_value = "write")]
         operation: OperationName,
-        /// Bytes of a message
-        #[arg(long, default_value_t = 2)]
-        bytes: usize,
+        /// Bytes of a message; default: 2. Those of an atomic are always 8
+        #[arg(long)]
+        bytes: Option<usize>,
         /// Queue pairs
         #[arg(long, default_value_t = 32)]
         qps: usize,
@@ -73,9 +73,9 @@ enum Command {
         /// Kind of message
         #[arg(long, default_value = "write")]
         operation: OperationName,
-        /// Bytes of a message
-        #[arg(long, default_value_t = 65536)]
-        bytes: usize,
+        /// Bytes of a message; default: 65536. Those of an atomic are always 8
+        #[arg(long)]
+        bytes: Option<usize>,
         /// Queue pairs
         #[arg(long, default_value_t = 1)]
         qps: usize,
@@ -117,6 +117,17 @@ enum OperationName {
     Read,
     Send,
     Atomic,
+}
+
+impl OperationName {
+    /// Returns how many bytes a message has.
+    fn bytes(self, asked: Option<usize>, default: usize) -> Result<usize> {
+        match (self, asked) {
+            (Self::Atomic, None | Some(8)) => Ok(8),
+            (Self::Atomic, Some(_)) => bail!("an atomic operation has 8 bytes: leave out --bytes"),
+            (_, asked) => Ok(asked.unwrap_or(default)),
+        }
+    }
 }
 
 impl From<OperationName> for Operation {
@@ -170,7 +181,7 @@ fn main() -> Result<()> {
         } => {
             let load = bench::Busy {
                 operation: operation.into(),
-                bytes,
+                bytes: operation.bytes(bytes, 2)?,
                 qps,
                 batch,
             };
@@ -189,6 +200,7 @@ fn main() -> Result<()> {
             qps,
             seconds,
         } => {
+            let bytes = operation.bytes(bytes, 65536)?;
             let busy = bench::Busy {
                 operation: operation.into(),
                 bytes,
@@ -214,4 +226,18 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_atomic_has_eight_bytes() {
+        assert_eq!(OperationName::Atomic.bytes(None, 2).ok(), Some(8));
+        assert_eq!(OperationName::Atomic.bytes(Some(8), 2).ok(), Some(8));
+        assert!(OperationName::Atomic.bytes(Some(2), 2).is_err());
+        assert_eq!(OperationName::Write.bytes(None, 2).ok(), Some(2));
+        assert_eq!(OperationName::Write.bytes(Some(9), 2).ok(), Some(9));
+    }
 }
