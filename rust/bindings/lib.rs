@@ -12,7 +12,9 @@
 use kernel::prelude::static_assert;
 
 pub mod compat;
+pub mod device_memory;
 pub mod gate;
+pub mod workqueue;
 
 /// Sizes and offsets according to the kernel's C compiler (`layout.c`).
 #[allow(dead_code, missing_docs, unreachable_pub)]

@@ -34,7 +34,8 @@ use kernel::{
 use crate::{
     bindings,
     compat,
-    gate::Gate, //
+    gate::Gate,
+    workqueue::Workqueue, //
 };
 
 /// How much memory is watched for a device, and how much may be.
@@ -114,6 +115,8 @@ pub(crate) struct Mapper {
     registered: Gate,
     /// How much on-demand memory there is.
     watched: Watched,
+    /// Where on-demand memory is served.
+    paging: Workqueue,
     /// What to revoke at the end of the registration, by address.
     #[pin]
     revocable: Mutex<RBTree<usize, Arc<dyn Revoke>>>,
@@ -146,6 +149,7 @@ impl Mapper {
                 dma_device: (&**dma_device).into(),
                 registered <- Gate::new(),
                 watched,
+                paging: Workqueue::new(dma_device, c"paging")?,
                 revocable <- new_mutex!(RBTree::new()),
             }? Error),
             GFP_KERNEL,
@@ -165,6 +169,16 @@ impl Mapper {
     /// Returns how much on-demand memory there is.
     pub(crate) fn watched(&self) -> &Watched {
         &self.watched
+    }
+
+    /// Returns the workqueue that serves on-demand memory.
+    ///
+    /// It is not one of the system's: the work waits for pages of a process, which decides how long
+    /// that takes, for example by mapping a file of its own file system in user space. A workqueue
+    /// runs a limited number of works at the same time, and regions of processes must not use up
+    /// those of everybody else.
+    pub(crate) fn paging(&self) -> &Workqueue {
+        &self.paging
     }
 
     /// Keeps the device registered until the result is dropped. Returns [`None`] if the device is

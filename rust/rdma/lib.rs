@@ -57,7 +57,9 @@
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
+pub(crate) use vrnic_bindings::device_memory;
 pub(crate) use vrnic_bindings::gate;
+pub(crate) use vrnic_bindings::workqueue;
 
 /// Prefix of messages in the kernel log. `module!` defines it for drivers; here only tests log.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]

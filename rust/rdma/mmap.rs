@@ -2,23 +2,14 @@
 
 //! Memory that processes map: device memory, and pages of the kernel.
 
-use core::{
-    marker::PhantomData,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 
 use kernel::{
     error::{
         from_result,
         to_result, //
     },
-    io::{
-        resource::{
-            Flags,
-            Resource, //
-        },
-        PhysAddr, //
-    },
+    io::PhysAddr,
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
@@ -41,17 +32,8 @@ mod pages;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
+pub use crate::device_memory::DeviceMemory;
 pub use pages::UserPages;
-
-/// A page-aligned range of a device's memory that may be mapped into processes.
-///
-/// During `'bound` the device is bound to its driver, so the memory belongs to the device. Later it
-/// may belong to another device.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct DeviceMemory<'bound> {
-    pub(crate) range: PhysicalRange,
-    _bound: PhantomData<&'bound Resource>,
-}
 
 /// Location of a [`DeviceMemory`], without its lifetime: valid as long as the context that has it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -60,19 +42,15 @@ pub(crate) struct PhysicalRange {
     length: usize,
 }
 
-impl<'bound> DeviceMemory<'bound> {
-    /// Creates a range of `length` bytes at `offset` of a resource of the driver's device. The
-    /// range must start at a page boundary and consist of whole pages.
+impl PhysicalRange {
+    /// Returns the location of memory that processes may map.
     ///
-    /// Returns `EINVAL` if it does not, if the resource is not memory or is too short, or if it is
-    /// RAM and not device memory: processes must not get access to RAM by its physical address.
-    pub fn new(resource: &'bound Resource, offset: u64, length: usize) -> Result<Self> {
-        let end = offset.checked_add(length as u64).ok_or(EINVAL)?;
-        if end > resource.size() || !resource.flags().contains(Flags::IORESOURCE_MEM) {
-            return Err(EINVAL);
-        }
-        let start = resource.start() + offset;
-        if length == 0 || start % PAGE_SIZE as PhysAddr != 0 || length % PAGE_SIZE != 0 {
+    /// Returns `EINVAL` if it does not consist of whole pages, or if it is RAM and not device
+    /// memory: processes must not get access to RAM by its physical address.
+    pub(crate) fn of(memory: DeviceMemory<'_>) -> Result<Self> {
+        let start = memory.start();
+        let length = usize::try_from(memory.len())?;
+        if start % PAGE_SIZE as PhysAddr != 0 || length % PAGE_SIZE != 0 {
             return Err(EINVAL);
         }
         // SAFETY: The function only reads the resource tree.
@@ -89,10 +67,7 @@ impl<'bound> DeviceMemory<'bound> {
         if found as u32 != bindings::REGION_DISJOINT {
             return Err(EINVAL);
         }
-        Ok(Self {
-            range: PhysicalRange { start, length },
-            _bound: PhantomData,
-        })
+        Ok(Self { start, length })
     }
 }
 
@@ -269,7 +244,8 @@ impl<'a> Mappings<'a> {
         Self { table }
     }
 
-    /// Lets the process map `memory`, uncached, and returns the offset to pass to `mmap`.
+    /// Lets the process map `memory`, uncached, and returns the offset to pass to `mmap`. `EINVAL`
+    /// if the memory does not consist of whole pages.
     ///
     /// The process can do so until the context is deallocated or the device goes away, when zero
     /// pages replace its mappings. Both happen during the lifetime of the registration, for which
@@ -280,7 +256,7 @@ impl<'a> Mappings<'a> {
         _call: &Call<'bound, T>,
         memory: DeviceMemory<'bound>,
     ) -> Result<u64> {
-        self.insert_content(Content::Device(memory.range))
+        self.insert_content(Content::Device(PhysicalRange::of(memory)?))
     }
 
     /// Lets the process map `pages`, and returns the offset to pass to `mmap`.

@@ -270,6 +270,12 @@ impl Pairing {
     }
 
     /// Schedules the work that sets up the port, if it is enabled. May be called in any context.
+    ///
+    /// The work uses a workqueue of the system. There is one work for each port, and it takes as
+    /// long as a command, so it does not keep others from running. Nobody waits for the workqueue:
+    /// [`end`](Self::end) waits only for this work, and only if it runs. A thread that is kept for
+    /// low memory would be of no use: what the work reports goes through workqueues of `ib_core`,
+    /// which have none.
     fn queue_work(&self) {
         // SAFETY: The work was initialised. It is disabled before the device is unregistered, and
         // so before `self` is dropped.

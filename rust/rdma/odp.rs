@@ -449,7 +449,7 @@ impl<P: Pager> Memory<P> {
         unsafe {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                bindings::system_dfl_wq,
+                self.mapper.paging().as_raw(),
                 self.work.get(),
             )
         };

@@ -26,6 +26,7 @@ use crate::{
         Mapped,
         Mappings,
         MmapTable,
+        PhysicalRange,
         UserPages, //
     },
     object::kmalloc_aligned_size,
@@ -124,7 +125,7 @@ impl<T: UserContext> Ucontext<T> {
         _call: &Call<'bound, T::Driver>,
         memory: DeviceMemory<'bound>,
     ) -> Result<Mapped> {
-        Mapped::new(&self.table, Content::Device(memory.range))
+        Mapped::new(&self.table, Content::Device(PhysicalRange::of(memory)?))
     }
 
     /// Lets the process of the context map pages that belong to a new object.

@@ -38,7 +38,9 @@
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
+pub(crate) use vrnic_bindings::device_memory;
 pub(crate) use vrnic_bindings::gate;
+pub(crate) use vrnic_bindings::workqueue;
 
 mod chain;
 mod device;
@@ -52,7 +54,6 @@ mod region;
 mod restart;
 mod virtqueue;
 mod watchdog;
-mod workqueue;
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub mod testing;

@@ -350,7 +350,7 @@ impl<'bound> Virtqueues<'bound> {
             try_pin_init!(Queues {
                 dma: dma_of(dev)?,
                 watchdogs: Watchdogs::new(generic)?,
-                workqueue: Workqueue::new(generic, c"events")?,
+                workqueue: Workqueue::for_reclaim(generic, c"events")?,
                 dev: dev.into(),
                 queues: queues.keep(),
                 state <- new_mutex!(State::Created, "virtio::Virtqueues"),

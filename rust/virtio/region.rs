@@ -6,18 +6,14 @@
 //! structures by a vendor-specific capability (virtio standard, section 4.1.4,
 //! `struct virtio_pci_cap`).
 
-use core::{
-    marker::PhantomData,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 
 use kernel::{
     device::Bound,
     error::to_result,
     io::resource::{
         self,
-        Flags,
-        Resource, //
+        Flags, //
     },
     prelude::*,
     sync::Arc, //
@@ -26,6 +22,7 @@ use kernel::{
 use crate::{
     bindings,
     compat,
+    device_memory::DeviceMemory,
     Device, //
 };
 
@@ -34,10 +31,8 @@ mod tests;
 
 /// A structure of the device in one of its BARs, reserved for the driver.
 pub struct Region<'bound> {
-    bar: &'bound Resource,
+    memory: DeviceMemory<'bound>,
     reserved: Arc<resource::Region>,
-    offset: u64,
-    len: u64,
 }
 
 /// Finds the first structure of a kind.
@@ -78,55 +73,29 @@ impl<'bound> Region<'bound> {
         // SAFETY: This is a resource of the device that `dev` is a function of, which lives at
         // least as long. That device stays bound, so its resources do not change.
         let bar = unsafe { compat::resource_from_raw(found.res) };
-        // Port addresses look like memory addresses, but there is other memory at those.
-        let is_memory = bar.flags().contains(Flags::IORESOURCE_MEM);
-        if !is_memory || bar.start() == 0 {
-            return Err(EINVAL);
-        }
+        // SAFETY: The device offers the structure to drivers of its device type. The transport has
+        // checked that the BAR does not contain the interrupt table. It reserved the BARs with its
+        // own structures as a whole, so the reservation below fails for those.
+        let memory = unsafe { DeviceMemory::new(bar, found.offset, found.len) }?;
 
-        let start = bar.start() + found.offset;
         let reserved = bar
             .request_region(
-                start,
-                found.len,
+                memory.start(),
+                memory.len(),
                 c"virtio".try_into()?,
                 Flags::IORESOURCE_MEM,
             )
             .ok_or(EBUSY)?;
         Ok(Some(Self {
-            bar,
+            memory,
             reserved: Arc::new(reserved, GFP_KERNEL)?,
-            offset: found.offset,
-            len: found.len,
         }))
     }
 
-    /// Returns the BAR that contains the structure.
+    /// Returns the memory of the structure, for example to let processes map parts of it.
     #[inline]
-    pub fn bar(&self) -> &'bound Resource {
-        self.bar
-    }
-
-    /// Returns the offset of the structure in the BAR.
-    #[inline]
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Returns the length of the structure in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "never empty")]
-    #[inline]
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Returns the offset in the BAR of `len` bytes at `offset` of the structure; `EINVAL` if the
-    /// structure does not contain them.
-    pub fn offset_in_bar(&self, offset: u64, len: usize) -> Result<u64> {
-        match fits(self.len, offset, len as u64) {
-            true => Ok(self.offset + offset),
-            false => Err(EINVAL),
-        }
+    pub fn memory(&self) -> DeviceMemory<'bound> {
+        self.memory
     }
 
     /// Maps `SIZE` bytes at `offset` of the structure for the kernel.
@@ -134,17 +103,17 @@ impl<'bound> Region<'bound> {
     /// Returns `EINVAL` if the structure does not contain them, or if they do not start at an
     /// address that is a multiple of 4.
     pub fn map<const SIZE: usize>(&self, offset: u64) -> Result<Mapping<'bound, SIZE>> {
-        let start = self.bar.start() + self.offset_in_bar(offset, SIZE)?;
-        if start % size_of::<u32>() as u64 != 0 {
+        let part = self.memory.part(offset, SIZE as u64)?;
+        if part.start() % size_of::<u32>() as u64 != 0 {
             return Err(EINVAL);
         }
         // SAFETY: The address is device memory that `self` has reserved.
-        let memory = unsafe { bindings::ioremap(start, SIZE) };
+        let memory = unsafe { bindings::ioremap(part.start(), SIZE) };
         // INVARIANT: Just mapped, at an aligned address.
         Ok(Mapping {
             memory: NonNull::new(memory).ok_or(ENOMEM)?,
+            _part: part,
             _reserved: self.reserved.clone(),
-            _bound: PhantomData,
         })
     }
 }
@@ -157,8 +126,8 @@ impl<'bound> Region<'bound> {
 /// exists.
 pub struct Mapping<'bound, const SIZE: usize> {
     memory: NonNull<c_void>,
+    _part: DeviceMemory<'bound>,
     _reserved: Arc<resource::Region>,
-    _bound: PhantomData<&'bound Resource>,
 }
 
 // SAFETY: Device memory may be written, unmapped and released by any thread.
@@ -182,9 +151,4 @@ impl<const SIZE: usize> Drop for Mapping<'_, SIZE> {
         // SAFETY: `Region::map` created this mapping.
         unsafe { bindings::iounmap(self.memory.as_ptr()) };
     }
-}
-
-/// Returns whether `len` bytes at `offset` lie within `size` bytes.
-fn fits(size: u64, offset: u64, len: u64) -> bool {
-    offset.checked_add(len).is_some_and(|end| end <= size)
 }

@@ -67,7 +67,7 @@ impl Watchdogs {
         Arc::pin_init(
             try_pin_init!(Self {
                 works <- new_mutex!(Some(KVec::new()), "virtio::Watchdogs"),
-                workqueue: Arc::new(Workqueue::new(dev, c"watch")?, GFP_KERNEL)?,
+                workqueue: Arc::new(Workqueue::for_reclaim(dev, c"watch")?, GFP_KERNEL)?,
             }? Error),
             GFP_KERNEL,
         )

@@ -16,6 +16,7 @@ use kernel::{
         Bound,
         Core, //
     },
+    io::resource::Resource,
     prelude::*,
     sync::{
         aref::ARef,
@@ -100,11 +101,26 @@ pub fn keep_page<'bound>(region: &Region<'bound>, data: &Data<'bound>) -> Result
     Ok(())
 }
 
-/// Keeps a part of a BAR for processes to map.
+/// Keeps a part of a structure for processes to map.
 pub fn keep_memory<'bound>(region: &Region<'bound>, data: &Data<'bound>) -> Result {
-    data.keep(DeviceMemory::new(region.bar(), 0, 4096)?);
+    data.keep(region.memory().part(0, 4096)?);
     #[cfg(refused)]
-    keep_forever(DeviceMemory::new(region.bar(), 0, 4096)?); //~ E0521
+    keep_forever(region.memory().part(0, 4096)?); //~ E0521
+    Ok(())
+}
+
+/// Gets another page of the BAR of a structure.
+pub fn memory_beside<'bound>(region: &Region<'bound>) -> DeviceMemory<'bound> {
+    #[cfg(refused)]
+    region.bar(); //~ E0599
+    region.memory()
+}
+
+/// Makes memory available that the device does not offer.
+pub fn memory_of_resource(bar: &Resource) -> Result {
+    #[cfg(refused)]
+    DeviceMemory::new(bar, 0, 4096)?; //~ E0133
+    let _start = bar.start();
     Ok(())
 }
 

@@ -15,10 +15,7 @@ use driver::{
 use kernel::prelude::*;
 use rdma::{
     gid::GidAttr,
-    mmap::{
-        DeviceMemory,
-        Mappings, //
-    },
+    mmap::Mappings,
     port::Port,
     restrack::Details,
     uapi::{
@@ -85,7 +82,7 @@ pub fn keep_netdev(call: &Call<'_>, port: Port) {
 
 /// Lets processes map memory of another device.
 pub fn mix_devices(first: &Call<'_>, second: &Call<'_>, mappings: &mut Mappings<'_>) -> Result {
-    let memory = DeviceMemory::new(first.data().bar, 0, 4096)?;
+    let memory = first.data().bar.part(0, 4096)?;
     mappings.insert(first, memory)?;
     #[cfg(refused)]
     mappings.insert(second, memory)?; //~ lifetime

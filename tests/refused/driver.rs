@@ -8,7 +8,6 @@
 use core::marker::PhantomData;
 
 use kernel::{
-    io::resource::Resource,
     new_mutex,
     prelude::*,
     sync::Mutex, //
@@ -21,7 +20,10 @@ use rdma::{
         NewCq, //
     },
     device::DeviceAttr,
-    mmap::Mappings,
+    mmap::{
+        DeviceMemory,
+        Mappings, //
+    },
     mr::{
         NewMr,
         Range, //
@@ -87,8 +89,8 @@ pub type Call<'a> = rdma::Call<'a, Driver>;
 /// The data of a registration.
 #[pin_data]
 pub struct Data<'a> {
-    /// A BAR of the device.
-    pub bar: &'a Resource,
+    /// Memory in a BAR of the device.
+    pub bar: DeviceMemory<'a>,
     /// Something with a lock.
     #[pin]
     pub number: Mutex<u32>,
@@ -98,7 +100,7 @@ pub struct Data<'a> {
 
 impl<'a> Data<'a> {
     /// Creates the data.
-    pub fn new(bar: &'a Resource) -> impl PinInit<Self> + 'a {
+    pub fn new(bar: DeviceMemory<'a>) -> impl PinInit<Self> + 'a {
         pin_init!(Self {
             bar,
             number <- new_mutex!(0),

@@ -78,6 +78,8 @@ sub bindings {
 	} else {
 		s{^pub\(crate\) use vrnic_bindings as bindings;\n}{pub(crate) use kernel::bindings;\n}m;
 		s{^pub\(crate\) use vrnic_bindings::gate;\n}{pub(crate) use kernel::sync::gate;\n}m;
+		s{^pub\(crate\) use vrnic_bindings::device_memory;\n}{pub(crate) use kernel::io::device_memory;\n}m;
+		s{^pub\(crate\) use vrnic_bindings::workqueue;\n}{pub(crate) use kernel::workqueue;\n}m;
 		s{^use vrnic_bindings as bindings;}{use kernel::bindings;}m;
 	}
 }
@@ -86,6 +88,9 @@ sub bindings {
 sub kernel_crate {
 	my @moved;
 	s/^use crate::\{\n((?: .*\n)*?)\};\n/own_imports($1, \@moved)/mge;
+	# rustfmt sorts imports, but leaves the comment after the last one where it is.
+	pop @moved if @moved && $moved[-1] eq 'workqueue::Workqueue' &&
+		s{^(use kernel::\{\n(?: .*\n)*?    .*,) //\n\};}{$1\n    workqueue::Workqueue, //\n\};}m;
 	my $moved = join '', map { "    $_,\n" } @moved;
 	s/^use kernel::\{\n/use kernel::{\n$moved/m or s/^(use kernel::.*;\n)/use kernel::{\n$moved};\n$1/m if @moved;
 
@@ -101,6 +106,8 @@ sub own_imports {
 	my ($own, $moved) = @_;
 	push @$moved, 'bindings' if $own =~ s/^    bindings,( \/\/)?\n//m;
 	push @$moved, 'sync::Gate' if $own =~ s/^    gate::Gate,( \/\/)?\n//m;
+	push @$moved, 'io::device_memory::DeviceMemory' if $own =~ s/^    device_memory::DeviceMemory,( \/\/)?\n//m;
+	push @$moved, 'workqueue::Workqueue' if $own =~ s/^    workqueue::Workqueue,( \/\/)?\n//m;
 	return '' if $own eq '';
 	return "use crate::virtio::$1;\n" if $own =~ /^ +(\w+),(?: \/\/)?\n$/;
 	$own =~ s/,\n$/, \/\/\n/ if $own !~ /\},\n$/;

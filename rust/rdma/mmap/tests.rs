@@ -100,11 +100,17 @@ mod cases {
 mod device_memory {
     use super::super::*;
 
-    /// Wraps a C resource.
-    fn resource(raw: &mut bindings::resource) -> &Resource {
-        // SAFETY: The resource is valid.
-        unsafe { crate::compat::resource_from_raw(raw) }
+    /// Makes a part of a C resource mappable.
+    fn range(raw: &mut bindings::resource, offset: u64, length: u64) -> Result<PhysicalRange> {
+        // SAFETY: The resource is valid. Nothing is mapped.
+        let memory = unsafe {
+            let resource = crate::compat::resource_from_raw(raw);
+            DeviceMemory::new(resource, offset, length)
+        };
+        PhysicalRange::of(memory?)
     }
+
+    const PAGE: u64 = PAGE_SIZE as u64;
 
     /// Returns a resource that is RAM.
     fn ram() -> Result<bindings::resource> {
@@ -130,18 +136,15 @@ mod device_memory {
     #[test]
     fn ram_is_no_device_memory() -> Result {
         let mut ram = ram()?;
-        let ram = resource(&mut ram);
-        assert_eq!(DeviceMemory::new(ram, 0, PAGE_SIZE), Err(EINVAL));
+        assert_eq!(range(&mut ram, 0, PAGE), Err(EINVAL));
         // A range that starts in RAM and extends beyond it is rejected, too.
         let mut beyond = bindings::resource {
-            start: ram.start() + ram.size() / PAGE_SIZE as u64 * PAGE_SIZE as u64
-                - PAGE_SIZE as PhysAddr,
+            start: (ram.end + 1) / PAGE * PAGE - PAGE,
             end: 1 << 50,
             flags: bindings::IORESOURCE_MEM as c_ulong,
             ..Default::default()
         };
-        let beyond = resource(&mut beyond);
-        assert_eq!(DeviceMemory::new(beyond, 0, 1 << 40), Err(EINVAL));
+        assert_eq!(range(&mut beyond, 0, 1 << 40), Err(EINVAL));
         Ok(())
     }
 
@@ -149,7 +152,6 @@ mod device_memory {
     fn device_memory_is_whole_pages_of_a_resource() -> Result {
         // Above all existing addresses.
         const START: PhysAddr = 1 << 50;
-        const PAGE: u64 = PAGE_SIZE as u64;
 
         let mut raw = bindings::resource {
             start: START,
@@ -157,24 +159,21 @@ mod device_memory {
             flags: bindings::IORESOURCE_MEM as c_ulong,
             ..Default::default()
         };
-        let bar = resource(&mut raw);
-        let memory = DeviceMemory::new(bar, PAGE, 2 * PAGE_SIZE)?;
-        let range = memory.range;
-        assert_eq!((range.start, range.length), (START + PAGE, 2 * PAGE_SIZE));
-        assert_eq!(Content::Device(range).length(), 2 * PAGE_SIZE);
+        let two = range(&mut raw, PAGE, 2 * PAGE)?;
+        assert_eq!((two.start, two.length), (START + PAGE, 2 * PAGE_SIZE));
+        assert_eq!(Content::Device(two).length(), 2 * PAGE_SIZE);
         for (offset, length) in [
             (0, 0),
-            (0, PAGE_SIZE + 1),
-            (8, PAGE_SIZE),
-            (3 * PAGE, 2 * PAGE_SIZE),
-            (u64::MAX - PAGE + 1, PAGE_SIZE),
-            (PAGE, usize::MAX),
+            (0, PAGE + 1),
+            (8, PAGE),
+            (3 * PAGE, 2 * PAGE),
+            (u64::MAX - PAGE + 1, PAGE),
+            (PAGE, u64::MAX),
         ] {
-            assert_eq!(DeviceMemory::new(bar, offset, length), Err(EINVAL));
+            assert_eq!(range(&mut raw, offset, length), Err(EINVAL));
         }
         raw.flags = bindings::IORESOURCE_IO as c_ulong;
-        let ports = DeviceMemory::new(resource(&mut raw), 0, PAGE_SIZE);
-        assert_eq!(ports, Err(EINVAL));
+        assert_eq!(range(&mut raw, 0, PAGE), Err(EINVAL));
         Ok(())
     }
 }

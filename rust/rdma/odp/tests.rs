@@ -8,6 +8,7 @@ use super::*;
 mod cases {
     use super::*;
 
+    use crate::compat::Completion;
     use crate::{
         dma::{
             bytes_of_machine,
@@ -21,7 +22,9 @@ mod cases {
     use kernel::{
         bindings::flush_work,
         new_mutex,
-        sync::Mutex, //
+        sync::Mutex,
+        time::msecs_to_jiffies,
+        workqueue, //
     };
 
     const PAGES: usize = 8;
@@ -251,6 +254,73 @@ mod cases {
             // It works after the closure has returned.
             memory.exclusively(|| ())
         })
+    }
+
+    /// A pager that waits for something when it is called to serve its memory.
+    struct Stuck(Arc<Gates>);
+
+    /// What [`Stuck`] and its test wait for.
+    #[pin_data]
+    struct Gates {
+        #[pin]
+        entered: Completion,
+        #[pin]
+        left: Completion,
+        #[pin]
+        others_done: Completion,
+    }
+
+    impl Pager for Stuck {
+        fn forget(&self, _pages: Range<usize>) {}
+
+        fn serve(&self, _memory: &Memory<Self>) {
+            self.0.entered.complete_all();
+            self.0.left.wait_for_completion();
+        }
+    }
+
+    #[test]
+    fn a_process_that_lets_its_pages_wait_holds_up_nobody_else() -> Result {
+        // Long enough for a busy machine.
+        let patience = msecs_to_jiffies(30_000);
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        let gates = Arc::pin_init(
+            pin_init!(Gates {
+                entered <- Completion::new(),
+                left <- Completion::new(),
+                others_done <- Completion::new(),
+            }),
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+        let memory = unsafe {
+            Memory::watch(
+                device.as_raw(),
+                &mapper,
+                process.address(),
+                PAGE_SIZE,
+                Access::LocalWrite.into(),
+                Stuck(gates.clone()),
+            )
+        }?;
+        let memory = OnDemand::keep(memory)?;
+        memory.request();
+        let entered = gates.entered.wait_for_completion_timeout(patience);
+        let others = gates.clone();
+        let spawned = workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            // SAFETY: The workqueue always exists, and this is not its work.
+            unsafe { bindings::__flush_workqueue(bindings::system_dfl_wq) };
+            others.others_done.complete_all();
+        });
+        let done = gates.others_done.wait_for_completion_timeout(patience);
+        gates.left.complete_all();
+        spawned?;
+        // The closure must not outlive the test.
+        gates.others_done.wait_for_completion();
+        assert!(entered && done);
+        Ok(())
     }
 
     /// A pager that drops its own memory when it is called to serve it.

@@ -401,8 +401,8 @@ fn find_doorbells<'bound>(
         return Ok(None);
     }
     let region = dev.region(PCI_CAP_DOORBELL_CFG)?.filter(|region| {
-        let start = region.bar().start() + region.offset();
-        holds_doorbells(start, region.len(), config.doorbell_pages.get())
+        let memory = region.memory();
+        holds_doorbells(memory.start(), memory.len(), config.doorbell_pages.get())
     });
     if region.is_none() {
         dev_err!(dev, "device offers doorbells that it does not have\n");

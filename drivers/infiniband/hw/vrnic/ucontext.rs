@@ -10,10 +10,7 @@ use kernel::{
     sync::Arc, //
 };
 use rdma::{
-    mmap::{
-        DeviceMemory,
-        Mappings, //
-    },
+    mmap::Mappings,
     qp::Type,
     uapi::{
         AttrBundle,
@@ -154,13 +151,12 @@ impl rdma::UserContext for UserContext {
             }
         }
         if let Some(doorbells) = &call.data().doorbells {
-            // CAST: A page of 4096 bytes.
-            let length = DOORBELL_PAGE_SIZE as usize;
-            let offset = doorbells
-                .offset_in_bar(doorbell_offset(reply.doorbell_page.get()), length)
+            let offset = doorbell_offset(reply.doorbell_page.get());
+            let page = doorbells
+                .memory()
+                .part(offset, DOORBELL_PAGE_SIZE.into())
                 .map_err(|_| EIO)?;
-            let memory = DeviceMemory::new(doorbells.bar(), offset, length)?;
-            response.doorbell_offset = mappings.insert(call, memory)?;
+            response.doorbell_offset = mappings.insert(call, page)?;
             response.doorbell_length = DOORBELL_PAGE_SIZE;
         }
 

@@ -113,9 +113,11 @@ impl UserContext for Object {
             flags: bindings::IORESOURCE_MEM as c_ulong,
             ..Default::default()
         };
-        // SAFETY: The resource is valid.
-        let bar = unsafe { crate::compat::resource_from_raw(&mut bar) };
-        let device = DeviceMemory::new(bar, 0, length)?;
+        // SAFETY: The resource is valid. Nothing accesses its memory, which does not exist.
+        let device = unsafe {
+            let bar = crate::compat::resource_from_raw(&mut bar);
+            DeviceMemory::new(bar, 0, length as u64)?
+        };
         let offsets = Offsets {
             device: mappings.insert(call, device)?,
             shared: mappings.insert_pages(&pages)?,

@@ -9,30 +9,40 @@ use kernel::{
     prelude::*, //
 };
 
-use crate::bindings;
+use kernel::bindings;
 
 /// A workqueue that is named after a device.
-///
-/// Threads that free memory may wait for the work of a device: storage stacks, for example, destroy
-/// queue pairs when they re-establish a connection. Hence `WQ_MEM_RECLAIM`, for which the kernel
-/// keeps a thread. Work that waits for other work must be in another workqueue, because that thread
-/// runs one work at a time.
 ///
 /// Must not be dropped by its own work, for which it waits.
 ///
 /// # Invariants
 ///
 /// The pointer is valid and owned.
-pub(crate) struct Workqueue(NonNull<bindings::workqueue_struct>);
+pub struct Workqueue(NonNull<bindings::workqueue_struct>);
 
 impl Workqueue {
-    /// Creates a workqueue for the `purpose` of `dev`.
-    pub(crate) fn new(dev: &device::Device, purpose: &CStr) -> Result<Self> {
+    /// Creates a workqueue for the `purpose` of `dev`, for work that threads wait for while they
+    /// free memory: storage stacks, for example, destroy queue pairs when they re-establish a
+    /// connection.
+    ///
+    /// The kernel keeps a thread for such a workqueue (`WQ_MEM_RECLAIM`). Work that waits for other
+    /// work must be in another workqueue, because that thread runs one work at a time.
+    pub fn for_reclaim(dev: &device::Device, purpose: &CStr) -> Result<Self> {
+        Self::with_flags(dev, purpose, bindings::wq_flags_WQ_MEM_RECLAIM)
+    }
+
+    /// Creates a workqueue for the `purpose` of `dev`, for work that may wait for memory.
+    pub fn new(dev: &device::Device, purpose: &CStr) -> Result<Self> {
+        Self::with_flags(dev, purpose, 0)
+    }
+
+    /// Creates a workqueue with additional flags.
+    fn with_flags(dev: &device::Device, purpose: &CStr, flags: bindings::wq_flags) -> Result<Self> {
         // SAFETY: The format takes two strings, which are copied.
         let raw = unsafe {
             bindings::alloc_workqueue_noprof(
                 c"%s-%s".as_char_ptr(),
-                bindings::wq_flags_WQ_MEM_RECLAIM | bindings::wq_flags_WQ_UNBOUND,
+                flags | bindings::wq_flags_WQ_UNBOUND,
                 0,
                 dev.name().as_char_ptr(),
                 purpose.as_char_ptr(),
@@ -43,7 +53,7 @@ impl Workqueue {
     }
 
     /// Returns the C structure.
-    pub(crate) fn as_raw(&self) -> *mut bindings::workqueue_struct {
+    pub fn as_raw(&self) -> *mut bindings::workqueue_struct {
         self.0.as_ptr()
     }
 }
