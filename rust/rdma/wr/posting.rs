@@ -118,6 +118,11 @@ impl<'a, R: Listed> List<'a, R> {
         self.rest.get().unwrap_or(self.head)
     }
 
+    /// Returns whether no requests are left to post.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest().is_null()
+    }
+
     /// Takes the next request. Returns [`None`] if the request taken last was not posted.
     pub(super) fn take(&mut self) -> Option<Result<Taken<'_, R>>> {
         let rest = self.rest();

@@ -71,6 +71,12 @@ impl<'a> ReceiveRequests<'a> {
         unsafe { self.0.answer(result, bad) }
     }
 
+    /// Returns whether no requests are left to post.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Takes the next request. The previous one must have been posted. `EINVAL` if the request has
     /// an invalid number of elements.
     pub fn take(&mut self) -> Option<Result<ReceiveRequest<'_>>> {

@@ -435,6 +435,12 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         unsafe { self.list.answer(result, bad) }
     }
 
+    /// Returns whether no requests are left to post.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Takes the next request. The previous one must have been posted. `EOPNOTSUPP` if the
     /// operation or a right has no name here; `EINVAL` if the request is invalid.
     pub fn take(&mut self) -> Option<Result<SendRequest<'_, T>>> {

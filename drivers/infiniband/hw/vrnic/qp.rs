@@ -112,8 +112,7 @@ enum Rings {
     /// A process posts to the rings. Their memory, if there is any, is pinned.
     User {
         _umem: Option<Umem>,
-        /// Context of the process.
-        context: u32,
+        doorbell: ProcessDoorbell,
     },
     /// The kernel posts to the rings.
     Kernel(Arc<KernelRings>),
@@ -122,6 +121,27 @@ enum Rings {
     /// There are no rings, and the queue pair cannot be modified: it distributes what it receives
     /// among receive work queues.
     Scaling,
+}
+
+/// The doorbell of a queue pair of a process. A process that has no doorbell page asks the driver
+/// to ring it.
+#[derive(Copy, Clone)]
+struct ProcessDoorbell {
+    /// Context of the process.
+    context: u32,
+    /// Doorbell slot in the context.
+    slot: u32,
+}
+
+impl ProcessDoorbell {
+    /// Tells the device to look for requests that the process has put into its rings. Sleeps.
+    fn ring(self, call: &Call<'_>) -> Result {
+        call.data().control.execute(&RingDoorbell {
+            context: self.context.into(),
+            slot: self.slot.into(),
+        })?;
+        Ok(())
+    }
 }
 
 /// The changing part of a queue pair.
@@ -340,8 +360,14 @@ impl QueuePair for Qp {
             false => 0,
         };
 
+        /// Who will post to the queue pair.
+        enum Poster {
+            Process(Option<Umem>),
+            Kernel(Arc<KernelRings>),
+        }
+
         let mut pages = None;
-        let (context, slots, send, recv, given, rings) = match user {
+        let (context, slots, send, recv, given, poster) = match user {
             Some(user) => {
                 let CreateQpRequest(request) = user.request;
                 let (send, recv, given) = user_layouts(&request, asked, limits)?;
@@ -352,12 +378,9 @@ impl QueuePair for Qp {
                     umem = Some(pinned);
                     pages = Some(listed);
                 }
-                let context = user.context.number();
-                let rings = Rings::User {
-                    _umem: umem,
-                    context,
-                };
-                (context, user.context.slots(), send, recv, given, rings)
+                let context = &user.context;
+                let poster = Poster::Process(umem);
+                (context.number(), context.slots(), send, recv, given, poster)
             }
             None => {
                 let (send, recv, given, length) = kernel_layouts(asked, limits, max_header)?;
@@ -371,7 +394,7 @@ impl QueuePair for Qp {
                 let rings = KernelRings::new(memory, send, recv, shared.cloned())?;
                 let rings = Arc::pin_init(rings, GFP_KERNEL)?;
                 let context = call.data().context.number();
-                (context, SLOTS, send, recv, given, Rings::Kernel(rings))
+                (context, SLOTS, send, recv, given, Poster::Kernel(rings))
             }
         };
 
@@ -379,9 +402,9 @@ impl QueuePair for Qp {
             return Err(EINVAL);
         }
 
-        let stop = match &rings {
-            Rings::Kernel(_) => Some(Prepared::new()?),
-            _ => None,
+        let stop = match &poster {
+            Poster::Kernel(_) => Some(Prepared::new()?),
+            Poster::Process(_) => None,
         };
         let room = [Room::new(GFP_KERNEL)?, Room::new(GFP_KERNEL)?];
         let mut flags = 0;
@@ -423,7 +446,7 @@ impl QueuePair for Qp {
             ..Default::default()
         };
         let signal_all = attributes.signal_all;
-        if let Rings::Kernel(rings) = &rings {
+        if let Poster::Kernel(rings) = &poster {
             let [send, recv] = room;
             let send_cq = attributes.send_cq;
             let recv_cq = attributes.recv_cq.ok_or(EINVAL)?;
@@ -439,6 +462,16 @@ impl QueuePair for Qp {
             })?;
         }
 
+        let rings = match poster {
+            Poster::Kernel(rings) => Rings::Kernel(rings),
+            Poster::Process(umem) => Rings::User {
+                _umem: umem,
+                doorbell: ProcessDoorbell {
+                    context,
+                    slot: doorbell,
+                },
+            },
+        };
         Ok(NewQp {
             init: pin_init!(Self {
                 object,
@@ -594,11 +627,10 @@ impl QueuePair for Qp {
         requests: &mut SendRequests<'_, Vrnic>,
     ) -> Result {
         let rings = match &qp.rings {
-            Rings::User { context, .. } => {
-                return ring_for_user(call, *context, qp.doorbell, requests.take().is_some());
-            }
             Rings::Kernel(rings) => rings,
-            Rings::None | Rings::Scaling => return Err(EOPNOTSUPP),
+            Rings::User { doorbell, .. } if requests.is_empty() => return doorbell.ring(call),
+            // Only the process itself puts requests into its rings.
+            Rings::User { .. } | Rings::None | Rings::Scaling => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
         let limits = SendLimits {
@@ -634,11 +666,10 @@ impl QueuePair for Qp {
         requests: &mut ReceiveRequests<'_>,
     ) -> Result {
         let rings = match &qp.rings {
-            Rings::User { context, .. } => {
-                return ring_for_user(call, *context, qp.doorbell, requests.take().is_some());
-            }
             Rings::Kernel(rings) => rings,
-            Rings::None | Rings::Scaling => return Err(EOPNOTSUPP),
+            Rings::User { doorbell, .. } if requests.is_empty() => return doorbell.ring(call),
+            // Only the process itself puts requests into its rings.
+            Rings::User { .. } | Rings::None | Rings::Scaling => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
         let mut ring = rings.ring(Side::Receive).lock();
@@ -683,19 +714,6 @@ impl QueuePair for Qp {
         }
         Ok(())
     }
-}
-
-/// Rings the doorbell for a process that cannot do so itself. Such a process posts to its ring, and
-/// must not pass requests to this verb.
-fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -> Result {
-    if has_requests {
-        return Err(EOPNOTSUPP);
-    }
-    call.data().control.execute(&RingDoorbell {
-        context: context.into(),
-        slot: slot.into(),
-    })?;
-    Ok(())
 }
 
 // The wire format uses the verbs' numbers for types.
