@@ -79,12 +79,8 @@ use crate::{
 /// `struct ib_device_ops`: the core returns `EOPNOTSUPP`, and processes can see from the device's
 /// list of verbs that they are missing.
 ///
-/// ```ignore
-/// impl Operations for MyDriver {
-///     type MemoryWindow = rdma::Unsupported<Self>;
-///     // …
-/// }
-/// ```
+/// A driver without memory windows, for example, has `type MemoryWindow = Unsupported<Self>;` in
+/// its implementation of [`Operations`].
 pub struct Unsupported<T> {
     never: Infallible,
     _driver: PhantomData<fn() -> T>,

@@ -53,7 +53,8 @@ mod tests;
 ///
 /// # Examples
 ///
-/// ```ignore
+// Text, because the compiler puts examples into a function, where a table of devices cannot be.
+/// ```text
 /// struct MyDriver;
 ///
 /// virtio::virtio_device_table!(VIRTIO_TABLE, [virtio::DeviceId::new(42)]);
@@ -491,7 +492,8 @@ impl<T: Driver> Adapter<T> {
 ///
 /// # Examples
 ///
-/// ```ignore
+// Text, because the compiler puts examples into a function, and a module is a crate.
+/// ```text
 /// virtio::module_virtio_driver! {
 ///     type: MyDriver,
 ///     name: "my_driver",
