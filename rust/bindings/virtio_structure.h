@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * In the kernel tree this is an operation of struct virtio_config_ops, which the
- * series adds to the virtio core (tools/series/commits/06-virtio-structures). An
+ * series adds to the virtio core (tools/series/commits/08-virtio-structures). An
  * unmodified kernel lacks it, so here its only implementation is called directly.
  *
  * There, the length of the configuration is what the transport has mapped. Here,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Converts one source file to the form that it has in the kernel tree: convert.pl PATH MODULES <FILE >CONVERTED. PATH is
 # the file's path in this repository. MODULES is the directory of its modules in the kernel tree: declarations of
-# modules that the series has not added there yet are removed.
+# modules that the series has not added there yet are removed. If MODULES is empty, none are.
 #
 # Out of tree, the abstractions are crates next to `kernel`, and `rust/bindings` adds what `kernel` lacks or keeps
 # private. In the kernel tree, `rust/virtio` is a module of `kernel`, and the functions of `compat` are methods of the
@@ -24,7 +24,9 @@ s{rust/rdma\b}{drivers/infiniband/rust}g;
 
 kconfig() if $path eq 'Kconfig';
 if ($path =~ /\.rs$/) {
-	if ($path =~ m{/lib\.rs$}) { modules() } else { tests() }
+	if ($modules ne '') {
+		if ($path =~ m{/lib\.rs$}) { modules() } else { tests() }
+	}
 	compat();
 	bindings();
 	kernel_crate() if $path =~ m{^rust/(virtio|bindings)/};

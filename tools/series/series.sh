@@ -10,6 +10,9 @@
 #   file HERE THERE     a file or a directory of files, in the form that it has in the kernel tree (convert.pl)
 #   merge HERE THERE    a file of helpers, added to one that the kernel has
 #
+# The parts of the RDMA abstractions name one another. So that each patch compiles what it adds, a file has in each patch
+# only what can be compiled with the files that are there by then (prune.pl), and later patches add the rest to it.
+#
 # The patches come from a repository that contains only the files that they change. The author is the user who runs
 # this, as named by git config.
 set -euo pipefail
@@ -20,6 +23,8 @@ here=$PWD
 commits=$here/tools/series/commits
 repository=build/series/repository
 signoff=${1:-}
+# Where the RDMA abstractions go, and what of them was added so far, complete.
+abstractions=drivers/infiniband/rust crate=.git/crate
 
 # file HERE THERE: converts and copies a file, or all sources of a directory.
 file() {
@@ -31,6 +36,16 @@ file() {
 			while read -r _ _ source; do file "$from/$source" "$to/$source"; done
 		return
 	fi
+	case $from in
+	rust/rdma/example/* | rust/rdma/*.md) ;;
+	rust/rdma/*)
+		to=$crate/${to#"$abstractions"/}
+		mkdir -p "$(dirname "$to")"
+		perl "$here/tools/series/convert.pl" "$from" "" <"$here/$from" >"$to"
+		rustfmt --edition 2021 --config-path "$KERNEL/.rustfmt.toml" --config skip_children=true "$to"
+		return
+		;;
+	esac
 	mkdir -p "$(dirname "$to")"
 	# The modules of lib.rs are in its own directory, those of another file in a directory of its name.
 	case $to in */lib.rs) modules=$(dirname "$to") ;; *) modules=${to%.rs} ;; esac
@@ -67,6 +82,8 @@ commit() {
 		*) echo "$1: unknown keyword $verb" >&2; exit 1 ;;
 		esac
 	done
+	[ ! -d $crate ] || perl "$here/tools/series/prune.pl" $crate $abstractions |
+		xargs -r rustfmt --edition 2021 --config-path "$KERNEL/.rustfmt.toml" --config skip_children=true
 	sed -n '/^diff --git/,$p' "$1" | sed "s|@MAINTAINER@|$name <$address>|" >.git/change
 	[ ! -s .git/change ] || git apply .git/change
 	git add -A
@@ -90,6 +107,10 @@ base "$commits"/*
 git tag base
 for file in "$commits"/*; do
 	commit "$file"
+done
+# After the last patch, nothing is left out any more.
+(cd "$crate" && find . -type f) | while read -r path; do
+	cmp "$crate/$path" "$abstractions/$path" || { echo "the series leaves out a part of $abstractions/$path"; exit 1; }
 done
 git config branch.series.description "$(cat "$here/tools/series/cover")"
 git format-patch -q --zero-commit --no-signature --cover-letter --cover-from-description=subject -o "$here/build/series" base
