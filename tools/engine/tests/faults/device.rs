@@ -408,7 +408,7 @@ fn pages_are_asked_for_late_or_never() {
 }
 
 /// Executes a command, and returns its status and how its reply is to be delivered.
-fn execute<C: command::Command>(world: &mut World, request: C) -> (u32, u32, Delivery) {
+pub(super) fn execute<C: command::Command>(world: &mut World, request: C) -> (u32, u32, Delivery) {
     let node = &mut world.nodes[0];
     let body = request.as_bytes();
     let header = command::CommandHeader {

@@ -3,6 +3,7 @@
 //! Every fault in virtual time: an ordinary peer sees what the table of faults says, others notice nothing, and the
 //! same seed gives the same firings.
 
+mod bystanders;
 mod completions;
 mod device;
 mod fields;
