@@ -277,6 +277,21 @@ mod tests {
     }
 
     #[test]
+    fn damaged_blocks_are_wrong_data() {
+        let said = [
+            "verify: bad magic header 0, wanted acca at file /run/storage/file offset 8192, length 4096",
+            "crc32c: verify failed at file /run/storage/file offset 2097152, length 4096",
+        ];
+        for name in ["nvme", "nfs", "iser", "srp"] {
+            let profiles = profiles().unwrap();
+            let profile = profiles.iter().find(|profile| profile.name == name);
+            let wrong = profile.and_then(|it| it.wrong_data.as_ref()).unwrap();
+            assert!(said.iter().all(|line| wrong.is_match(line)), "{name}");
+            assert!(!wrong.is_match("fio: io_u error on file /run/storage/file"));
+        }
+    }
+
+    #[test]
     fn own_commands() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let own = |text: &str| own(&words(text), None, 9);
