@@ -45,7 +45,7 @@ under() {
 	python3 - "$out/report.json" $# "$(dirname "$LAB_LIB")/../vrnicctl/scenarios" <<'EOF2'
 import json, sys, tomllib
 cases = [case for case in json.load(open(sys.argv[1])) if case["fault"]]
-survived = {"lost-ack", "cable-pulled", "slow-receiver", "slow-device"}
+survived = {"lost-ack", "cable-pulled", "slow-receiver", "slow-device", "rails/port-flap"}
 for case in cases:
     scenario, workload, verdict = case["fault"]["fault"], case["profile"], case["verdict"]
     print(f"{workload} under {scenario}: {verdict}, {case['fired']} phases and faults")
@@ -62,3 +62,4 @@ EOF2
 }
 under steady lost-ack cable-pulled both-links-down peer-gone slow-receiver slow-device error-under-load \
 	reset-while-flushing fatal-without-completion gid-changes
+under rails rails/port-flap rails/all-down

@@ -49,6 +49,8 @@ grep -q 'ok      the cable is back' "$out/report.json" || fail "the report does 
 grep -q 'The phases of the scenario:' "$out/index.html" || fail "the page has no phases"
 said=$(chaos pingpong --scenario no-such-scenario 2>&1) && fail "a scenario that does not exist is accepted"
 found 'no scenario is called "no-such-scenario"' <<<"$said" || fail "a scenario that does not exist: $said"
+said=$(chaos pingpong --scenario rails/port-flap 2>&1) && fail "a scenario of rails is accepted without rails"
+found 'needs a workload with several RNICs' <<<"$said" || fail "a scenario of rails without rails: $said"
 
 # Custom programs. No fault fires, because they send nothing. How the lab judges programs does not depend on the fabric.
 # A crash, damaged data, a kernel report and no effect, under the first, second, third and fourth fault.

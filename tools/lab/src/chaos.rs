@@ -100,7 +100,8 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     let mut runs = Vec::new();
     for &device in &plan.devices {
         for profile in &plan.profiles {
-            let faults = std::iter::once(None).chain(plan.faults.iter().map(Some));
+            let faults = plan.faults.iter().filter(|fault| fault.fits(profile));
+            let faults = std::iter::once(None).chain(faults.map(Some));
             runs.extend(faults.map(|fault| Run {
                 device,
                 profile,
@@ -198,12 +199,14 @@ struct Lane<'a> {
     settings: &'a Settings,
     plan: &'a Plan,
     boots: &'a AtomicUsize,
-    lab: Option<(Device, Lab)>,
+    /// The lab, with its device and the number of RNICs of each VM.
+    lab: Option<((Device, usize), Lab)>,
 }
 
 impl Lane<'_> {
     fn run(&mut self, run: &Run<'_>) -> Result<Case> {
-        self.lab = self.lab.take().filter(|(device, _)| *device == run.device);
+        let kind = (run.device, run.profile.rails);
+        self.lab = self.lab.take().filter(|(of, _)| *of == kind);
         if self.lab.is_none() {
             let soft = run.device == Device::Rxe;
             let number = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
@@ -214,6 +217,7 @@ impl Lane<'_> {
                     .filter(|_| soft)
                     .map(|&vm| vm.to_owned())
                     .collect(),
+                rails: Some(run.profile.rails).filter(|rails| *rails > 1),
                 ..Extra::default()
             };
             let options = Options {
@@ -223,10 +227,10 @@ impl Lane<'_> {
                 no_rnic: false,
                 module: Module::Plain,
             };
-            self.lab = Some((run.device, Lab::boot(self.settings, options)?));
+            self.lab = Some((kind, Lab::boot(self.settings, options)?));
         }
-        let (device, lab) = self.lab.as_ref().context("it was booted")?;
-        let case = Bench::new(lab, *device, self.plan.at_ports)
+        let (_, lab) = self.lab.as_ref().context("it was booted")?;
+        let case = Bench::new(lab, run.device, self.plan.at_ports)
             .and_then(|mut bench| bench.run(run.profile, run.fault));
         if !case.as_ref().is_ok_and(Case::left_clean)
             && let Some((_, lab)) = self.lab.take()
@@ -274,9 +278,11 @@ fn beside(plan: &Plan, cases: &[Case]) -> String {
         };
         row.extend(plan.columns().map(|(device, profile)| {
             let found = cases.iter().find(|case| case.is_of(device, profile, fault));
-            found
-                .map_or("no result", |case| case.verdict.name())
-                .to_owned()
+            match found {
+                Some(case) => case.verdict.name().to_owned(),
+                None if fault.is_some_and(|fault| !fault.fits(profile)) => String::new(),
+                None => "no result".to_owned(),
+            }
         }));
         rows.push(row);
     }

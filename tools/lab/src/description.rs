@@ -1211,10 +1211,15 @@ impl Description {
     /// # Errors
     /// Never, because the file is part of the lab.
     pub fn pair(fabric: Fabric, device: Device, rnics: bool, extra: &Extra) -> Result<Self> {
-        let text = include_str!("../pair.toml");
+        let mut text = include_str!("../pair.toml").to_owned();
+        if let Some(rails) = extra.rails {
+            let rails = vec!["{ network = \"net\" }"; rails].join(", ");
+            text = text.replace("[[vm]]\n", &format!("[[vm]]\nrnic = [{rails}]\n"));
+            text = text.replace("switch = false", "switch = true");
+        }
         let parsed = Parsed::parse(
             Path::new("pair.toml"),
-            text,
+            &text,
             &Numbers::default(),
             Fabric::Local,
         );
@@ -1226,6 +1231,7 @@ impl Description {
             || extra.two_daemons
             || !extra.port.is_empty()
             || !extra.rxe.is_empty()
+            || extra.rails.is_some()
             || fabric != Fabric::Local;
         for machine in &mut lab.machines {
             let soft = extra.rxe.contains(&machine.name);
@@ -1238,11 +1244,12 @@ impl Description {
                 guest: TREE.to_owned(),
                 read_only: false,
             }));
-            let nic = &mut machine.nics[0];
-            nic.rnic = rnics && !soft;
-            nic.soft_roce = machine.device == Device::Rxe;
-            nic.device.clone_from(&extra.device);
-            nic.port.clone_from(&extra.port);
+            for nic in &mut machine.nics {
+                nic.rnic = rnics && !soft;
+                nic.soft_roce = machine.device == Device::Rxe;
+                nic.device.clone_from(&extra.device);
+                nic.port.clone_from(&extra.port);
+            }
         }
         lab.choose_subnet_managers();
         if extra.two_daemons {
@@ -1308,6 +1315,22 @@ mod tests {
             assert_eq!(pair.machines[0].nics[0].manages.is_some(), first);
             assert!(pair.machines[1].nics[0].manages.is_none());
         }
+    }
+
+    #[test]
+    fn the_pair_can_have_several_rails() {
+        let devices = |rails| {
+            let extra = Extra {
+                rails,
+                ..Extra::default()
+            };
+            let pair = Description::pair(Fabric::Local, Device::Vrnic, true, &extra).unwrap();
+            let nics = pair.machines.iter().map(|vm| &vm.nics);
+            nics.map(|nics| nics.iter().filter(|nic| nic.rnic).count())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(devices(None), [1, 1]);
+        assert_eq!(devices(Some(4)), [4, 4]);
     }
 
     #[test]

@@ -74,6 +74,8 @@ pub struct Extra {
     pub rxe: Vec<String>,
     /// Size of each VM's NVDIMM in MiB, if it has one. Its contents outlive the VM, but not the lab.
     pub nvdimm: Option<u32>,
+    /// Number of RNICs of each VM, if more than one.
+    pub rails: Option<usize>,
     /// Number of processors of each VM, if not the usual one.
     pub cpus: Option<u32>,
     /// Whether the VMs can sleep; see [`Machine::sleeps`].

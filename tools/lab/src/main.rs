@@ -570,7 +570,8 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
     let scenarios = scenarios.collect::<Result<Vec<_>>>()?;
     let mut faults: Vec<_> = chosen.chain(scenarios).collect();
     let at_ports = arguments.ports || arguments.device.contains(&Device::Rxe);
-    if faults.is_empty() {
+    let all = faults.is_empty();
+    if all {
         faults = known_faults;
         faults.retain(|fault| fault.check(at_ports).is_ok());
     }
@@ -589,6 +590,16 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
     let (profiles, others): (Vec<_>, Vec<_>) = profiles
         .into_iter()
         .partition(|profile| profile.fits(&settings.guest_root));
+    let soft = arguments.device.contains(&Device::Rxe);
+    let (profiles, of_rails): (Vec<_>, Vec<_>) = profiles
+        .into_iter()
+        .partition(|profile| profile.rails == 1 || !soft);
+    for profile in &of_rails {
+        say!(
+            "{} is skipped: Soft-RoCE has one device in each VM",
+            profile.name
+        );
+    }
     for profile in &others {
         let program = profile.needs.as_deref().unwrap_or_default();
         say!(
@@ -598,6 +609,15 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
     }
     if profiles.is_empty() {
         bail!("no workload can be run");
+    }
+    let fits = |fault: &chaos::plan::Fault| profiles.iter().any(|profile| fault.fits(profile));
+    if all {
+        faults.retain(fits);
+    } else if let Some(fault) = faults.iter().find(|fault| !fits(fault)) {
+        bail!(
+            "{} needs a workload with several RNICs in each VM, such as `rails`",
+            fault.words()
+        );
     }
     let out = settings.tree.join(arguments.out);
     chaos::run(

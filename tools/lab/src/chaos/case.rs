@@ -115,13 +115,17 @@ impl Case {
 pub struct Bench<'a> {
     lab: &'a Lab,
     device: Device,
-    /// Where faults are injected for each VM: its RNIC or its switch port.
+    /// Where faults are injected for each VM: its first RNIC or its switch port.
     places: [String; NAMES.len()],
+    /// All places where faults can fire.
+    logs: Vec<String>,
+    /// vrnicd's RNICs, if the device is one.
+    rnics: Vec<String>,
     control: Client,
     /// How much of each VM's console has been read.
     consoles: [usize; NAMES.len()],
     /// Environment of the programs of each VM.
-    environment: [Vec<(&'static str, String)>; NAMES.len()],
+    environment: [Vec<(String, String)>; NAMES.len()],
 }
 
 impl<'a> Bench<'a> {
@@ -130,21 +134,36 @@ impl<'a> Bench<'a> {
     /// # Errors
     /// vrnicd does not answer, or a VM has no RNIC.
     pub fn new(lab: &'a Lab, device: Device, at_ports: bool) -> Result<Self> {
-        let control = Client::connect(&lab.control())?;
+        let mut control = Client::connect(&lab.control())?;
         let mut environment = [Vec::new(), Vec::new()];
         for (name, environment) in NAMES.into_iter().zip(&mut environment) {
             let gid = lab.wait_rdma(name, lab.device(name))?;
-            *environment = vec![
-                ("DEV", lab.device(name).ibdev().to_owned()),
-                ("GID", gid.to_string()),
-                ("SERVER", lab.address(Side::Server.vm(), Family::V4)?),
-            ];
+            let server = lab.address(Side::Server.vm(), Family::V4)?;
+            *environment = rail("", lab.device(name).ibdev(), gid, server).into();
+            let description = lab.description();
+            let nics = &description.machine(Side::Server.vm())?.nics;
+            for (number, nic) in nics.iter().enumerate().skip(1) {
+                let ibdev = format!("vrnic{number}");
+                let gid = lab.wait_port(name, &ibdev, Family::V4)?;
+                environment.extend(rail(&number.to_string(), &ibdev, gid, nic.ipv4.clone()));
+            }
         }
         let port = if at_ports { PORT } else { "" };
+        let places = NAMES.map(|name| format!("{port}{name}"));
+        let mut rnics = Vec::new();
+        if device == Device::Vrnic {
+            rnics = control.devices()?.into_iter().map(|it| it.name).collect();
+        }
         let mut bench = Self {
             lab,
             device,
-            places: NAMES.map(|name| format!("{port}{name}")),
+            logs: if at_ports {
+                places.to_vec()
+            } else {
+                rnics.clone()
+            },
+            rnics,
+            places,
             control,
             consoles: [0; NAMES.len()],
             environment,
@@ -181,20 +200,20 @@ impl<'a> Bench<'a> {
         let mut firings = Vec::new();
         let scenario = scene.map(Scene::end).transpose()?;
         if let Some(said) = &scenario {
-            firings = self.firings(fired, |_, _| true)?;
+            firings = self.firings(&fired, |_, _| true)?;
             seen.fired = Some(firings.len() as u64 + scene::phases(said));
         }
         if let (Some(fault), Some(armed)) = (fault, armed) {
             let here = self.places[index(fault.on)].clone();
             let of_it = |place: &str, firing: &Firing| place == here && firing.id == armed;
-            firings = self.firings(fired, of_it)?;
+            firings = self.firings(&fired, of_it)?;
             let all = self.control.faults(&self.places[index(fault.on)])?;
             let one = all.iter().find(|fault| fault.id == armed);
             seen.fired = Some(one.map_or(0, |fault| fault.fired));
         }
-        let explain = self.explain_since(explained)?;
+        let explain = self.explain_since(&explained)?;
         seen.counters = grown(&before, &self.counters()?);
-        for place in &self.places {
+        for place in &self.logs {
             self.control.clear_faults(place, None)?;
         }
         seen.lost_device = self.is_lost();
@@ -281,7 +300,7 @@ impl<'a> Bench<'a> {
         let environment = &self.environment[index(side)];
         let environment: Vec<(&str, &str)> = environment
             .iter()
-            .map(|(name, value)| (*name, value.as_str()))
+            .map(|(name, value)| (name.as_str(), value.as_str()))
             .collect();
         agent.start(&["sh", "-c", command], &environment)
     }
@@ -321,26 +340,20 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns the number of explanations that each RNIC has given.
-    fn explained(&mut self) -> Result<[u64; NAMES.len()]> {
-        let mut next = [0; NAMES.len()];
-        for (name, next) in self.rnics().zip(&mut next) {
+    fn explained(&mut self) -> Result<Vec<u64>> {
+        let mut next = Vec::new();
+        for name in &self.rnics {
             let all = self.control.explanations(name, 0)?;
-            *next = all.last().map_or(0, |last| last.number + 1);
+            next.push(all.last().map_or(0, |last| last.number + 1));
         }
         Ok(next)
     }
 
-    /// Returns the names of vrnicd's RNICs, if the device is one.
-    fn rnics(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let any = self.device == Device::Vrnic;
-        NAMES.into_iter().filter(move |_| any)
-    }
-
     /// Returns the RNICs' explanations since then.
-    fn explain_since(&mut self, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
+    fn explain_since(&mut self, from: &[u64]) -> Result<Vec<String>> {
         let mut lines = Vec::new();
-        for (name, from) in self.rnics().zip(from) {
-            for explanation in self.control.explanations(name, from)? {
+        for (name, from) in self.rnics.iter().zip(from) {
+            for explanation in self.control.explanations(name, *from)? {
                 lines.push((
                     explanation.nanoseconds,
                     format!("{} {name}: {explanation}", time(explanation.nanoseconds)),
@@ -352,11 +365,11 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns the number of firings in each log.
-    fn fired(&mut self) -> Result<[u64; NAMES.len()]> {
-        let mut next = [0; NAMES.len()];
-        for (place, next) in self.places.iter().zip(&mut next) {
+    fn fired(&mut self) -> Result<Vec<u64>> {
+        let mut next = Vec::new();
+        for place in &self.logs {
             let all = self.control.fault_log(place)?;
-            *next = all.last().map_or(0, |last| last.number + 1);
+            next.push(all.last().map_or(0, |last| last.number + 1));
         }
         Ok(next)
     }
@@ -364,13 +377,13 @@ impl<'a> Bench<'a> {
     /// Returns when faults have fired since then, and on what. `wanted` chooses the firings.
     fn firings(
         &mut self,
-        from: [u64; NAMES.len()],
+        from: &[u64],
         wanted: impl Fn(&str, &Firing) -> bool,
     ) -> Result<Vec<String>> {
         let mut lines = Vec::new();
-        for (place, from) in self.places.iter().zip(from) {
+        for (place, from) in self.logs.iter().zip(from) {
             let log = self.control.fault_log(place)?;
-            let new = log.iter().filter(|firing| firing.number >= from);
+            let new = log.iter().filter(|firing| firing.number >= *from);
             lines.extend(new.filter(|firing| wanted(place, firing)).map(|firing| {
                 let Firing {
                     name,
@@ -425,35 +438,29 @@ impl<'a> Bench<'a> {
 
     /// Returns why an RNIC cannot be used again, if that is so.
     fn is_lost(&mut self) -> Option<String> {
-        for name in NAMES {
-            if !self.lab.vm_alive(name) {
-                return Some(format!("VM {name} is gone"));
-            }
+        let gone = NAMES.into_iter().find(|name| !self.lab.vm_alive(name));
+        if let Some(name) = gone {
+            return Some(format!("VM {name} is gone"));
+        }
+        let deadline = Instant::now() + RETURN * self.lab.settings.slowness();
+        for name in &self.rnics {
             let good = |control: &mut Client| -> Option<bool> {
                 let devices = control.devices().ok()?;
-                let device = devices.into_iter().find(|device| device.name == name)?;
+                let device = devices.into_iter().find(|device| device.name == *name)?;
                 Some(device.state == "up" && device.port?.state == "active")
             };
-            let deadline = Instant::now() + RETURN * self.lab.settings.slowness();
-            while self.device == Device::Vrnic && good(&mut self.control) != Some(true) {
+            while good(&mut self.control) != Some(true) {
                 if Instant::now() > deadline {
-                    return Some(format!(
-                        "the RNIC of VM {name} does not come back by itself"
-                    ));
+                    return Some(format!("the RNIC {name} does not come back by itself"));
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
-            if let Err(error) = self.lab.wait_rdma(name, self.lab.device(name)) {
-                return Some(
-                    format!("{error:#}")
-                        .lines()
-                        .next()
-                        .unwrap_or_default()
-                        .to_owned(),
-                );
-            }
         }
-        None
+        NAMES.into_iter().find_map(|name| {
+            let back = self.lab.wait_rdma(name, self.lab.device(name));
+            let error = format!("{:#}", back.err()?);
+            Some(error.lines().next().unwrap_or_default().to_owned())
+        })
     }
 
     /// Checks the kernels' messages since the last call.
@@ -523,6 +530,15 @@ fn await_server(profile: &Profile, agent: &Agent, server: &mut Running) -> Resul
         server.follow(Instant::now() + Duration::from_millis(100));
     }
     Ok(())
+}
+
+/// Returns the variables of an RDMA device for the programs, whose names end with `number`.
+fn rail(number: &str, ibdev: &str, gid: u32, server: String) -> [(String, String); 3] {
+    [
+        (format!("DEV{number}"), ibdev.to_owned()),
+        (format!("GID{number}"), gid.to_string()),
+        (format!("SERVER{number}"), server),
+    ]
 }
 
 /// Returns the index of the VM of an end.

@@ -214,6 +214,9 @@ pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> S
                         escape(&case.summary())
                     );
                 }
+                None if fault.is_some_and(|fault| !fault.fits(profile)) => {
+                    page.push_str("<td></td>");
+                }
                 None => page.push_str("<td class=\"no-result\">no result</td>"),
             }
         }

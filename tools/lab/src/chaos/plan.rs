@@ -66,6 +66,13 @@ pub struct Profile {
     pub in_kernel: bool,
     /// A program that some guest images lack.
     pub needs: Option<String>,
+    /// Number of RNICs of each VM.
+    #[serde(default = "one")]
+    pub rails: usize,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl Profile {
@@ -158,6 +165,7 @@ pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profil
         wrong_data: None,
         in_kernel: false,
         needs: None,
+        rails: 1,
     })
 }
 
@@ -173,6 +181,13 @@ impl Fault {
     pub fn words(&self) -> String {
         let kind = if self.scenario { "scenario " } else { "" };
         format!("{kind}{}", self.fault)
+    }
+
+    /// Returns whether it can be made to a workload: some scenarios need VMs with several RNICs.
+    #[must_use]
+    pub fn fits(&self, profile: &Profile) -> bool {
+        !(self.scenario && self.fault.starts_with(scene::RAILS))
+            || profile.rails >= scene::RAILS_NEEDED
     }
 
     /// Checks that an RNIC, or a switch port, accepts the fault.

@@ -23,7 +23,12 @@ macro_rules! scenario {
     };
 }
 
-/// The scenarios that need one RNIC in each VM, by name.
+/// How the names of the scenarios start that need several RNICs in each VM.
+pub const RAILS: &str = "rails/";
+/// The number of RNICs that these scenarios need.
+pub const RAILS_NEEDED: usize = 4;
+
+/// All scenarios, by name.
 const SCENARIOS: &[(&str, &str)] = &[
     scenario!("lost-ack"),
     scenario!("cable-pulled"),
@@ -35,6 +40,8 @@ const SCENARIOS: &[(&str, &str)] = &[
     scenario!("reset-while-flushing"),
     scenario!("fatal-without-completion"),
     scenario!("gid-changes"),
+    scenario!("rails/port-flap"),
+    scenario!("rails/all-down"),
 ];
 
 /// Names of the files with the scenario, and with what `vrnicctl` prints.
@@ -123,18 +130,23 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn each_scenario_for_one_rnic_is_known() {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vrnicctl/scenarios");
-        let entries = fs::read_dir(directory)
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        let files: Vec<_> = entries.filter(|path| path.is_file()).collect();
-        for file in &files {
-            let name = file.file_stem().unwrap().to_str().unwrap();
-            let text = fs::read_to_string(file).unwrap();
-            assert_eq!(find(name), Some(&*text), "{name}");
+    fn each_scenario_is_known() {
+        let mut count = 0;
+        for part in ["", RAILS] {
+            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vrnicctl/scenarios");
+            for entry in fs::read_dir(directory.join(part)).unwrap() {
+                let file = entry.unwrap().path();
+                let stem = file.file_stem().unwrap().to_str().unwrap();
+                if file.is_dir() || stem == "lab" {
+                    continue;
+                }
+                let name = format!("{part}{stem}");
+                let text = fs::read_to_string(&file).unwrap();
+                assert_eq!(find(&name), Some(&*text), "{name}");
+                count += 1;
+            }
         }
-        assert_eq!(files.len(), SCENARIOS.len());
+        assert_eq!(count, SCENARIOS.len());
         assert_eq!(find("cable"), None);
     }
 
