@@ -177,7 +177,7 @@ pub struct Cqe {
     pub source_qpn: U32,
     /// GSI: P_Key index of the message.
     pub pkey_index: U16,
-    /// VLAN of the message.
+    /// VLAN of a datagram; the whole tag that was removed from a frame.
     pub vlan: U16,
     /// Vendor-specific reason for an error, for diagnostics; 0 if there is none.
     pub vendor_error: U32,

@@ -108,6 +108,10 @@ pub const F_SEGMENTATION: u32 = 23;
 /// flow among them. Needs [`F_RAW_PACKETS`].
 pub const F_RECEIVE_SCALING: u32 = 24;
 
+/// Feature bit: queue pairs can receive frames without their VLAN tag or with their frame check
+/// sequence, and need not get their own datagrams to groups.
+pub const F_RECEIVE_OPTIONS: u32 = 25;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

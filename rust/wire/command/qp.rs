@@ -17,6 +17,12 @@ pub mod qp_flags {
     pub const SIGNAL_ALL: u8 = 1 << 0;
     /// Receives come from a shared receive queue.
     pub const SHARED_RECEIVE_QUEUE: u8 = 1 << 1;
+    /// Frames are received without their VLAN tag, which the completion contains.
+    pub const STRIP_VLAN: u8 = 1 << 2;
+    /// Frames are received with their frame check sequence.
+    pub const APPEND_FCS: u8 = 1 << 3;
+    /// The queue pair gets no copy of a datagram to a group that it sent itself.
+    pub const BLOCK_OWN_MULTICAST: u8 = 1 << 4;
 }
 
 /// Creates a queue pair, in the reset state.

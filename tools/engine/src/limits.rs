@@ -137,6 +137,8 @@ pub struct Features {
     pub segmentation: bool,
     /// [`config::F_RECEIVE_SCALING`].
     pub receive_scaling: bool,
+    /// [`config::F_RECEIVE_OPTIONS`].
+    pub receive_options: bool,
 }
 
 impl Features {
@@ -165,6 +167,7 @@ impl Features {
         checksums: true,
         segmentation: true,
         receive_scaling: true,
+        receive_options: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -193,6 +196,7 @@ impl Features {
             checksums: bits & 1 << config::F_CHECKSUMS != 0,
             segmentation: bits & 1 << config::F_SEGMENTATION != 0,
             receive_scaling: bits & 1 << config::F_RECEIVE_SCALING != 0,
+            receive_options: bits & 1 << config::F_RECEIVE_OPTIONS != 0,
         }
     }
 
@@ -221,6 +225,7 @@ impl Features {
             | (self.checksums as u64) << config::F_CHECKSUMS
             | (self.segmentation as u64) << config::F_SEGMENTATION
             | (self.receive_scaling as u64) << config::F_RECEIVE_SCALING
+            | (self.receive_options as u64) << config::F_RECEIVE_OPTIONS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.

@@ -72,13 +72,21 @@ pub(crate) struct Creation {
     pub(crate) srqn: Option<u32>,
     /// XRC domain of an XRC target.
     pub(crate) xrcdn: Option<u32>,
-    pub(crate) signal_all: bool,
+    /// [`qp_flags`](vrnic_wire::command::qp_flags).
+    pub(crate) flags: u8,
     pub(crate) capacities: Capacities,
     pub(crate) translations: usize,
     pub(crate) sq: WorkQueue,
     pub(crate) rq: WorkQueue,
     /// How frames are distributed, only for receive scaling.
     pub(crate) scaling: Option<Box<Scaling>>,
+}
+
+impl Creation {
+    /// Returns whether the queue pair has this flag.
+    pub(crate) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
 }
 
 /// On whose behalf requests of the peer are executed. An XRC target learns it from each request.

@@ -27,7 +27,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use vrnic_wire::{
-    command::ContextKind,
+    command::{ContextKind, qp_flags},
     config::Config,
     counter::Counter,
     event::{AsyncEvent, CompletionEvent, EventType},
@@ -624,7 +624,7 @@ impl Engine {
         if segment.path.is_multicast() {
             // The device's own packets were delivered when they were sent.
             if !self.is_own(&segment.path) {
-                self.receive_multicast(segment, io);
+                self.receive_multicast(segment, None, io);
             }
             return io.outbox.recycle(segment.take_payload());
         }
@@ -749,8 +749,14 @@ impl Engine {
         self.steered = qpns;
     }
 
-    /// Delivers a datagram to all members of its group. It does not count as dropped if there are none.
-    fn receive_multicast<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
+    /// Delivers a datagram to all members of its group. It does not count as dropped if there are none. `sender` is the
+    /// queue pair of this device that sent it.
+    fn receive_multicast<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        sender: Option<u32>,
+        io: &mut Io<'_, M>,
+    ) {
         let path = &segment.path;
         if !self.resources.port.is_active()
             || segment.destination_qpn != MULTICAST_QPN
@@ -761,11 +767,15 @@ impl Engine {
         }
         let mut index = 0;
         while let Some(&qpn) = self.resources.groups.members(&path.group()).get(index) {
-            let taken = self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
+            index += 1;
+            let taken = self.act(qpn, |qp, resources| {
+                if sender != Some(qpn) || !qp.created().has(qp_flags::BLOCK_OWN_MULTICAST) {
+                    qp.take_segment(segment, resources, io);
+                }
+            });
             if taken.is_some() {
                 self.qps.schedule(qpn);
             }
-            index += 1;
         }
     }
 
@@ -777,7 +787,7 @@ impl Engine {
         let mut looped = std::mem::take(&mut self.resources.looped);
         for mut segment in looped.drain(..) {
             self.check_checksums(&mut segment);
-            self.receive_multicast(&segment, io);
+            self.receive_multicast(&segment, Some(segment.source_qpn), io);
             io.outbox.recycle(segment.payload);
         }
         self.resources.looped = looped;

@@ -5,10 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_engine::{
     Features, RnicConfig,
-    testing::{DatagramEnd, Send, World, gid_of},
+    testing::{DatagramEnd, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
-    command::{AttachMulticast, DestroyQp, DetachMulticast, SetGid},
+    command::{AttachMulticast, DestroyQp, DetachMulticast, SetGid, qp_flags},
     completion::Status,
     counter::Counter,
     port::{GidEntry, GidType, NO_VLAN},
@@ -238,6 +238,41 @@ fn what_comes_back_is_not_delivered_twice() {
     }
     a.send_to(&mut world, group(1), MULTICAST_QPN, b"once");
     assert_eq!(a.got(), [b"once"]);
+}
+
+#[test]
+fn a_queue_pair_can_do_without_its_own_datagrams() {
+    let mut world = World::pair(8);
+    let options = QpOptions {
+        qp_type: QpType::UnreliableDatagram,
+        flags: qp_flags::BLOCK_OWN_MULTICAST,
+        ..QpOptions::default()
+    };
+    let mut blocking = |node| {
+        Member(DatagramEnd::with_options(
+            &mut world, node, &options, QKEY, 8192,
+        ))
+    };
+    // That of the other device has the same number.
+    let [mut a, mut other, mut remote] = [0, 0, 1].map(&mut blocking);
+    assert_eq!(a.0.qp.qpn, remote.0.qp.qpn);
+    let mut plain = Member::new(&mut world, 0, QKEY);
+    for member in [&mut a, &mut other, &mut remote, &mut plain] {
+        member.attach(&mut world, group(1));
+        for wr_id in 0..4 {
+            member.receive(&mut world, wr_id);
+        }
+    }
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"by a");
+    assert_eq!(a.got(), [b""; 0]);
+    for member in [&mut other, &mut remote, &mut plain] {
+        assert_eq!(member.got(), [b"by a"]);
+    }
+    remote.send_to(&mut world, group(1), MULTICAST_QPN, b"remote");
+    assert_eq!(remote.got(), [b""; 0]);
+    assert_eq!(a.got(), [b"remote"]);
+    plain.send_to(&mut world, group(1), MULTICAST_QPN, b"plain");
+    assert_eq!(plain.got(), [&b"remote"[..], b"plain"]);
 }
 
 #[test]

@@ -9,11 +9,13 @@ use vrnic_engine::{
     Cause, Features, Io, Outbox, RnicConfig,
     flow::{MAX_FLOWS, MAX_SHARED_FLOWS, Steered},
     recording::replay,
-    testing::{DatagramEnd, Send, World},
+    testing::{DatagramEnd, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{
-    command::{CreateFlow, DestroyFlow, DestroyQp, FlowFields, FlowType, Status, flow_flags},
-    completion::{Opcode, Status as Done, packet_flags},
+    command::{
+        CreateFlow, DestroyFlow, DestroyQp, FlowFields, FlowType, Status, flow_flags, qp_flags,
+    },
+    completion::{Opcode, Status as Done, flags, packet_flags},
     counter::Counter,
     qp::{QpState, QpType, attribute},
     work::{SendOpcode, send_flags},
@@ -219,7 +221,6 @@ fn what_cannot_be_received_is_dropped_and_counted() {
 
 #[test]
 fn frames_take_shared_receives() {
-    use vrnic_engine::testing::{Node, QpOptions};
     use vrnic_wire::qp::QpAttributes;
 
     let mut world = World::pair(13);
@@ -258,6 +259,150 @@ fn frames_take_shared_receives() {
     assert_eq!(mr.arena.get(0, 60), frame(B, 60));
     send(&mut world, &mut a, &frame(B, 60));
     assert_eq!(dropped(&world, 1), 1, "no receive");
+}
+
+/// Returns what a queue pair with these flags receives of a frame, and the tag that the completion shows.
+fn as_received(frame: &[u8], flags: u8) -> (Vec<u8>, Option<u16>) {
+    let mut bytes = frame.to_vec();
+    let mut tag = None;
+    if flags & qp_flags::STRIP_VLAN != 0 && frame[12..14] == [0x81, 0] {
+        tag = Some(u16::from_be_bytes([frame[14], frame[15]]));
+        bytes.drain(12..16);
+    }
+    if flags & qp_flags::APPEND_FCS != 0 {
+        // Bit by bit, the lowest of each byte first.
+        let check = frame.iter().fold(u32::MAX, |check, byte| {
+            (0..8).fold(check ^ u32::from(*byte), |check, _| match check & 1 {
+                0 => check >> 1,
+                _ => check >> 1 ^ 0xedb8_8320,
+            })
+        });
+        bytes.extend((!check).to_le_bytes());
+    }
+    (bytes, tag)
+}
+
+/// Returns a frame with these two words behind the addresses.
+fn with_words(words: [u16; 2]) -> Vec<u8> {
+    let mut frame = frame(B, 64);
+    frame[12..14].copy_from_slice(&words[0].to_be_bytes());
+    frame[14..16].copy_from_slice(&words[1].to_be_bytes());
+    frame
+}
+
+#[test]
+fn a_queue_pair_can_have_frames_without_tags_and_with_check_sequences() {
+    let mut twice = with_words([0x8100, 0x0007]);
+    twice[16..18].copy_from_slice(&[0x81, 0]);
+    let frames = [
+        with_words([0x8100, 0xa123]),
+        with_words([0x8100, 0]),
+        twice,
+        // Only an Ethertype 0x8100 is that of a tag.
+        with_words([0x88a8, 0x0005]),
+        with_words([0x88b5, 0x8100]),
+    ];
+    let short = frame(B, 14);
+    for options in [
+        0,
+        qp_flags::STRIP_VLAN,
+        qp_flags::APPEND_FCS,
+        qp_flags::STRIP_VLAN | qp_flags::APPEND_FCS,
+    ] {
+        let mut world = World::recorded(&[RnicConfig::default(), RnicConfig::default()], 512, 15);
+        let mut a = end(&mut world, 0);
+        let with = QpOptions {
+            qp_type: QpType::RawPacket,
+            flags: options,
+            ..QpOptions::default()
+        };
+        let mut b = DatagramEnd::with_options(&mut world, 1, &with, 0, 65536);
+        add(&mut world, 1, to(&b, B));
+        for frame in &frames {
+            let (expected, tag) = as_received(frame, options);
+            // One byte less than it takes does not do.
+            receive(&mut world, &mut b, expected.len() - 1);
+            let before = dropped(&world, 1);
+            send(&mut world, &mut a, frame);
+            assert_eq!(dropped(&world, 1), before + 1);
+            send(&mut world, &mut a, &short);
+            b.recv_cq.drain();
+            let Node { rnic, guest } = &mut world.nodes[1];
+            // The parts of the frame do not end where the elements do.
+            let lengths = [5, 8, 1, expected.len() - 14];
+            let mut place = 32768;
+            let elements: Vec<_> = lengths
+                .iter()
+                .map(|&length| {
+                    place += length;
+                    b.mr.sge(place - length, length)
+                })
+                .collect();
+            assert!(guest.post_receive(rnic, &mut b.qp, 32768, &elements));
+            send(&mut world, &mut a, frame);
+            let done = b.recv_cq.drain();
+            let [cqe] = done[..] else { panic!("{done:?}") };
+            assert_eq!((cqe.status, cqe.opcode), (Done::Success, Opcode::Receive));
+            let shown = (cqe.flags & flags::VLAN != 0).then_some(cqe.vlan);
+            assert_eq!((shown, cqe.flags & !flags::VLAN), (tag, 0), "{frame:x?}");
+            assert_eq!(cqe.length as usize, expected.len());
+            assert_eq!(b.mr.arena.get(32768, expected.len()), expected, "{options}");
+        }
+        for recording in world.recordings() {
+            replay(&recording).expect("the same again");
+        }
+    }
+}
+
+#[test]
+fn receive_options_are_for_some_types_and_a_feature() {
+    use QpType::{RawPacket, ReceiveQueue, ReliableConnection, UnreliableDatagram};
+
+    let frames = qp_flags::STRIP_VLAN | qp_flags::APPEND_FCS;
+    let invalid = Err((Status::InvalidArgument, Cause::Flags));
+    for (feature, qp_type, flags, expected) in [
+        (true, RawPacket, frames, Ok(())),
+        (true, ReceiveQueue, frames, Ok(())),
+        (
+            true,
+            UnreliableDatagram,
+            qp_flags::BLOCK_OWN_MULTICAST,
+            Ok(()),
+        ),
+        (true, RawPacket, qp_flags::BLOCK_OWN_MULTICAST, invalid),
+        (true, ReceiveQueue, qp_flags::BLOCK_OWN_MULTICAST, invalid),
+        (true, UnreliableDatagram, qp_flags::STRIP_VLAN, invalid),
+        (true, UnreliableDatagram, qp_flags::APPEND_FCS, invalid),
+        (true, ReliableConnection, qp_flags::STRIP_VLAN, invalid),
+        (
+            true,
+            ReliableConnection,
+            qp_flags::BLOCK_OWN_MULTICAST,
+            invalid,
+        ),
+        (true, RawPacket, 1 << 5, invalid),
+        (false, RawPacket, qp_flags::STRIP_VLAN, invalid),
+        (false, ReceiveQueue, qp_flags::APPEND_FCS, invalid),
+        (
+            false,
+            UnreliableDatagram,
+            qp_flags::BLOCK_OWN_MULTICAST,
+            invalid,
+        ),
+    ] {
+        let mut config = RnicConfig::default();
+        config.features.receive_options = feature;
+        let mut world = World::new(1, 512, &config, 16);
+        let Node { rnic, guest } = &mut world.nodes[0];
+        let cq = guest.cq(rnic, 4, 0).cqn;
+        let options = QpOptions {
+            qp_type,
+            flags,
+            ..QpOptions::default()
+        };
+        let created = guest.try_qp(rnic, &options, cq, cq).map(|_| ());
+        assert_eq!(created, expected, "{qp_type:?} {flags}");
+    }
 }
 
 #[test]

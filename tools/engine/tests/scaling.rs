@@ -634,7 +634,7 @@ fn a_receive_queue_is_nothing_but_a_receive_queue() {
     let foreign = guest.cq(rnic, 4, 0).cqn;
     (guest.context, guest.pd) = (context, pd);
 
-    let changes: [(&str, Change, Status); 15] = [
+    let changes: [(&str, Change, Status); 16] = [
         ("send_cqn", |qp| qp.send_cqn = qp.recv_cqn, Malformed),
         ("max_send_sge", |qp| qp.max_send_sge = 1.into(), Malformed),
         ("max_inline", |qp| qp.max_inline = 1.into(), Malformed),
@@ -647,6 +647,11 @@ fn a_receive_queue_is_nothing_but_a_receive_queue() {
             "SHARED_RECEIVE_QUEUE",
             |qp| qp.flags = qp_flags::SHARED_RECEIVE_QUEUE,
             Malformed,
+        ),
+        (
+            "BLOCK_OWN_MULTICAST",
+            |qp| qp.flags = qp_flags::BLOCK_OWN_MULTICAST,
+            InvalidArgument,
         ),
         ("srqn", |qp| qp.srqn = 1.into(), Malformed),
         ("xrcdn", |qp| qp.xrcdn = 1.into(), Malformed),

@@ -40,6 +40,18 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Flags of queue pairs, of which only some are for each type.
+const RECEIVE_OPTIONS: [u8; 8] = [
+    0,
+    0,
+    0,
+    0,
+    qp_flags::STRIP_VLAN,
+    qp_flags::APPEND_FCS,
+    qp_flags::STRIP_VLAN | qp_flags::APPEND_FCS,
+    qp_flags::BLOCK_OWN_MULTICAST,
+];
+
 /// Number of guest pages that commands may refer to.
 const HEAP_PAGES: usize = 40;
 /// Number of pages for chunks of page lists.
@@ -702,6 +714,7 @@ impl Scene {
                             context,
                             pd,
                             qp_type,
+                            flags: input.pick(&RECEIVE_OPTIONS),
                             max_recv_sge: (sges as u16).into(),
                             recv_cqn,
                             recv_ring,
@@ -716,7 +729,7 @@ impl Scene {
                     context,
                     pd,
                     qp_type,
-                    flags: input.below(2) as u8 | sharing,
+                    flags: input.below(2) as u8 | sharing | input.pick(&RECEIVE_OPTIONS),
                     max_send_sge: (sges as u16).into(),
                     max_recv_sge: (sges as u16).into(),
                     max_inline: (inline as u16).into(),

@@ -23,6 +23,7 @@ use vrnic_wire::{
     command::{
         AttachMulticast, ContextKind, CreateContext, CreateFlow, CreatePd, CreateScalingQp,
         FlowType, HASH_KEY_LENGTH, MAX_SCALING_ENTRIES, ModifyQp, ModifySrq, MwType, hash_fields,
+        qp_flags,
     },
     memory::{LOCAL_DMA_KEY, NULL_KEY, access},
     notify::{self, SlotBits},
@@ -232,6 +233,7 @@ impl Scene {
         let qp = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
         let options = QpOptions {
             qp_type: QpType::RawPacket,
+            flags: qp_flags::STRIP_VLAN | qp_flags::APPEND_FCS,
             ..options
         };
         let raw = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
@@ -263,6 +265,7 @@ impl Scene {
                 } else {
                     0
                 },
+                flags: 0,
                 ..options
             };
             let mut qp = guest.try_qp(rnic, &options, cq.cqn, 0).expect("qp");

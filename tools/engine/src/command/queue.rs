@@ -8,6 +8,7 @@ use crate::{
     cause::Cause,
     context::Context,
     event::names_qp,
+    limits::Features,
     memory::Memory,
     qp::{Creation, Qp},
     resources::Io,
@@ -72,6 +73,22 @@ fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Ca
     Ok(WorkQueue::new(ring))
 }
 
+/// Returns the flags that a queue pair of this type can have.
+fn known_flags(qp_type: QpType, features: Features) -> u8 {
+    let mut known = qp_flags::SIGNAL_ALL;
+    if features.shared_receive_queues {
+        known |= qp_flags::SHARED_RECEIVE_QUEUE;
+    }
+    if features.receive_options {
+        known |= match qp_type {
+            QpType::RawPacket | QpType::ReceiveQueue => qp_flags::STRIP_VLAN | qp_flags::APPEND_FCS,
+            QpType::UnreliableDatagram => qp_flags::BLOCK_OWN_MULTICAST,
+            _ => 0,
+        };
+    }
+    known
+}
+
 /// Checks the request itself against the limits of the device.
 fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacities), Cause> {
     let qp_type = QpType::try_from(request.qp_type).map_err(|_| Cause::QpType)?;
@@ -105,18 +122,13 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if qp_type == QpType::ReceiveQueue {
         reserved(request.send_cqn)?;
         reserved([request.max_send_sge, request.max_inline])?;
-        reserved(request.flags)?;
+        reserved(request.flags & (qp_flags::SIGNAL_ALL | qp_flags::SHARED_RECEIVE_QUEUE))?;
         if request.send_ring.is_present() || !request.recv_ring.is_present() {
             return Err(Cause::RingLayout);
         }
     }
     let shares = request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0;
-    let known = if rnic.config.features.shared_receive_queues {
-        qp_flags::SIGNAL_ALL | qp_flags::SHARED_RECEIVE_QUEUE
-    } else {
-        qp_flags::SIGNAL_ALL
-    };
-    if request.flags & !known != 0 {
+    if request.flags & !known_flags(qp_type, rnic.config.features) != 0 {
         return Err(Cause::Flags);
     }
     if !shares && request.srqn.get() != 0 {
@@ -242,7 +254,7 @@ impl Execute for CreateQp {
             recv_cqn: self.recv_cqn.get(),
             srqn: shared_receive_queue(&self),
             xrcdn: None,
-            signal_all: self.flags & qp_flags::SIGNAL_ALL != 0,
+            flags: self.flags,
             capacities,
             translations,
             sq,
@@ -327,7 +339,7 @@ impl Execute for CreateScalingQp {
             recv_cqn: 0,
             srqn: None,
             xrcdn: None,
-            signal_all: false,
+            flags: 0,
             capacities: Capacities {
                 features: rnic.config.features,
                 ..Capacities::default()

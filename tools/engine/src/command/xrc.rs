@@ -139,7 +139,7 @@ pub(super) fn create_target(request: &CreateQp, rnic: &mut Engine) -> Result<QpC
         recv_cqn: 0,
         srqn: None,
         xrcdn: Some(xrcdn),
-        signal_all: false,
+        flags: 0,
         capacities: Capacities {
             features: rnic.config.features,
             ..Capacities::default()

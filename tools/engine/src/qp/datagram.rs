@@ -16,7 +16,7 @@ use crate::{
 };
 use etherparse::checksum::Sum16BitWords;
 use vrnic_wire::{
-    command::MAD_LENGTH,
+    command::{MAD_LENGTH, qp_flags},
     completion::{self, LidSource, Opcode, Status},
     counter::Counter,
     port::{DEFAULT_PKEY, IPV4_MAPPED, NO_VLAN, PERMISSIVE_LID, is_multicast},
@@ -117,7 +117,7 @@ impl Qp {
             match outcome {
                 Ok(request) => {
                     resources.counters.count(Counter::SendRequests);
-                    if self.created.signal_all
+                    if self.created.has(qp_flags::SIGNAL_ALL)
                         || request.flags & send_flags::SIGNALED != 0
                         || resources.faults.flushes_sends(self.number)
                     {

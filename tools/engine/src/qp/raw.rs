@@ -2,7 +2,7 @@
 
 //! Raw packets: whole Ethernet frames.
 
-use super::Qp;
+use super::{Creation, Qp};
 use crate::{
     cause::Cause,
     flow::{FRAME_HEADER, FRAME_TAG, is_tagged},
@@ -13,10 +13,59 @@ use crate::{
     work::SendRequest,
 };
 use vrnic_wire::{
-    completion::{Opcode, Status, packet_flags},
+    command::qp_flags,
+    completion::{Opcode, Status, flags, packet_flags},
     counter::Counter,
     work::Sge,
 };
+
+/// Where the tag of a frame begins: behind the addresses.
+const TAG: usize = FRAME_HEADER - 2;
+
+/// A frame as a queue pair receives it.
+struct Received<'a> {
+    /// What is in front of the tag that was removed, and behind it.
+    parts: [&'a [u8]; 2],
+    /// The tag that was removed.
+    tag: Option<u16>,
+    /// The frame check sequence, if the queue pair receives it.
+    check: Option<[u8; 4]>,
+}
+
+impl<'a> Received<'a> {
+    fn of(frame: &'a [u8], created: &Creation) -> Self {
+        let check = created
+            .has(qp_flags::APPEND_FCS)
+            .then(|| crc32fast::hash(frame).to_le_bytes());
+        let stripped = (created.has(qp_flags::STRIP_VLAN) && is_tagged(frame))
+            .then(|| frame.split_at(TAG))
+            .and_then(|(before, rest)| Some((before, rest.split_first_chunk::<FRAME_TAG>()?)));
+        let (parts, tag) = match stripped {
+            Some((before, ([_, _, high, low], behind))) => {
+                ([before, behind], Some(u16::from_be_bytes([*high, *low])))
+            }
+            None => ([frame, &[]], None),
+        };
+        Self { parts, tag, check }
+    }
+
+    /// Returns the pieces of the receive, each with its place.
+    fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let check = self.check.as_ref().map(<[u8; 4]>::as_slice);
+        let pieces = self.parts.into_iter().chain(check);
+        let mut end = 0;
+        pieces.filter(|piece| !piece.is_empty()).map(move |piece| {
+            let start = end;
+            end += piece.len();
+            (start, piece)
+        })
+    }
+
+    /// Returns the number of bytes.
+    fn len(&self) -> usize {
+        self.pieces().map(|(_, piece)| piece.len()).sum()
+    }
+}
 
 impl Qp {
     /// Sends the next frame of a work request. Its ring entry has this index. Returns the length of the frame.
@@ -60,13 +109,17 @@ impl Qp {
         if !self.finds_receive(resources, io) {
             return true;
         }
-        let length = segment.payload.len();
+        let received = Received::of(segment.payload.bytes(), &self.created);
+        let length = received.len() as u64;
         if length > self.receive.capacity() {
             resources.counters.count(Counter::Dropped);
             self.explain_frame_dropped(Cause::ReceiveTooShort, resources);
             return true;
         }
-        if let Err(mut cause) = self.scatter(0, &segment.payload, resources, io) {
+        let stored = received.pieces().try_for_each(|(offset, piece)| {
+            self.scatter(offset as u64, &Payload::Frame(piece), resources, io)
+        });
+        if let Err(mut cause) = stored {
             if cause == Cause::PageAbsent {
                 match self.demand(Half::Responder, resources) {
                     Ok(()) => return false,
@@ -85,6 +138,10 @@ impl Qp {
                 cqe.byte_length = (length as u32).into();
                 if segment.checksums_ok && has_checksums {
                     cqe.packet_flags = packet_flags::CHECKSUMS_OK;
+                }
+                if let Some(tag) = received.tag {
+                    cqe.vlan = tag.into();
+                    cqe.flags = flags::VLAN;
                 }
             },
             resources,

@@ -32,14 +32,28 @@ impl DatagramEnd {
         qkey: u32,
         mr_length: usize,
     ) -> Self {
+        let options = QpOptions {
+            qp_type,
+            ..QpOptions::default()
+        };
+        Self::with_options(world, node, &options, qkey, mr_length)
+    }
+
+    /// Creates a queue pair with these options, of which the number of entries is ignored.
+    pub fn with_options(
+        world: &mut World,
+        node: usize,
+        options: &QpOptions,
+        qkey: u32,
+        mr_length: usize,
+    ) -> Self {
         let place = &mut world.nodes[node];
         let (guest, rnic) = (&mut place.guest, &mut place.rnic);
         let send_cq = guest.cq(rnic, 64, 0);
         let recv_cq = guest.cq(rnic, 64, 1);
         let options = QpOptions {
-            qp_type,
             entries: 16,
-            ..QpOptions::default()
+            ..*options
         };
         let qp = guest
             .try_qp(rnic, &options, send_cq.cqn, recv_cq.cqn)
@@ -51,7 +65,7 @@ impl DatagramEnd {
             sq_psn: 5.into(),
             ..QpAttributes::default()
         };
-        world.bring_up(node, qp.qpn, attributes, qp_type);
+        world.bring_up(node, qp.qpn, attributes, options.qp_type);
         Self {
             node,
             qp,

@@ -196,6 +196,8 @@ pub struct Completion {
     pub packet_flags: u8,
     /// Immediate data.
     pub immediate: u32,
+    /// VLAN, or the tag that was removed.
+    pub vlan: u16,
     /// Sender of a datagram.
     pub source_qpn: u32,
     /// Index of the P_Key of a datagram.
@@ -222,6 +224,7 @@ impl Cq {
             flags: cqe.flags,
             packet_flags: cqe.packet_flags,
             immediate: cqe.immediate.get(),
+            vlan: cqe.vlan.get(),
             source_qpn: cqe.source_qpn.get(),
             pkey_index: cqe.pkey_index.get(),
             source: (cqe.flags & completion::flags::SOURCE_LID != 0)
@@ -263,6 +266,8 @@ pub struct QpOptions {
     pub inline: u16,
     /// Whether all sends complete with a CQE.
     pub signal_all: bool,
+    /// More of [`qp_flags`].
+    pub flags: u8,
     /// Shared receive queue to use instead of an own receive queue.
     pub srqn: Option<u32>,
     /// XRC domain of an XRC target.
@@ -277,6 +282,7 @@ impl Default for QpOptions {
             sge: 4,
             inline: 128,
             signal_all: false,
+            flags: 0,
             srqn: None,
             xrcdn: 0,
         }
@@ -1021,7 +1027,7 @@ impl Guest {
             _ => RingLayout::default(),
         };
         let queue_alone = options.qp_type == QpType::ReceiveQueue;
-        let mut flags = 0;
+        let mut flags = options.flags;
         if options.signal_all && !queue_alone {
             flags |= qp_flags::SIGNAL_ALL;
         }

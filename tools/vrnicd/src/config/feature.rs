@@ -55,6 +55,8 @@ pub enum Feature {
     Segmentation,
     /// Receive queues among which frames are distributed, which need raw packets.
     ReceiveScaling,
+    /// Removal of VLAN tags, frame check sequences, and no own datagrams to groups.
+    ReceiveOptions,
 }
 
 impl Feature {
@@ -84,6 +86,7 @@ impl Feature {
             Self::Checksums => config::F_CHECKSUMS,
             Self::Segmentation => config::F_SEGMENTATION,
             Self::ReceiveScaling => config::F_RECEIVE_SCALING,
+            Self::ReceiveOptions => config::F_RECEIVE_OPTIONS,
         }
     }
 }
@@ -113,7 +116,7 @@ mod tests {
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
                      'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
-                     'segmentation', 'receive-scaling']";
+                     'segmentation', 'receive-scaling', 'receive-options']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

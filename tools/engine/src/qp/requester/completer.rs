@@ -13,6 +13,7 @@ use crate::{
     segment::{Aeth, Body, NakCode, Payload, Position, Segment, Syndrome},
 };
 use vrnic_wire::{
+    command::qp_flags,
     completion::{Opcode, Status},
     counter::Counter,
     memory::access,
@@ -196,7 +197,7 @@ impl Qp {
                 }
                 _ => Counter::SendRequests,
             });
-            if self.created.signal_all
+            if self.created.has(qp_flags::SIGNAL_ALL)
                 || done.request.flags & send_flags::SIGNALED != 0
                 || resources.faults.flushes_sends(self.number)
             {
