@@ -2,7 +2,10 @@
 
 //! Queue pairs.
 
-use kernel::prelude::*;
+use kernel::{
+    impl_flags,
+    prelude::*, //
+};
 
 use crate::{
     bindings,
@@ -210,9 +213,55 @@ pub struct Description<P> {
     pub signal_all: bool,
 }
 
+impl_flags!(
+    /// Creation flags of a queue pair (`enum ib_qp_create_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct CreationFlags(u32);
+
+    /// A creation flag of a queue pair.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum CreationFlag {
+        /// A queue pair of IP over InfiniBand that sends in [segments](crate::wr::Segments). Only
+        /// for queue pairs of the kernel of type [`UnreliableDatagram`](Type::UnreliableDatagram).
+        Segments = bindings::ib_qp_create_flags_IB_QP_CREATE_IPOIB_UD_LSO.unsigned_abs(),
+        /// The queue pair does not get its own datagrams to multicast groups. Only for the type
+        /// [`UnreliableDatagram`](Type::UnreliableDatagram).
+        BlockOwnMulticast =
+            bindings::ib_qp_create_flags_IB_QP_CREATE_BLOCK_MULTICAST_LOOPBACK.unsigned_abs(),
+        /// Frames are received with their frame check sequence. Only for the type
+        /// [`RawPacket`](Type::RawPacket).
+        ScatterFcs = bindings::ib_qp_create_flags_IB_QP_CREATE_SCATTER_FCS.unsigned_abs(),
+        /// Frames are received without their VLAN tag, which the completion contains. Only for the
+        /// type [`RawPacket`](Type::RawPacket).
+        StripVlan = bindings::ib_qp_create_flags_IB_QP_CREATE_CVLAN_STRIPPING.unsigned_abs(),
+    }
+);
+
+impl CreationFlags {
+    /// Converts the flags of a new queue pair of type `raw_type`. `EOPNOTSUPP` for one that has no
+    /// name here, that is not for the type, or that is not in `known`.
+    fn from_raw(
+        raw: u32,
+        raw_type: bindings::ib_qp_type,
+        is_of_process: bool,
+        known: &[CreationFlag],
+    ) -> Result<Self> {
+        let of_type = known.iter().filter(|flag| match flag {
+            CreationFlag::Segments => !is_of_process && raw_type == bindings::ib_qp_type_IB_QPT_UD,
+            CreationFlag::BlockOwnMulticast => raw_type == bindings::ib_qp_type_IB_QPT_UD,
+            CreationFlag::ScatterFcs | CreationFlag::StripVlan => {
+                raw_type == bindings::ib_qp_type_IB_QPT_RAW_PACKET
+            }
+        });
+        let allowed = of_type.fold(Self::empty(), |all, flag| all | *flag);
+        match raw & !allowed.0 {
+            0 => Ok(Self(raw)),
+            _ => Err(EOPNOTSUPP),
+        }
+    }
+}
+
 /// Attributes that the user of a new queue pair asks for (`struct ib_qp_init_attr`).
-///
-/// Creation flags are rejected before the driver is called, except the one for segments.
 pub struct QpInitAttr<'a, T: Operations> {
     /// Type of the queue pair, one that the driver has.
     pub service: Service<<T::QueuePair as QueuePair>::DriverType>,
@@ -227,9 +276,9 @@ pub struct QpInitAttr<'a, T: Operations> {
     pub recv_cq: Option<&'a Cq<T::CompletionQueue>>,
     /// Shared receive queue, if the queue pair has no receive queue of its own.
     pub srq: Option<&'a Srq<T::SharedReceiveQueue>>,
-    /// Whether the queue pair is one of IP over InfiniBand that sends in
-    /// [segments](crate::wr::Segments). Only if the driver [can](QueuePair::SENDS_SEGMENTS).
-    pub segments: bool,
+    /// Creation flags, which the driver [knows](QueuePair::CREATION_FLAGS) and which are for the
+    /// type.
+    pub flags: CreationFlags,
 }
 
 /// A new queue pair.
@@ -264,12 +313,11 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// driver is called.
     const TYPES: &'static [Type];
 
-    /// Whether queue pairs of the kernel of type [`UnreliableDatagram`](Type::UnreliableDatagram)
-    /// can send in [segments](crate::wr::Segments) on some devices, which report it
-    /// ([`DeviceAttr::ud_segmentation`](crate::device::DeviceAttr::ud_segmentation)). If this is
-    /// `false`, a request for such a queue pair is rejected with `EOPNOTSUPP` before the driver is
-    /// called. If it is `true`, the driver must reject it on other devices.
-    const SENDS_SEGMENTS: bool = false;
+    /// The creation flags that queue pairs can have on some devices, which report it in their
+    /// [attributes](crate::device::DeviceAttr). A request with another flag is rejected with
+    /// `EOPNOTSUPP` before the driver is called. One with such a flag must be rejected by the
+    /// driver on other devices.
+    const CREATION_FLAGS: &'static [CreationFlag] = &[];
 
     /// Creates a queue pair in the reset state.
     fn create(
@@ -416,9 +464,6 @@ fn standard_type<T: Operations>(
     }
 }
 
-/// The creation flag for segments.
-const SEGMENTS: u32 = bindings::ib_qp_create_flags_IB_QP_CREATE_IPOIB_UD_LSO.unsigned_abs();
-
 /// Objects that a new queue pair refers to.
 struct Related<'a, T: Operations> {
     pd: Option<&'a Pd<T::ProtectionDomain>>,
@@ -493,13 +538,12 @@ fn create<T: Operations>(
     related: &Related<'_, T>,
 ) -> Result {
     let is_of_process = verb.has_udata();
-    let segments = T::QueuePair::SENDS_SEGMENTS
-        && !is_of_process
-        && attr.qp_type == bindings::ib_qp_type_IB_QPT_UD
-        && attr.create_flags == SEGMENTS;
-    if attr.create_flags != 0 && !segments {
-        return Err(EOPNOTSUPP);
-    }
+    // What distributes frames does not receive any.
+    let known: &[CreationFlag] = match related.table {
+        Some(_) => &[],
+        None => T::QueuePair::CREATION_FLAGS,
+    };
+    let flags = CreationFlags::from_raw(attr.create_flags, attr.qp_type, is_of_process, known)?;
     if let Some(table) = related.table {
         return wq::create_queue_pair(verb, call, vacant, attr, related.pd, table);
     }
@@ -531,7 +575,7 @@ fn create<T: Operations>(
         send_cq,
         recv_cq: related.recv_cq,
         srq: related.srq,
-        segments,
+        flags,
     };
     let pd = related.pd.ok_or(EINVAL)?;
     let new = T::QueuePair::create(call, pd, &attributes, caller::<T, _>(user)?)?;

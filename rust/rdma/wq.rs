@@ -12,6 +12,7 @@ use core::{
 };
 
 use kernel::{
+    impl_flags,
     prelude::*,
     types::Opaque, //
 };
@@ -63,8 +64,22 @@ c_enum! {
     }
 }
 
-/// Attributes that the user of a new queue asks for (`struct ib_wq_init_attr`). Creation flags are
-/// rejected before the driver is called.
+impl_flags!(
+    /// Creation flags of a receive work queue (`enum ib_wq_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct CreationFlags(u32);
+
+    /// A creation flag of a receive work queue.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum CreationFlag {
+        /// Frames are received without their VLAN tag, which the completion contains.
+        StripVlan = bindings::ib_wq_flags_IB_WQ_FLAGS_CVLAN_STRIPPING,
+        /// Frames are received with their frame check sequence.
+        ScatterFcs = bindings::ib_wq_flags_IB_WQ_FLAGS_SCATTER_FCS,
+    }
+);
+
+/// Attributes that the user of a new queue asks for (`struct ib_wq_init_attr`).
 pub struct WqInitAttr<'a, T: Operations> {
     /// Minimum number of outstanding receives.
     pub max_wr: u32,
@@ -72,6 +87,8 @@ pub struct WqInitAttr<'a, T: Operations> {
     pub max_sge: u32,
     /// Completion queue for the receives.
     pub cq: &'a Cq<T::CompletionQueue>,
+    /// Creation flags, which the driver [knows](ReceiveWorkQueue::CREATION_FLAGS).
+    pub flags: CreationFlags,
 }
 
 /// A new queue.
@@ -100,6 +117,12 @@ pub trait ReceiveWorkQueue: Send + Sync + Sized + 'static {
     /// Whether the driver has receive work queues; `false` only for
     /// [`Unsupported`](crate::Unsupported).
     const IS_SUPPORTED: bool = true;
+
+    /// The creation flags that queues can have on some devices, which report it in their
+    /// [attributes](crate::device::DeviceAttr). A request with another flag is rejected with
+    /// `EOPNOTSUPP` before the driver is called. One with such a flag must be rejected by the
+    /// driver on other devices.
+    const CREATION_FLAGS: &'static [CreationFlag] = &[];
 
     /// Creates a queue in the state [`Reset`](State::Reset).
     fn create(
@@ -240,7 +263,11 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
         if attr.wq_type != bindings::ib_wq_type_IB_WQT_RQ {
             return Err(EINVAL);
         }
-        if attr.create_flags != 0 {
+        let known = T::ReceiveWorkQueue::CREATION_FLAGS;
+        let known = known
+            .iter()
+            .fold(CreationFlags::empty(), |all, flag| all | *flag);
+        if attr.create_flags & !known.0 != 0 {
             return Err(EOPNOTSUPP);
         }
         let user = verb.user()?.ok_or(EOPNOTSUPP)?;
@@ -248,6 +275,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             max_wr: attr.max_wr,
             max_sge: attr.max_sge,
             cq,
+            flags: CreationFlags(attr.create_flags),
         };
         // Nothing may fail between the creation on the hardware and that of the object.
         let mut memory = KBox::<Wq<T::ReceiveWorkQueue>>::new_uninit(GFP_KERNEL)?;

@@ -47,6 +47,8 @@ impl_flags!(
         RawIpChecksum = bit_u64(26),
         /// Directs frames to queue pairs by flows.
         ManagedFlowSteering = bit_u64(29),
+        /// Receives raw packets with their frame check sequence.
+        RawScatterFcs = bit_u64(34),
         /// Flushes data that peers wrote until it is visible to the whole machine.
         FlushGlobal = bit_u64(38),
         /// Flushes data that peers wrote until it survives a loss of power.
@@ -209,9 +211,16 @@ pub struct DeviceAttr {
     /// Operations that work with on-demand paging.
     pub on_demand_paging: OnDemandPaging,
     /// Whether the queue pairs of IP over InfiniBand can send in segments of at least 64 KiB in all
-    /// ([`QueuePair::SENDS_SEGMENTS`](crate::qp::QueuePair::SENDS_SEGMENTS)). Users in the kernel
-    /// also look for [`UdIpChecksum`](Capability::UdIpChecksum).
+    /// ([`Segments`](crate::qp::CreationFlag::Segments)). Users in the kernel also look for
+    /// [`UdIpChecksum`](Capability::UdIpChecksum).
     pub ud_segmentation: bool,
+    /// Whether queue pairs can do without their own datagrams to groups
+    /// ([`BlockOwnMulticast`](crate::qp::CreationFlag::BlockOwnMulticast)), for which users in the
+    /// kernel look.
+    pub blocks_own_multicast: bool,
+    /// Whether queue pairs and receive work queues for raw packets can remove VLAN tags
+    /// ([`StripVlan`](crate::qp::CreationFlag::StripVlan)).
+    pub strips_vlan: bool,
     /// Receive scaling of queue pairs for raw packets.
     pub receive_scaling: ReceiveScaling,
     /// Mask of the valid bits of a completion timestamp.
@@ -235,9 +244,15 @@ impl DeviceAttr {
         raw.vendor_part_id = self.vendor_part_id;
         raw.hw_ver = self.hardware_version;
         raw.device_cap_flags = self.capabilities.0;
-        // Users look for this capability in either of two places.
+        // Users look for these capabilities in either of two places.
         if self.capabilities.contains(Capability::RawIpChecksum) {
             raw.raw_packet_caps |= bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
+        }
+        if self.capabilities.contains(Capability::RawScatterFcs) {
+            raw.raw_packet_caps |= bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_SCATTER_FCS;
+        }
+        if self.strips_vlan {
+            raw.raw_packet_caps |= bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_CVLAN_STRIPPING;
         }
         raw.max_mr_size = self.max_mr_size;
         raw.page_size_cap = self.page_sizes;
@@ -290,6 +305,10 @@ impl DeviceAttr {
         }
         if self.ud_segmentation {
             raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_UD_TSO);
+        }
+        if self.blocks_own_multicast {
+            let blocks = bindings::ib_kernel_cap_flags_IBK_BLOCK_MULTICAST_LOOPBACK;
+            raw.kernel_cap_flags |= u64::from(blocks);
         }
         let scaling = &self.receive_scaling;
         raw.max_wq_type_rq = scaling.max_queues;

@@ -139,8 +139,13 @@ mod cases {
 
             let flags = bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY
                 | bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING
-                | bindings::ib_kernel_cap_flags_IBK_UD_TSO;
+                | bindings::ib_kernel_cap_flags_IBK_UD_TSO
+                | bindings::ib_kernel_cap_flags_IBK_BLOCK_MULTICAST_LOOPBACK;
             assert_eq!(raw.kernel_cap_flags, u64::from(flags));
+            assert_eq!(
+                raw.raw_packet_caps,
+                bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_CVLAN_STRIPPING
+            );
             let paging = &raw.odp_caps;
             assert_eq!(
                 paging.general_caps,
@@ -207,6 +212,10 @@ mod cases {
                 bindings::ib_device_cap_flags_IB_DEVICE_RAW_IP_CSUM as u64,
             ),
             (
+                Capability::RawScatterFcs,
+                bindings::ib_device_cap_flags_IB_DEVICE_RAW_SCATTER_FCS as u64,
+            ),
+            (
                 Capability::MemoryExtensions,
                 bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64,
             ),
@@ -220,15 +229,22 @@ mod cases {
     }
 
     #[test]
-    fn checksums_of_raw_packets_are_in_both_places() {
-        let all = bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
+    fn capabilities_for_raw_packets_are_in_both_places() {
         for (capability, expected) in [
-            (Capability::RawIpChecksum, all),
+            (
+                Capability::RawIpChecksum,
+                bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM,
+            ),
+            (
+                Capability::RawScatterFcs,
+                bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_SCATTER_FCS,
+            ),
             (Capability::UdIpChecksum, 0),
         ] {
             let mut raw = bindings::ib_device_attr::default();
             DeviceAttr {
                 capabilities: capability.into(),
+                strips_vlan: false,
                 ..crate::testing::driver::attributes()
             }
             .write(&mut raw);
@@ -248,6 +264,8 @@ mod cases {
                 atomicity,
                 on_demand_paging: OnDemandPaging::default(),
                 ud_segmentation: false,
+                blocks_own_multicast: false,
+                strips_vlan: false,
                 receive_scaling: Default::default(),
                 ..crate::testing::driver::attributes()
             }

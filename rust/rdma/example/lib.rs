@@ -230,6 +230,8 @@ impl Operations for Efa {
             on_demand_paging: OnDemandPaging::default(),
             timestamp_mask: 0,
             ud_segmentation: false,
+            blocks_own_multicast: false,
+            strips_vlan: false,
             receive_scaling: Default::default(),
             clock_khz: 0,
         })

@@ -2,6 +2,10 @@
 
 //! Tests of queue pairs.
 
+use super::{
+    CreationFlag,
+    CreationFlags, //
+};
 use crate::testing::prelude::*;
 
 #[kunit_tests(rdma_qp)]
@@ -54,7 +58,7 @@ mod cases {
                 send_cq: send_cq.number(),
                 recv_cq: recv_cq.number(),
                 srq: Some(srq_number),
-                segments: false,
+                flags: Default::default(),
                 request: None,
             };
             assert_eq!(log.asked(), Some(expected));
@@ -105,6 +109,10 @@ mod cases {
             assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
             assert_eq!(log.asked(), None);
             init.qp_type = bindings::ib_qp_type_IB_QPT_UD;
+            // Tags are for raw packets.
+            init.create_flags = CreationFlag::StripVlan as u32;
+            assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
+            assert_eq!(log.asked(), None);
             init.create_flags = 0;
             init.qp_type = bindings::ib_qp_type_IB_QPT_RAW_PACKET;
             assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
@@ -114,18 +122,64 @@ mod cases {
             assert_eq!(log.asked(), None);
 
             init.recv_cq = recv_cq.0.as_raw();
-            init.create_flags = segments;
+            let both = CreationFlag::Segments | CreationFlag::BlockOwnMulticast;
+            init.create_flags = both.into();
             create(&raw mut *init)?;
-            let Some(Asked::QueuePair { segments, .. }) = log.asked() else {
+            let Some(Asked::QueuePair { flags, .. }) = log.asked() else {
                 return Err(EINVAL);
             };
-            assert!(segments);
+            assert_eq!(flags, both);
             to_result(verb!(device, destroy_qp(qp.as_raw(), null_mut())))?;
 
             to_result(verb!(device, destroy_srq(srq.as_raw(), null_mut())))?;
             send_cq.end(device)?;
             recv_cq.end(device)
         })
+    }
+
+    #[test]
+    fn creation_flags_are_for_a_type_and_a_driver() {
+        use CreationFlag::{
+            BlockOwnMulticast,
+            ScatterFcs,
+            Segments,
+            StripVlan, //
+        };
+
+        let ud = bindings::ib_qp_type_IB_QPT_UD;
+        let raw = bindings::ib_qp_type_IB_QPT_RAW_PACKET;
+        let rc = bindings::ib_qp_type_IB_QPT_RC;
+        let all = &[Segments, BlockOwnMulticast, ScatterFcs, StripVlan];
+        let of = |flag: CreationFlag, ty, of_process| {
+            CreationFlags::from_raw(flag as u32, ty, of_process, all)
+        };
+        for (flag, ty, of_process, is_known) in [
+            (Segments, ud, false, true),
+            (Segments, ud, true, false),
+            (Segments, raw, false, false),
+            (BlockOwnMulticast, ud, true, true),
+            (BlockOwnMulticast, ud, false, true),
+            (BlockOwnMulticast, raw, true, false),
+            (BlockOwnMulticast, rc, true, false),
+            (ScatterFcs, raw, true, true),
+            (ScatterFcs, ud, true, false),
+            (StripVlan, raw, true, true),
+            (StripVlan, rc, true, false),
+        ] {
+            let expected = match is_known {
+                true => Ok(flag.into()),
+                false => Err(EOPNOTSUPP),
+            };
+            assert_eq!(of(flag, ty, of_process), expected);
+        }
+        let both = ScatterFcs as u32 | StripVlan as u32;
+        let known = CreationFlags::from_raw(both, raw, true, all);
+        assert_eq!(known, Ok(ScatterFcs | StripVlan));
+        let one = CreationFlags::from_raw(both, raw, true, &[StripVlan]);
+        assert_eq!(one, Err(EOPNOTSUPP));
+        let padding = bindings::ib_qp_create_flags_IB_QP_CREATE_PCI_WRITE_END_PADDING;
+        let unknown = CreationFlags::from_raw(padding.unsigned_abs(), raw, true, all);
+        assert_eq!(unknown, Err(EOPNOTSUPP));
     }
 
     #[test]

@@ -98,7 +98,7 @@ mod cases {
                 send_cq: send_cq.number(),
                 recv_cq: recv_cq.number(),
                 srq: None,
-                segments: false,
+                flags: Default::default(),
                 request: Some(buffer + 13),
             };
             assert_eq!(log.asked(), Some(asked));

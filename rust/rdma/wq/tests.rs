@@ -12,7 +12,10 @@ use core::{
 
 use crate::{
     testing::prelude::*,
-    wq::State,
+    wq::{
+        CreationFlag,
+        State, //
+    },
     RwqTable, //
 };
 
@@ -53,6 +56,7 @@ mod cases {
             let mut process = Process::new(device)?;
             let before = log.objects();
             let mut attr = attributes(cq.0.as_raw());
+            attr.create_flags = bindings::ib_wq_flags_IB_WQ_FLAGS_CVLAN_STRIPPING;
             let mut call = process.call(5)?;
             let wq = process
                 .file
@@ -62,9 +66,10 @@ mod cases {
             // SAFETY: The queue was constructed.
             let (number, state) = unsafe { ((*wq).wq_num, (*wq).state) };
             assert_eq!(state, bindings::ib_wq_state_IB_WQS_RESET);
-            let Some(Asked::WorkQueue(5, 3, _, Some(5))) = log.asked() else {
+            let Some(Asked::WorkQueue(5, 3, _, flags, Some(5))) = log.asked() else {
                 return Err(EINVAL);
             };
+            assert_eq!(flags, CreationFlag::StripVlan.into());
 
             // Nobody is told of an event before the queue was used.
             EVENTS.store(0, SeqCst);
@@ -159,7 +164,7 @@ mod cases {
                 ),
                 (
                     bindings::ib_wq_init_attr {
-                        create_flags: 1,
+                        create_flags: bindings::ib_wq_flags_IB_WQ_FLAGS_SCATTER_FCS,
                         ..good()
                     },
                     EOPNOTSUPP,

@@ -173,7 +173,7 @@ pub enum Operation<'a, T: Operations> {
         immediate: Option<u32>,
         /// Into which packets the payload is divided; only without immediate data, and if the queue
         /// pair is of type [`UnreliableDatagram`](Type::UnreliableDatagram). The queue pair may
-        /// have been created [without](crate::qp::QpInitAttr::segments) segments.
+        /// have been created without [segments](crate::qp::CreationFlag::Segments).
         segments: Option<Segments<'a>>,
     },
 }

@@ -143,6 +143,9 @@ fn capabilities(limits: &DeviceLimits, features: Features) -> Capabilities {
     if feature::has_checksums(features, Type::RawPacket) {
         capabilities |= Capability::RawIpChecksum;
     }
+    if feature::has_frame_options(features) {
+        capabilities |= Capability::RawScatterFcs;
+    }
     if feature::has_checksums(features, Type::UnreliableDatagram) {
         capabilities |= Capability::UdIpChecksum;
     }
@@ -336,6 +339,8 @@ impl Operations for Vrnic {
                 None => OnDemandPaging::default(),
             },
             ud_segmentation: has_ud_segmentation(limits, features),
+            blocks_own_multicast: features.contains(feature::RECEIVE_OPTIONS),
+            strips_vlan: feature::has_frame_options(features),
             receive_scaling: receive_scaling(limits),
             timestamp_mask: u64::MAX,
             clock_khz: limits.clock_khz.get().into(),
@@ -453,6 +458,14 @@ mod tests {
         assert_eq!(
             with(feature::RAW_PACKETS.into()),
             Capability::ManagedFlowSteering.into()
+        );
+        assert_eq!(
+            with(feature::RAW_PACKETS | feature::RECEIVE_OPTIONS),
+            Capability::ManagedFlowSteering | Capability::RawScatterFcs
+        );
+        assert_eq!(
+            with(feature::RECEIVE_OPTIONS.into()),
+            Capabilities::default()
         );
         assert_eq!(
             with(feature::PATH_MIGRATION.into()),

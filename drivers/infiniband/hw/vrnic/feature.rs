@@ -31,6 +31,7 @@ use vrnic_wire::config::{
     F_PORT_STATE,
     F_RATE_LIMITS,
     F_RAW_PACKETS,
+    F_RECEIVE_OPTIONS,
     F_RECEIVE_SCALING,
     F_REREGISTRATION,
     F_SEGMENTATION,
@@ -116,6 +117,10 @@ pub(crate) const SEGMENTATION: Feature = Feature::device(F_SEGMENTATION);
 /// the device's limit for the size of a table is 0.
 pub(crate) const RECEIVE_SCALING: Feature = Feature::device(F_RECEIVE_SCALING);
 
+/// Queue pairs can receive frames without their VLAN tag or with their frame check sequence, and
+/// need not get their own datagrams to groups.
+pub(crate) const RECEIVE_OPTIONS: Feature = Feature::device(F_RECEIVE_OPTIONS);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -146,6 +151,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         CHECKSUMS,
         SEGMENTATION,
         RECEIVE_SCALING,
+        RECEIVE_OPTIONS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
@@ -164,6 +170,12 @@ pub(crate) fn has_checksums(features: Features, ty: Type) -> bool {
             Link::Ethernet => features.contains(RAW_PACKETS) && ty == Type::RawPacket,
             Link::InfiniBand => ty == Type::UnreliableDatagram,
         }
+}
+
+/// Returns whether frames can be received without their VLAN tag or with their frame check
+/// sequence, on a device with these features.
+pub(crate) fn has_frame_options(features: Features) -> bool {
+    features.contains(RAW_PACKETS) && features.contains(RECEIVE_OPTIONS)
 }
 
 /// Returns whether queue pairs of a type send in segments, on a device with these features.

@@ -16,6 +16,8 @@ use rdma::{
         modify_is_ok,
         Attribute,
         AttributeMask,
+        CreationFlag,
+        CreationFlags,
         Description,
         MulticastGroup,
         NewQp,
@@ -235,6 +237,21 @@ impl Qp {
     }
 }
 
+/// Returns those flags of a new queue pair that the device knows.
+fn receive_options(asked: CreationFlags) -> u8 {
+    [
+        (
+            CreationFlag::BlockOwnMulticast,
+            qp_flags::BLOCK_OWN_MULTICAST,
+        ),
+        (CreationFlag::ScatterFcs, qp_flags::APPEND_FCS),
+        (CreationFlag::StripVlan, qp_flags::STRIP_VLAN),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| asked.contains(*flag))
+    .fold(0, |flags, (_, flag)| flags | flag)
+}
+
 /// Rejects sizes beyond the limits of the device.
 fn check_limits(capabilities: &QpCap, limits: &DeviceLimits) -> Result {
     if capabilities.max_send_wr > limits.max_qp_entries.get()
@@ -337,7 +354,12 @@ impl QueuePair for Qp {
         Type::RawPacket,
         Type::XrcInitiator,
     ];
-    const SENDS_SEGMENTS: bool = true;
+    const CREATION_FLAGS: &'static [CreationFlag] = &[
+        CreationFlag::Segments,
+        CreationFlag::BlockOwnMulticast,
+        CreationFlag::ScatterFcs,
+        CreationFlag::StripVlan,
+    ];
 
     fn create(
         call: &Call<'_>,
@@ -354,7 +376,11 @@ impl QueuePair for Qp {
         }
         let asked = &asked;
         check_limits(asked, limits)?;
-        let max_header = match attributes.segments {
+        let options = receive_options(attributes.flags);
+        if options != 0 && !call.data().features.contains(feature::RECEIVE_OPTIONS) {
+            return Err(EOPNOTSUPP);
+        }
+        let max_header = match attributes.flags.contains(CreationFlag::Segments) {
             true if !has_ud_segmentation(limits, call.data().features) => return Err(EOPNOTSUPP),
             true => MAX_HEADER,
             false => 0,
@@ -407,7 +433,7 @@ impl QueuePair for Qp {
             Poster::Process(_) => None,
         };
         let room = [Room::new(GFP_KERNEL)?, Room::new(GFP_KERNEL)?];
-        let mut flags = 0;
+        let mut flags = options;
         if attributes.signal_all {
             flags |= qp_flags::SIGNAL_ALL;
         }
@@ -762,6 +788,16 @@ mod tests {
             },
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn the_device_learns_what_it_shall_do_with_receives() {
+        let flags = CreationFlag::StripVlan | CreationFlag::Segments;
+        assert_eq!(receive_options(flags), qp_flags::STRIP_VLAN);
+        let flags = CreationFlag::ScatterFcs | CreationFlag::BlockOwnMulticast;
+        let expected = qp_flags::APPEND_FCS | qp_flags::BLOCK_OWN_MULTICAST;
+        assert_eq!(receive_options(flags), expected);
+        assert_eq!(receive_options(CreationFlag::Segments.into()), 0);
     }
 
     #[test]

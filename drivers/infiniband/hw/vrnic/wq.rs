@@ -10,6 +10,7 @@ use kernel::{
 use rdma::{
     qp::NewQp,
     wq::{
+        CreationFlag,
         NewWq,
         Queues,
         State,
@@ -23,6 +24,7 @@ use rdma::{
 use vrnic_wire::{
     abi,
     command::{
+        qp_flags,
         CreateQp,
         CreateScalingQp,
         DestroyQp,
@@ -45,6 +47,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    feature,
     object::{
         create,
         Object, //
@@ -103,6 +106,9 @@ impl ReceiveWorkQueue for Wq {
     type Request = CreateSrqRequest;
     type Response = CreateQpResponse;
 
+    const CREATION_FLAGS: &'static [CreationFlag] =
+        &[CreationFlag::StripVlan, CreationFlag::ScatterFcs];
+
     fn create(
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
@@ -111,6 +117,16 @@ impl ReceiveWorkQueue for Wq {
     ) -> Result<NewWq<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data().limits;
         if limits.max_scaling_entries.get() == 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let mut flags = 0;
+        if attributes.flags.contains(CreationFlag::StripVlan) {
+            flags |= qp_flags::STRIP_VLAN;
+        }
+        if attributes.flags.contains(CreationFlag::ScatterFcs) {
+            flags |= qp_flags::APPEND_FCS;
+        }
+        if flags != 0 && !feature::has_frame_options(call.data().features) {
             return Err(EOPNOTSUPP);
         }
         let CreateSrqRequest(request) = user.request;
@@ -123,6 +139,7 @@ impl ReceiveWorkQueue for Wq {
                 context: user.context.number().into(),
                 pd: pd.number().into(),
                 qp_type: QpType::ReceiveQueue.raw(),
+                flags,
                 max_recv_sge: u16::try_from(given.max_sge)?.into(),
                 recv_cqn: attributes.cq.number().into(),
                 recv_ring: ring,

@@ -38,6 +38,7 @@ use crate::{
     },
     qp::{
         self,
+        CreationFlags,
         QpAttr,
         QpCap, //
     },
@@ -69,7 +70,7 @@ pub(crate) enum Asked {
         send_cq: u32,
         recv_cq: u32,
         srq: Option<u32>,
-        segments: bool,
+        flags: CreationFlags,
         request: Option<u64>,
     },
     Modify(qp::AttributeMask, QpAttr<ah::Roce>),
@@ -109,7 +110,7 @@ pub(crate) enum Asked {
     /// Identified by the number of the domain.
     XrcTarget(u32),
     /// Receives, elements, number of the completion queue, and the request.
-    WorkQueue(u32, u32, u32, Option<u64>),
+    WorkQueue(u32, u32, u32, wq::CreationFlags, Option<u64>),
     ModifyQueue(u32, wq::State, wq::State),
     /// Number of queues, and the numbers of the first ones.
     Table(usize, [u32; 4]),

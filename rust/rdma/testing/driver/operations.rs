@@ -98,6 +98,8 @@ pub(crate) fn attributes() -> DeviceAttr {
             implicit: true,
         },
         ud_segmentation: true,
+        blocks_own_multicast: true,
+        strips_vlan: true,
         receive_scaling: ReceiveScaling {
             max_queues: 31,
             max_tables: 32,

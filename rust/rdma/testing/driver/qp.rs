@@ -20,6 +20,7 @@ use crate::{
     pd::Pd,
     qp::{
         self,
+        CreationFlag,
         NewQp,
         Qp,
         QpAttr,
@@ -61,9 +62,14 @@ impl QueuePair for Object {
         qp::Type::ReliableConnection,
         qp::Type::UnreliableConnection,
         qp::Type::UnreliableDatagram,
+        qp::Type::RawPacket,
         qp::Type::XrcInitiator,
     ];
-    const SENDS_SEGMENTS: bool = true;
+    const CREATION_FLAGS: &'static [CreationFlag] = &[
+        CreationFlag::Segments,
+        CreationFlag::BlockOwnMulticast,
+        CreationFlag::StripVlan,
+    ];
 
     fn create(
         call: &Call<'_, TestDriver>,
@@ -81,7 +87,7 @@ impl QueuePair for Object {
             send_cq: attributes.send_cq.number,
             recv_cq: attributes.recv_cq.map_or(0, |cq| cq.number),
             srq: attributes.srq.map(|srq| srq.number),
-            segments: attributes.segments,
+            flags: attributes.flags,
             request,
         });
         let object = Object::new(call);

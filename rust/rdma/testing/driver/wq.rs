@@ -17,6 +17,7 @@ use crate::{
     qp::NewQp,
     udata::User,
     wq::{
+        CreationFlag,
         IndirectionTable,
         NewWq,
         Queues,
@@ -32,6 +33,8 @@ impl ReceiveWorkQueue for Object {
     type Request = u64;
     type Response = u64;
 
+    const CREATION_FLAGS: &'static [CreationFlag] = &[CreationFlag::StripVlan];
+
     fn create(
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
@@ -43,6 +46,7 @@ impl ReceiveWorkQueue for Object {
             attributes.max_wr,
             attributes.max_sge,
             attributes.cq.number(),
+            attributes.flags,
             request,
         ));
         let object = Object::new(call);
