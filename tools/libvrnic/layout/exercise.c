@@ -481,13 +481,18 @@ int ibv_cmd_destroy_srq(struct ibv_srq *srq)
 	return fail_next;
 }
 
+/* Creation flags of the last queue pair or receive work queue. */
+static uint32_t create_flags;
+
 int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
 			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
 			 size_t resp_size)
 {
 	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
 
-	CHECK(!(attr->comp_mask & ~(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)));
+	CHECK(!(attr->comp_mask & ~(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
+				    IBV_QP_INIT_ATTR_CREATE_FLAGS)));
+	create_flags = attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
 	memcpy(&qp_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(qp_req)), sizeof(qp_req));
 	out->slot = 130;
 	qp->qp.context = context;
@@ -530,6 +535,7 @@ int ibv_cmd_create_wq(struct ibv_context *context, struct ibv_wq_init_attr *attr
 {
 	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
 
+	create_flags = attr->comp_mask & IBV_WQ_INIT_ATTR_FLAGS ? attr->create_flags : 0;
 	memcpy(&srq_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(srq_req)), sizeof(srq_req));
 	out->slot = 130;
 	wq->context = context;
@@ -725,6 +731,7 @@ static void complete(uint32_t qpn, uint64_t name, uint8_t opcode, uint8_t flags)
 	*(uint32_t *)(cqe + 20) = 0x01020304;
 	*(uint32_t *)(cqe + 24) = 55;
 	*(uint16_t *)(cqe + 28) = 66;
+	*(uint16_t *)(cqe + 30) = 0xa123;
 	*(uint32_t *)(cqe + 32) = 77;
 	/* If there is a GRH, there is a packet with the right checksums behind it. */
 	cqe[42] = flags & 1;
@@ -815,7 +822,7 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_cq_init_attr_ex attr = {
 		.cqe = 3,
-		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
 	};
 	struct vrnic_create_qp_req other_req;
 	struct ibv_poll_cq_attr poll = {};
@@ -890,9 +897,9 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	/* The polling thread may use the queue in other ways, too. */
 	for (uint32_t i = 18; i < 20; i++) {
 		CHECK(!post_receive(qp, 1000 + i));
-		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 1 << 0);
+		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 1 << 0 | (i == 18) << 4);
 	}
-	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1018);
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1018 && ibv_wc_read_cvlan(ex) == 0xa123);
 	CHECK(ibv_wc_read_wc_flags(ex) == (IBV_WC_GRH | IBV_WC_IP_CSUM_OK));
 	other_req = qp_req;
 	other = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 18);
@@ -900,7 +907,7 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	qp_req = other_req;
 	CHECK(!ibv_req_notify_cq(ibv_cq_ex_to_cq(ex), 0));
 	ops.cq_event(ibv_cq_ex_to_cq(ex));
-	CHECK(!ibv_next_poll(ex) && ex->wr_id == 1019 && ibv_next_poll(ex) == ENOENT);
+	CHECK(!ibv_next_poll(ex) && ex->wr_id == 1019 && !ibv_wc_read_cvlan(ex) && ibv_next_poll(ex) == ENOENT);
 	ibv_end_poll(ex);
 	CHECK(polled() == 20);
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
@@ -1434,8 +1441,9 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	struct ibv_qp_ex *ex;
 	struct ibv_wc wc[8];
 
-	/* No flags are supported, but an explicit 0 is valid. */
-	attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+	/* An explicit 0 is valid, and so are the flags of which the kernel knows to what they belong. */
+	CHECK(!create_flags);
+	attr.create_flags = IBV_QP_CREATE_PCI_WRITE_END_PADDING;
 	CHECK(!ops.create_qp_ex(pd->context, &attr) && errno == EOPNOTSUPP);
 	CHECK(attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr.cap.max_send_wr == 8);
 	CHECK(qp && mw && mr && mw->type == IBV_MW_TYPE_1 && mw->rkey == 0x112233ff);
@@ -2166,9 +2174,9 @@ static void work_queues(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.create_wq(context, &attr) && errno == EINVAL);
 	attr.wq_type = IBV_WQT_RQ;
 	attr.comp_mask = IBV_WQ_INIT_ATTR_FLAGS;
-	attr.create_flags = IBV_WQ_FLAGS_CVLAN_STRIPPING;
+	attr.create_flags = IBV_WQ_FLAGS_DELAY_DROP;
 	CHECK(!ops.create_wq(context, &attr) && errno == EOPNOTSUPP);
-	attr.create_flags = 0;
+	attr.create_flags = IBV_WQ_FLAGS_CVLAN_STRIPPING | IBV_WQ_FLAGS_SCATTER_FCS;
 	attr.max_wr = 0;
 	CHECK(!ops.create_wq(context, &attr) && errno == EINVAL);
 	attr.max_wr = 3;
@@ -2176,6 +2184,7 @@ static void work_queues(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.create_wq(context, &attr) && errno == ENOMEM);
 	fail_next = 0;
 	wq = ops.create_wq(context, &attr);
+	CHECK(create_flags == (IBV_WQ_FLAGS_CVLAN_STRIPPING | IBV_WQ_FLAGS_SCATTER_FCS));
 	CHECK(wq && wq->post_recv && srq_req.ring.entries == 4 && attr.max_wr == 4 && attr.max_sge >= 2);
 
 	CHECK(wq->post_recv(wq, &wr, &bad) == EINVAL && bad == &wr);

@@ -209,7 +209,7 @@ pub unsafe extern "C" fn create_cq_ex(
     };
     let wc_flags = attr.wc_flags;
     // Every completion has a timestamp, so the kernel need not be asked for it.
-    attr.wc_flags &= !poll::STAMPS;
+    attr.wc_flags &= IBV_WC_STANDARD_FLAGS;
     attr.flags = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     attr.comp_mask = match attr.flags {
         0 => 0,

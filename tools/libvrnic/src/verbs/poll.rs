@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_uint};
 use vrnic_wire::completion::{Cqe, LidSource, Status, flags, packet_flags};
 
 /// Fields that the extended interface supports.
-pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
+pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | STAMPS;
 
 /// Fields that every completion has anyway, or that follow from those.
 pub const STAMPS: u64 =
@@ -68,6 +68,15 @@ fn lid_source(cqe: &Cqe) -> LidSource {
         LidSource::from_bytes(cqe.source_mac)
     } else {
         LidSource::default()
+    }
+}
+
+/// Returns the VLAN tag that was removed from a frame, or the VLAN of a datagram; 0 without one.
+#[inline]
+fn vlan(cqe: &Cqe) -> u16 {
+    match cqe.flags & flags::VLAN {
+        0 => 0,
+        _ => cqe.vlan.get(),
     }
 }
 
@@ -169,6 +178,7 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
     cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_slid);
     cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_sl);
     cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
+    cq.read_cvlan = asked(IBV_WC_EX_WITH_CVLAN).then_some(read_cvlan);
     cq.read_completion_ts =
         asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts);
     cq.read_completion_wallclock_ns = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
@@ -296,6 +306,7 @@ read!(read_wc_flags -> c_uint, cqe => wc_flags(cqe));
 read!(read_slid -> u32, cqe => lid_source(cqe).slid.get().into());
 read!(read_sl -> u8, cqe => cqe.service_level);
 read!(read_dlid_path_bits -> u8, cqe => lid_source(cqe).path_bits);
+read!(read_cvlan -> u16, cqe => vlan(cqe));
 read!(read_completion_ts -> u64, cqe => cqe.timestamp.get());
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
@@ -307,6 +318,17 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_is_there_if_the_device_says_so() {
+        let mut cqe = Cqe {
+            vlan: 0xa123.into(),
+            ..Cqe::default()
+        };
+        assert_eq!((vlan(&cqe), wc_flags(&cqe)), (0, 0));
+        cqe.flags = flags::VLAN;
+        assert_eq!((vlan(&cqe), wc_flags(&cqe)), (0xa123, 0));
+    }
 
     #[test]
     fn only_infiniband_has_lids() {

@@ -377,6 +377,11 @@ unsafe fn prepare(
     Ok((qp, request))
 }
 
+/// Creation flags that a queue pair of some type can have; the kernel knows which: no own datagrams
+/// to groups, frames with their frame check sequence, and frames without their VLAN tag
+/// (`enum ibv_qp_create_flags`).
+const CREATE_FLAGS: u32 = 1 << 1 | 1 << 8 | 1 << 9;
+
 /// Creates a queue pair.
 pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: Integers and pointers; zero means absent.
@@ -403,7 +408,6 @@ pub unsafe extern "C" fn create_qp_ex(
     // SAFETY: The verbs contract: only the caller uses it during the call.
     let asked_for = unsafe { &mut *attr };
     let mut attr = *asked_for;
-    // No flags are supported, but an explicit 0 is valid.
     if attr.create_flags == 0 {
         attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
     }
@@ -420,8 +424,12 @@ pub unsafe extern "C" fn create_qp_ex(
         attr.max_tso_header = 0;
     }
     attr.comp_mask &= !IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
-    let known = owner | IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    if attr.comp_mask & !known != 0 {
+    let known = owner
+        | IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    let has_flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0;
+    if attr.comp_mask & !known != 0 || has_flags && attr.create_flags & !CREATE_FLAGS != 0 {
         return fail(libc::EOPNOTSUPP);
     }
     if attr.comp_mask & owner == 0 || !has_owner {

@@ -169,6 +169,10 @@ unsafe fn prepare(
     Ok((wq, request))
 }
 
+/// Creation flags that a queue can have: frames without their VLAN tag, and frames with their frame
+/// check sequence (`enum ibv_wq_flags`).
+const CREATE_FLAGS: u32 = 1 << 0 | 1 << 1;
+
 /// Creates a receive work queue.
 pub unsafe extern "C" fn create_wq(
     context: *mut ibv_context,
@@ -179,12 +183,11 @@ pub unsafe extern "C" fn create_wq(
     if attr.wq_type != IBV_WQT_RQ {
         return fail(libc::EINVAL);
     }
-    // No flags are supported, but an explicit 0 is valid.
     let flags = match attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS {
         0 => 0,
         _ => attr.create_flags,
     };
-    if attr.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0 || flags != 0 {
+    if attr.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0 || flags & !CREATE_FLAGS != 0 {
         return fail(libc::EOPNOTSUPP);
     }
     // SAFETY: The verbs contract.
