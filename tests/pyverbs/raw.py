@@ -17,10 +17,11 @@ packets with wrong checksums to a group. The device fills them in on request, an
 IPv4. It also divides TCP packets to the group, and the receiver puts them together.
 
 Two other programs are about kinds of flows: two with different priorities, one that leaves its frames to others as
-well, and those for what no other flow takes.
+well, and those for what no other flow takes. Another queue pair gets a frame without its VLAN tag, but with its check
+sequence.
 
 Two more are about receive scaling: packets of many flows are spread over several work queues, as the hash of each says,
-and in order. Before that, the receiver does with queues and tables what it must not.
+and in order. They have their check sequences. Before that, the receiver does with queues and tables what it must not.
 
 The last two have a work queue and no peer. The queue flushes its receives in error, until it is reset. Or it waits for
 the event of a queue that fails, which somebody else has to cause.
@@ -32,8 +33,9 @@ import errno
 import socket
 import sys
 import time
+import zlib
 
-from pyverbs.cq import CQ
+from pyverbs.cq import CQ, CQEX, CqInitAttrEx
 from pyverbs.device import Context
 from pyverbs.enums import *
 from pyverbs.flow import Flow, FlowAttr
@@ -46,7 +48,8 @@ from pyverbs.wq import RwqIndTable, RwqIndTableInitAttr, RxHashConf, WQ, WQAttr,
 from pyverbs.wr import RecvWR, SGE, SendWR
 
 STEERED, OTHER = 0x88B5, 0x88B6
-PREFERRED, SHARED, UNKNOWN = 0x88B7, 0x88B8, 0x88B9
+PREFERRED, SHARED, UNKNOWN, TAGGED = 0x88B7, 0x88B8, 0x88B9, 0x88BA
+TAG = 0x6123
 IPV4, IPV6 = 0x0800, 0x86DD
 ALL = "ff:ff:ff:ff:ff:ff"
 GROUP = "03:00:00:00:00:09"
@@ -143,12 +146,16 @@ def mac_of(netdev):
         return file.read().strip()
 
 
-def queue_pair(device):
+def queue_pair(device, flags=0):
     context = Context(name=device)
     pd = PD(context)
-    cq = CQ(context, 2 * RECEIVES)
+    if flags & IBV_QP_CREATE_CVLAN_STRIPPING:
+        cq = CQEX(context, CqInitAttrEx(cqe=2 * RECEIVES, wc_flags=IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN))
+    else:
+        cq = CQ(context, 2 * RECEIVES)
     cap = QPCap(max_send_wr=RECEIVES, max_recv_wr=RECEIVES, max_send_sge=1, max_recv_sge=1)
     mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+    mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS
     init = QPInitAttrEx(
         qp_type=IBV_QPT_RAW_PACKET,
         scq=cq,
@@ -159,8 +166,14 @@ def queue_pair(device):
         comp_mask=mask,
         send_ops_flags=IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
         max_tso_header=14 + 40 + TCP_HEADER,
+        create_flags=flags,
     )
-    qp = QPEx(context, init)
+    try:
+        qp = QPEx(context, init)
+    except PyverbsRDMAError:
+        # The garbage collector would end these objects in any order.
+        context.close()
+        raise
     attr = QPAttr(port_num=1)
     attr.qp_state = IBV_QPS_INIT
     qp.modify(attr, IBV_QP_STATE | IBV_QP_PORT)
@@ -306,17 +319,44 @@ def send_kinds(device, netdev, peer):
     _context, _pd, cq, qp, mr = queue_pair(device)
     for to, ether_type, text in [
         (peer, PREFERRED, "preferred"),
+        (peer, TAGGED, "tagged"),
         (peer, SHARED, "shared"),
         (peer, UNKNOWN, "unknown"),
         (ALL, UNKNOWN, "unknown to all"),
         (peer, UNKNOWN, "last"),
     ]:
-        transmit(cq, qp, mr, frame(to, own, ether_type, text), 0)
+        data = frame(to, own, ether_type, text)
+        transmit(cq, qp, mr, tagged(data) if ether_type == TAGGED else data, 0)
+
+
+def tagged(data):
+    return data[:12] + b"\x81\0" + TAG.to_bytes(2, "big") + data[12:]
+
+
+def take_tagged(own, cq, mr):
+    """Takes a frame that was tagged, and whose tag is in the completion."""
+    end = time.monotonic() + 30
+    while cq.start_poll(None):
+        assert time.monotonic() < end, "the tagged frame does not come"
+        time.sleep(0.01)
+    number, length = cq.wr_id, cq.read_byte_len()
+    assert cq.status == IBV_WC_SUCCESS and cq.read_cvlan() == TAG, (cq.status, cq.read_cvlan())
+    cq.end_poll()
+    data = mr.read(length, number * ROOM)
+    assert data[:6].hex(":") == own and data[12:14] == TAGGED.to_bytes(2, "big"), data
+    assert text_of(data[:-4]) == "tagged", data
+    check = zlib.crc32(tagged(data[:-4]))
+    assert data[-4:] == check.to_bytes(4, "little"), (data, check)
 
 
 def receive_kinds(device, netdev):
     own = mac_of(netdev)
+    caps = Context(name=device).query_device_ex().raw_packet_caps
+    assert caps & IBV_RAW_PACKET_CAP_CVLAN_STRIPPING and caps & IBV_RAW_PACKET_CAP_SCATTER_FCS, caps
+    with refused(errno.EOPNOTSUPP):
+        queue_pair(device, IBV_QP_CREATE_PCI_WRITE_END_PADDING)
     ends = {name: queue_pair(device) for name in ("second", "first", "rest", "groups")}
+    ends["tagged"] = queue_pair(device, IBV_QP_CREATE_CVLAN_STRIPPING | IBV_QP_CREATE_SCATTER_FCS)
     for _context, _pd, _cq, qp, mr in ends.values():
         for number in range(RECEIVES):
             post_receive(qp, mr, number)
@@ -325,6 +365,7 @@ def receive_kinds(device, netdev):
         ("second", PREFERRED, 1, 0),
         ("first", PREFERRED, 0, 0),
         ("first", SHARED, 0, IBV_FLOW_ATTR_FLAGS_DONT_TRAP),
+        ("tagged", TAGGED, 0, 0),
     ]:
         attr = FlowAttr(num_of_specs=1, priority=priority, port=1, flags=flags)
         attr.specs.append(EthSpec(dst_mac=own, ether_type=ether_type, is_inner=0))
@@ -353,6 +394,8 @@ def receive_kinds(device, netdev):
     for name in "second", "first", "groups":
         while take(name, 1):
             pass
+    _context, _pd, cq, _qp, mr = ends["tagged"]
+    take_tagged(own, cq, mr)
     seen = []
     while seen[-1:] != ["last"]:
         data = watcher.recv(ROOM)
@@ -363,6 +406,7 @@ def receive_kinds(device, netdev):
         "first": ["preferred", "shared"],
         "rest": ["shared", "unknown", "unknown to all", "last"],
         "groups": ["unknown to all"],
+        "tagged": [],
     }, got
     assert seen == ["shared", "unknown", "unknown to all", "last"], seen
     for flow in flows:
@@ -491,7 +535,8 @@ def receive_scaled(device, netdev):
     pd = PD(context)
     mr = MR(pd, QUEUES * RECEIVES * ROOM, IBV_ACCESS_LOCAL_WRITE)
     cqs = [CQ(context, 2 * RECEIVES) for _ in range(QUEUES)]
-    queues = [WQ(context, WQInitAttr(wq_pd=pd, wq_cq=cq, max_wr=RECEIVES, max_sge=1)) for cq in cqs]
+    checked = {"comp_mask": IBV_WQ_INIT_ATTR_FLAGS, "create_flags": IBV_WQ_FLAGS_SCATTER_FCS}
+    queues = [WQ(context, WQInitAttr(wq_pd=pd, wq_cq=cq, max_wr=RECEIVES, max_sge=1, **checked)) for cq in cqs]
 
     def post(index, number):
         sge = SGE(mr.buf + (index * RECEIVES + number) * ROOM, ROOM, mr.lkey)
@@ -547,6 +592,7 @@ def receive_scaled(device, netdev):
             assert done.status == IBV_WC_SUCCESS and done.qp_num == queues[index].wqn, done
             data = mr.read(done.byte_len, (index * RECEIVES + done.wr_id) * ROOM)
             post(index, done.wr_id)
+            assert data[-4:] == zlib.crc32(data[:-4]).to_bytes(4, "little"), data
             udp = data[34:]
             # Packets of the network device may come as well.
             if data[23] == 17 and udp[2:4] == b"\x12\xb8":

@@ -9,12 +9,13 @@ use crate::ffi::ibv_qp_cap;
 use crate::stress::datagrams::{GRH, check_grh};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_LOCAL_WRITE, Ah, Cq, Errno, Mr, QPT_RC, QPT_UC, QPT_UD, Qp, QpConfig, SendOp, SendWr,
-    WC_SUCCESS,
+    ACCESS_LOCAL_WRITE, Ah, Cq, Errno, Interface, Mr, QP_CREATE_BLOCK_SELF_MCAST_LB, QPT_RC, QPT_UC, QPT_UD, Qp,
+    QpConfig, SendOp, SendWr, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
     ("multicast-reaches-members", reaches),
+    ("multicast-without-its-own", without_own),
     ("multicast-groups-are-checked", checked),
     ("multicast-count-at-its-limit", count),
 ];
@@ -38,6 +39,22 @@ impl End {
     fn new(env: &Env, qkey: u32) -> Outcome<Self> {
         let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
         let qp = datagrams(env, &cq, QPT_UD).during("creating a UD QP")?;
+        Self::start(env, cq, qp, qkey)
+    }
+
+    /// One that does not get its own datagrams.
+    fn without_own(env: &Env) -> Outcome<Self> {
+        let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
+        let config = QpConfig {
+            interface: Interface::Extended,
+            create_flags: QP_CREATE_BLOCK_SELF_MCAST_LB,
+            ..config(QPT_UD)
+        };
+        let qp = Qp::new(&env.pd, &cq, &cq, &config).during("creating a UD QP with a flag")?;
+        Self::start(env, cq, qp, QKEY)
+    }
+
+    fn start(env: &Env, cq: std::sync::Arc<Cq>, qp: Qp, qkey: u32) -> Outcome<Self> {
         qp.start_datagrams(qkey, 0).during("starting a UD QP")?;
         let mr = Mr::new(&env.pd, 4096, ACCESS_LOCAL_WRITE).during("ibv_reg_mr")?;
         Ok(End { qp, cq, mr })
@@ -74,7 +91,11 @@ impl End {
 }
 
 fn datagrams(env: &Env, cq: &std::sync::Arc<Cq>, kind: i32) -> Result<Qp, Errno> {
-    let config = QpConfig {
+    Qp::new(&env.pd, cq, cq, &config(kind))
+}
+
+fn config(kind: i32) -> QpConfig {
+    QpConfig {
         kind,
         cap: ibv_qp_cap {
             max_send_wr: 4,
@@ -84,8 +105,7 @@ fn datagrams(env: &Env, cq: &std::sync::Arc<Cq>, kind: i32) -> Result<Qp, Errno>
             max_inline_data: 0,
         },
         ..Default::default()
-    };
-    Qp::new(&env.pd, cq, cq, &config)
+    }
 }
 
 /// The group `number` of a family that our GID can send to.
@@ -140,6 +160,39 @@ fn reaches(env: &mut Env) -> Outcome<()> {
     sender.send(&ah, 3)?;
     member.got(env, sender.qp.number(), group, 3)?;
     member.qp.detach(group, 0).during("ibv_detach_mcast")?;
+    Ok(())
+}
+
+/// A QP that does not get its own datagrams gets those of others, and others get its own.
+fn without_own(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        ensure!(End::without_own(env).is_err(), "the flag is accepted");
+        return Ok(());
+    }
+    let group = group(env, 2);
+    let ah = Ah::new(&env.pd, env.gid.index, group).during("ibv_create_ah")?;
+    let ends = [End::without_own(env)?, End::without_own(env)?];
+    for end in &ends {
+        end.qp.attach(group, 0).during("ibv_attach_mcast")?;
+        end.receive()?;
+    }
+    for (key, [from, to]) in [(1, [0, 1]), (2, [1, 0])] {
+        ends[from].send(&ah, key)?;
+        expect(&ends[from].cq, 9, WC_SUCCESS)?;
+        ends[to].got(env, ends[from].qp.number(), group, key)?;
+    }
+    for end in &ends {
+        let came = end.cq.wait(QUIET).during("polling")?;
+        ensure!(came.is_none(), "{came:?}");
+        end.qp.detach(group, 0).during("ibv_detach_mcast")?;
+    }
+    let config = QpConfig {
+        interface: Interface::Extended,
+        create_flags: QP_CREATE_BLOCK_SELF_MCAST_LB,
+        ..config(QPT_RC)
+    };
+    let refused = Qp::new(&env.pd, &ends[0].cq, &ends[0].cq, &config).err();
+    ensure!(refused == Some(Errno(libc::EINVAL)), "{refused:?}");
     Ok(())
 }
 

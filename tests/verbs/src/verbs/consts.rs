@@ -54,6 +54,8 @@ pub const WC_WITH_INV: u32 = 8;
 pub const QPT_RC: i32 = 2;
 pub const QPT_UC: i32 = 3;
 pub const QPT_UD: i32 = 4;
+/// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`
+pub const QP_CREATE_BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 pub const QPT_RAW_PACKET: i32 = 8;
 pub const QPT_XRC_RECV: i32 = 10;
 pub const QPT_DRIVER: i32 = 0xff;

@@ -604,6 +604,8 @@ pub struct QpConfig {
     pub interface: Interface,
     /// Operations of the extended interface beyond those that every device has (`QP_EX_WITH_…`)
     pub more_ops: u64,
+    /// Creation flags, which only the extended interface has (`QP_CREATE_…`)
+    pub create_flags: u32,
 }
 
 impl Default for QpConfig {
@@ -620,6 +622,7 @@ impl Default for QpConfig {
             signal_all: false,
             interface: Interface::Legacy,
             more_ops: 0,
+            create_flags: 0,
         }
     }
 }
@@ -771,10 +774,10 @@ impl Qp {
                     cap: base.cap,
                     qp_type: base.qp_type,
                     sq_sig_all: base.sq_sig_all,
-                    comp_mask: 1 | 1 << 6,
+                    comp_mask: 1 | u32::from(config.create_flags != 0) << 2 | 1 << 6,
                     pd: pd.raw,
                     xrcd: ptr::null_mut(),
-                    create_flags: 0,
+                    create_flags: config.create_flags,
                     max_tso_header: 0,
                     rwq_ind_tbl: ptr::null_mut(),
                     rx_hash_function: 0,
