@@ -131,6 +131,8 @@ wire_enum! {
         CreateFlow = 0x00a0,
         /// [`DestroyFlow`].
         DestroyFlow = 0x00a1,
+        /// [`QueryFlow`].
+        QueryFlow = 0x00a2,
     }
 }
 

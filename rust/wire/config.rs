@@ -112,6 +112,9 @@ pub const F_RECEIVE_SCALING: u32 = 24;
 /// sequence, and need not get their own datagrams to groups.
 pub const F_RECEIVE_OPTIONS: u32 = 25;
 
+/// Feature bit: the device counts the frames of each flow. Needs [`F_RAW_PACKETS`].
+pub const F_FLOW_COUNTERS: u32 = 26;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

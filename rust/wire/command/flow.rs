@@ -3,7 +3,7 @@
 //! Commands for flows: which Ethernet frames of the port raw packet queue pairs receive.
 
 use super::Empty;
-use crate::{U16, U32};
+use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
@@ -109,3 +109,27 @@ pub struct DestroyFlow {
     pub reserved: U32,
 }
 command!(DestroyFlow => Empty, DestroyFlow, 8);
+
+/// Reads the counters of a flow.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryFlow {
+    /// Number of the flow.
+    pub flow: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(QueryFlow => FlowCounters, QueryFlow, 8);
+
+/// Reply to [`QueryFlow`]: what the flow has got since it was created.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FlowCounters {
+    /// Number of frames.
+    pub packets: U64,
+    /// Number of bytes in these frames.
+    pub bytes: U64,
+}
+assert_layout!(FlowCounters, 16, packets @ 0, bytes @ 8);

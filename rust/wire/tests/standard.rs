@@ -296,6 +296,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         }
         command::FlowCreated { flow, reserved }
         command::DestroyFlow { flow, reserved }
+        command::QueryFlow { flow, reserved }
+        command::FlowCounters { packets, bytes }
         memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
         memory::PageListChunk { next, count, reserved, pages }
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
@@ -480,6 +482,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
             F_SEGMENTATION, F_RECEIVE_SCALING, F_RECEIVE_OPTIONS,
+            F_FLOW_COUNTERS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -728,6 +731,7 @@ fn commands_agree() {
             row::<command::CreateXrcSrq>(),
             row::<command::CreateFlow>(),
             row::<command::DestroyFlow>(),
+            row::<command::QueryFlow>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

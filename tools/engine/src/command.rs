@@ -30,10 +30,10 @@ use vrnic_wire::{
         DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd,
         DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages, ModifyCq, ModifyPort,
         ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock, QueryCounterSet,
-        QueryCounters, QueryDevice, QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths,
-        QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
-        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
-        mr_flags,
+        QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp,
+        QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
+        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -219,6 +219,7 @@ fn dispatch<M: Memory>(
         CommandCode::CreateXrcSrq => run::<CreateXrcSrq, M>,
         CommandCode::CreateFlow => run::<CreateFlow, M>,
         CommandCode::DestroyFlow => run::<DestroyFlow, M>,
+        CommandCode::QueryFlow => run::<QueryFlow, M>,
     };
     call(rnic, body, reply, io)
 }

@@ -8,7 +8,7 @@ use etherparse::{
     SingleVlanHeaderSlice, ether_type,
 };
 use serde::{Deserialize, Serialize};
-use vrnic_wire::command::{CreateFlow, FlowFields, FlowType, flow_flags};
+use vrnic_wire::command::{CreateFlow, FlowCounters, FlowFields, FlowType, flow_flags};
 use zerocopy::transmute;
 
 /// Largest number of flows of a device. Each frame is compared with all of them.
@@ -152,6 +152,10 @@ struct Flow {
     shares: bool,
     value: Words,
     mask: Words,
+    /// Number of frames that it got.
+    packets: u64,
+    /// Number of bytes in them.
+    bytes: u64,
 }
 
 impl Flow {
@@ -195,6 +199,32 @@ pub struct Steered {
     pub passes: bool,
 }
 
+/// Where a frame goes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Route {
+    /// The queue pairs that get it, each once.
+    pub(crate) qpns: Vec<u32>,
+    /// The places of the flows that get it.
+    flows: Vec<usize>,
+}
+
+impl Route {
+    /// Forgets the last frame.
+    pub(crate) fn clear(&mut self) {
+        self.qpns.clear();
+        self.flows.clear();
+    }
+
+    fn add(&mut self, flow: usize, receiver: Option<u32>) {
+        self.flows.push(flow);
+        if let Some(qpn) = receiver
+            && !self.qpns.contains(&qpn)
+        {
+            self.qpns.push(qpn);
+        }
+    }
+}
+
 /// The flows of a device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FlowTable {
@@ -235,6 +265,8 @@ impl FlowTable {
             shares: flow_type != FlowType::Normal || flags & flow_flags::DONT_TRAP != 0,
             value: words_of(request.value),
             mask: words_of(request.mask),
+            packets: 0,
+            bytes: 0,
         };
         let normal = flow_type == FlowType::Normal;
         let plain = flow.mask == Words::default() && flow.priority == 0 && flags == 0;
@@ -284,6 +316,8 @@ impl FlowTable {
             dont_trap: flow.shares && flow.flow_type == FlowType::Normal,
             value: fields_of(flow.value),
             mask: fields_of(flow.mask),
+            packets: flow.packets,
+            bytes: flow.bytes,
         })
     }
 
@@ -297,14 +331,41 @@ impl FlowTable {
         self.flows.is_empty()
     }
 
-    /// Appends the queue pairs that get a frame to `qpns`, each once. Returns whether the port's network device gets
-    /// it, too.
+    /// Returns what a flow has got.
+    pub(crate) fn counters(&self, number: u32) -> Option<FlowCounters> {
+        let flow = self.flows.iter().find(|flow| flow.number == number)?;
+        Some(FlowCounters {
+            packets: flow.packets.into(),
+            bytes: flow.bytes.into(),
+        })
+    }
+
+    /// Counts a frame of this length for the flows that get it, which are the same as when it was
+    /// [steered](Self::find).
+    pub(crate) fn count(&mut self, route: &Route, length: u64) {
+        for &place in &route.flows {
+            if let Some(flow) = self.flows.get_mut(place) {
+                flow.packets += 1;
+                flow.bytes += length;
+            }
+        }
+    }
+
+    /// Appends the queue pairs that get a frame to `qpns`. Returns whether the port's network device gets it, too.
     pub fn steer(&self, frame: &[u8], qpns: &mut Vec<u32>) -> bool {
+        let mut route = Route::default();
+        let passes = self.find(frame, &mut route);
+        qpns.append(&mut route.qpns);
+        passes
+    }
+
+    /// Adds who gets a frame to `route`. Returns whether the port's network device gets it, too.
+    pub(crate) fn find(&self, frame: &[u8], route: &mut Route) -> bool {
         let Some(headers) = Headers::of(frame) else {
             return true;
         };
         let mut taken: Option<&Flow> = None;
-        for flow in &self.flows {
+        for (place, flow) in self.flows.iter().enumerate() {
             let gets = match (flow.flow_type, taken) {
                 (FlowType::Normal, None) => headers.fit(flow),
                 (FlowType::Normal, Some(by)) if by.rank() == flow.rank() => flow.is_like(by),
@@ -315,11 +376,7 @@ impl FlowTable {
             if !gets {
                 continue;
             }
-            if let Some(qpn) = flow.receiver(&headers)
-                && !qpns.contains(&qpn)
-            {
-                qpns.push(qpn);
-            }
+            route.add(place, flow.receiver(&headers));
             if !flow.shares && taken.is_none() {
                 taken = Some(flow);
             }

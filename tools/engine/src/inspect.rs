@@ -192,6 +192,10 @@ pub struct FlowSnapshot {
     pub value: FlowFields,
     /// Bits of the fields that have to be equal.
     pub mask: FlowFields,
+    /// Number of frames that it got.
+    pub packets: u64,
+    /// Number of bytes in them.
+    pub bytes: u64,
 }
 
 /// A queue with a ring in guest memory.

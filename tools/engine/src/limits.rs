@@ -139,6 +139,8 @@ pub struct Features {
     pub receive_scaling: bool,
     /// [`config::F_RECEIVE_OPTIONS`].
     pub receive_options: bool,
+    /// [`config::F_FLOW_COUNTERS`].
+    pub flow_counters: bool,
 }
 
 impl Features {
@@ -168,6 +170,7 @@ impl Features {
         segmentation: true,
         receive_scaling: true,
         receive_options: true,
+        flow_counters: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -197,6 +200,7 @@ impl Features {
             segmentation: bits & 1 << config::F_SEGMENTATION != 0,
             receive_scaling: bits & 1 << config::F_RECEIVE_SCALING != 0,
             receive_options: bits & 1 << config::F_RECEIVE_OPTIONS != 0,
+            flow_counters: bits & 1 << config::F_FLOW_COUNTERS != 0,
         }
     }
 
@@ -226,6 +230,7 @@ impl Features {
             | (self.segmentation as u64) << config::F_SEGMENTATION
             | (self.receive_scaling as u64) << config::F_RECEIVE_SCALING
             | (self.receive_options as u64) << config::F_RECEIVE_OPTIONS
+            | (self.flow_counters as u64) << config::F_FLOW_COUNTERS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.

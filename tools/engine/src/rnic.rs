@@ -9,7 +9,7 @@ use crate::{
     command::memory::Resolution,
     context::Context,
     event::names_port,
-    flow::{FlowTable, Steered},
+    flow::{FlowTable, Route, Steered},
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
     pause,
@@ -265,7 +265,7 @@ pub struct Engine {
     pub(crate) flows: FlowTable,
     /// Queue pairs that get the frame that is being received.
     #[serde(skip)]
-    steered: Vec<u32>,
+    steered: Route,
     /// Number of host ranges used by all page lists.
     pub(crate) translations: usize,
     /// Page list of a command that takes several turns.
@@ -333,7 +333,7 @@ impl Engine {
                 held_back: VecDeque::new(),
             },
             flows: FlowTable::default(),
-            steered: Vec::new(),
+            steered: Route::default(),
             translations: 0,
             resolution: None,
             polled: Vec::new(),
@@ -708,8 +708,8 @@ impl Engine {
         self.steered.clear();
         let active = self.resources.port.is_active();
         Steered {
-            passes: !active || self.flows.steer(frame, &mut self.steered),
-            taken: !self.steered.is_empty(),
+            passes: !active || self.flows.find(frame, &mut self.steered),
+            taken: !self.steered.qpns.is_empty(),
         }
     }
 
@@ -730,11 +730,12 @@ impl Engine {
 
     /// Delivers the frame that was just [steered](Self::steer).
     fn deliver_frame<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
-        let mut qpns = std::mem::take(&mut self.steered);
-        if qpns.is_empty() {
+        let mut route = std::mem::take(&mut self.steered);
+        self.flows.count(&route, segment.payload.len());
+        if route.qpns.is_empty() {
             self.resources.counters.count(Counter::Dropped);
         }
-        for (copies, qpn) in qpns.drain(..).enumerate() {
+        for (copies, qpn) in route.qpns.drain(..).enumerate() {
             // The sender has paid for one copy. This device pays for the others, so that they do not slow down others.
             if copies > 0 {
                 if self.overdrawn >= COPIES_PER_TURN {
@@ -746,7 +747,7 @@ impl Engine {
             self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
             self.qps.schedule(qpn);
         }
-        self.steered = qpns;
+        self.steered = route;
     }
 
     /// Delivers a datagram to all members of its group. It does not count as dropped if there are none. `sender` is the

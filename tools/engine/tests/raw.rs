@@ -13,7 +13,8 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        CreateFlow, DestroyFlow, DestroyQp, FlowFields, FlowType, Status, flow_flags, qp_flags,
+        CreateFlow, DestroyFlow, DestroyQp, FlowFields, FlowType, QueryFlow, Status, flow_flags,
+        qp_flags,
     },
     completion::{Opcode, Status as Done, flags, packet_flags},
     counter::Counter,
@@ -62,6 +63,17 @@ fn remove(world: &mut World, node: usize, flow: u32) -> Result<(), (Status, Caus
         ..DestroyFlow::default()
     };
     node.guest.command(&mut node.rnic, request).map(|_| ())
+}
+
+/// Returns the frames and bytes that a flow has got.
+fn counted(world: &mut World, node: usize, flow: u32) -> Result<(u64, u64), (Status, Cause)> {
+    let node = &mut world.nodes[node];
+    let request = QueryFlow {
+        flow: flow.into(),
+        ..QueryFlow::default()
+    };
+    let counters = node.guest.command(&mut node.rnic, request)?;
+    Ok((counters.packets.get(), counters.bytes.get()))
 }
 
 pub fn frame(to: [u8; 6], length: usize) -> Vec<u8> {
@@ -695,6 +707,55 @@ fn the_network_learns_who_gets_a_frame() {
 }
 
 #[test]
+fn each_flow_counts_what_it_gets() {
+    let mut world = World::recorded(&[RnicConfig::default()], 512, 17);
+    let mut a = end(&mut world, 0);
+    let flows = [A, A, B].map(|mac| add(&mut world, 0, to(&a, mac)));
+    let all = |world: &mut World| flows.map(|flow| counted(world, 0, flow).expect("counters"));
+    assert_eq!(all(&mut world), [(0, 0); 3]);
+    receive(&mut world, &mut a, 100);
+    for length in [60, 100, 1000] {
+        // The second and third are not received.
+        arrive(&mut world, 0, &frame(A, length));
+    }
+    arrive(&mut world, 0, &frame([0xff; 6], 60));
+    assert_eq!(got(&mut a).len(), 1);
+    assert_eq!(all(&mut world), [(3, 1160), (3, 1160), (0, 0)]);
+    // Of a frame that a fault strikes, what is left counts.
+    for (fault, expected) in [("duplicate dir=in", (5, 1280)), ("drop dir=in", (5, 1280))] {
+        let fault = fault.parse().expect("fault");
+        let now = world.now;
+        let mut faults = world.nodes[0].rnic.faults_mut();
+        faults.arm(fault, now).expect("armed");
+        arrive(&mut world, 0, &frame(A, 60));
+        world.settle();
+        assert_eq!(all(&mut world), [expected, expected, (0, 0)]);
+    }
+    let pages = world.nodes[0].rnic.flow_page(0, 3).expect("flows");
+    let shown: Vec<_> = pages
+        .iter()
+        .map(|flow| (flow.packets, flow.bytes))
+        .collect();
+    assert_eq!(shown, all(&mut world));
+    let unknown = counted(&mut world, 0, 0xfff);
+    assert_eq!(unknown, Err((Status::NotFound, Cause::UnknownFlow)));
+    remove(&mut world, 0, flows[0]).expect("it is there");
+    let gone = counted(&mut world, 0, flows[0]);
+    assert_eq!(gone, Err((Status::NotFound, Cause::UnknownFlow)));
+    for recording in world.recordings() {
+        replay(&recording).expect("the same again");
+    }
+    for (raw_packets, flow_counters) in [(false, true), (true, false)] {
+        let mut config = RnicConfig::default();
+        config.features.raw_packets = raw_packets;
+        config.features.flow_counters = flow_counters;
+        let mut world = World::new(1, 512, &config, 18);
+        let refused = counted(&mut world, 0, 1);
+        assert_eq!(refused, Err((Status::Unsupported, Cause::CommandCode)));
+    }
+}
+
+#[test]
 fn a_device_pays_for_additional_copies() {
     let mut world = World::new(1, 512, &RnicConfig::default(), 13);
     let ends = [(); 3].map(|()| end(&mut world, 0));
@@ -1244,6 +1305,36 @@ proptest! {
             get.dedup();
             prop_assert_eq!(count, get.len(), "one copy each");
             prop_assert_eq!((get, passes), expected(&flows, content), "{:?}", content);
+        }
+    }
+
+    /// Each flow counts the frames that it gets, of which its own queue pair tells.
+    #[test]
+    fn flows_count_as_the_standard_says(
+        rules in vec(rule(), 1..8),
+        frames in vec(content(), 1..8),
+    ) {
+        let mut world = World::new(1, 512, &RnicConfig::default(), 1);
+        let mut flows = Vec::new();
+        for rule in &rules {
+            let flow = request(rule, &[end(&mut world, 0).qp.qpn; 3]);
+            flows.push((add(&mut world, 0, flow), flow));
+        }
+        let requests: Vec<CreateFlow> = flows.iter().map(|(_, flow)| *flow).collect();
+        let mut model = vec![(0, 0); flows.len()];
+        let known = rules.iter().map(|rule| &rule.4);
+        for content in frames.iter().chain(known) {
+            let bytes = content.bytes();
+            arrive(&mut world, 0, &bytes);
+            let (get, _) = expected(&requests, content);
+            for (count, flow) in model.iter_mut().zip(&requests) {
+                if get.contains(&flow.qpn.get()) {
+                    *count = (count.0 + 1, count.1 + bytes.len() as u64);
+                }
+            }
+        }
+        for ((number, _), expected) in flows.iter().zip(model) {
+            prop_assert_eq!(counted(&mut world, 0, *number), Ok(expected));
         }
     }
 

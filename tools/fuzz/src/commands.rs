@@ -23,9 +23,10 @@ use vrnic_wire::{
         DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH,
         MAX_SCALING_ENTRIES, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
         NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
-        QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort,
-        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
-        SetPortState, Status, TakePageFault, UnmapPages, hash_fields, mr_flags, qp_flags,
+        QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq,
+        QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell,
+        SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, hash_fields, mr_flags,
+        qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -863,6 +864,10 @@ impl Scene {
                 })
             }
             CommandCode::DestroyFlow => bytes_of(DestroyFlow {
+                flow: any(&self.objects.flows, input).into(),
+                reserved,
+            }),
+            CommandCode::QueryFlow => bytes_of(QueryFlow {
                 flow: any(&self.objects.flows, input).into(),
                 reserved,
             }),

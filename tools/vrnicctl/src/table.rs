@@ -319,6 +319,8 @@ impl Row for Flow {
         "TYPE",
         "PRIORITY",
         "DONT TRAP",
+        "FRAMES",
+        "BYTES",
         "FRAMES WITH",
     ];
 
@@ -333,6 +335,8 @@ impl Row for Flow {
             self.kind.clone(),
             self.priority.to_string(),
             if self.dont_trap { "yes" } else { "no" }.into(),
+            self.packets.to_string(),
+            self.bytes.to_string(),
             if fields.is_empty() {
                 "any fields".into()
             } else {
@@ -593,6 +597,8 @@ mod tests {
                 kind: "normal".into(),
                 priority: 3,
                 dont_trap: false,
+                packets: 5,
+                bytes: 300,
                 fields,
             },
         };
@@ -605,7 +611,7 @@ mod tests {
             assert_eq!(flow.cells().len(), Of::<Flow>::HEADS.len());
             assert_eq!(
                 flow.cells(),
-                ["a", "1", "17", "normal", "3", "no", shown].map(str::to_owned)
+                ["a", "1", "17", "normal", "3", "no", "5", "300", shown].map(str::to_owned)
             );
         }
         let shown = render(&[mr]);

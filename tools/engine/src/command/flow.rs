@@ -5,7 +5,7 @@
 use super::{Execute, done, reserved};
 use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::{
-    command::{CreateFlow, DestroyFlow, Empty, FlowCreated},
+    command::{CreateFlow, DestroyFlow, Empty, FlowCounters, FlowCreated, QueryFlow},
     qp::QpType,
 };
 
@@ -49,5 +49,22 @@ impl Execute for DestroyFlow {
         } else {
             Err(Cause::UnknownFlow)
         }
+    }
+}
+
+impl Execute for QueryFlow {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        _: &mut Io<'_, M>,
+    ) -> Result<FlowCounters, Cause> {
+        check_feature(rnic)?;
+        if !rnic.config.features.flow_counters {
+            return Err(Cause::CommandCode);
+        }
+        reserved(self.reserved)?;
+        rnic.flows
+            .counters(self.flow.get())
+            .ok_or(Cause::UnknownFlow)
     }
 }

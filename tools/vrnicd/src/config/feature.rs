@@ -57,6 +57,8 @@ pub enum Feature {
     ReceiveScaling,
     /// Removal of VLAN tags, frame check sequences, and no own datagrams to groups.
     ReceiveOptions,
+    /// Counters of flows, which need raw packets.
+    FlowCounters,
 }
 
 impl Feature {
@@ -87,6 +89,7 @@ impl Feature {
             Self::Segmentation => config::F_SEGMENTATION,
             Self::ReceiveScaling => config::F_RECEIVE_SCALING,
             Self::ReceiveOptions => config::F_RECEIVE_OPTIONS,
+            Self::FlowCounters => config::F_FLOW_COUNTERS,
         }
     }
 }
@@ -116,7 +119,7 @@ mod tests {
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
                      'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
-                     'segmentation', 'receive-scaling', 'receive-options']";
+                     'segmentation', 'receive-scaling', 'receive-options', 'flow-counters']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

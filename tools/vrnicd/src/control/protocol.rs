@@ -533,6 +533,10 @@ pub struct Flow {
     pub priority: u16,
     /// Whether a normal flow gets copies and leaves the frames to others.
     pub dont_trap: bool,
+    /// Number of frames that it got.
+    pub packets: u64,
+    /// Number of bytes in them.
+    pub bytes: u64,
     /// Names and values of the fields that a frame must have. A slash follows a value of which only some bits count:
     /// `10.77.0.0/16`, `0x0005/0xfff`. Every frame fits if there are none.
     pub fields: Vec<(String, String)>,

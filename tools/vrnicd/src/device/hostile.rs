@@ -98,6 +98,7 @@ fn effect_of(code: CommandCode) -> Effect {
         | Code::DestroyFlow => Effect::GivesBack,
         Code::ReregisterMr | Code::ResizeCq | Code::ResizeSrq => Effect::Moves,
         Code::QueryDevice
+        | Code::QueryFlow
         | Code::QueryPort
         | Code::SetGid
         | Code::QueryCounters

@@ -309,6 +309,7 @@ fn shortest_reply(request: &[u8]) -> usize {
             CommandCode::CreateXrcSrq => of::<command::CreateXrcSrq>(),
             CommandCode::CreateFlow => of::<command::CreateFlow>(),
             CommandCode::DestroyFlow => of::<command::DestroyFlow>(),
+            CommandCode::QueryFlow => of::<command::QueryFlow>(),
         },
         _ => 0,
     };

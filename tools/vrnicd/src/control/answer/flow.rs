@@ -25,6 +25,8 @@ pub fn view(flow: FlowSnapshot) -> Flow {
         kind: kind.into(),
         priority: flow.priority,
         dont_trap: flow.dont_trap,
+        packets: flow.packets,
+        bytes: flow.bytes,
         fields: fields(&flow.value, &flow.mask),
     }
 }
