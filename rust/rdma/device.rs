@@ -41,7 +41,10 @@ use crate::{
         Dispatcher,
         Objects, //
     },
-    flow::FlowRule,
+    flow::{
+        FlowCounters,
+        FlowRule, //
+    },
     gid::{
         Gid,
         GidAttr, //
@@ -229,6 +232,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type DmaHandle: DmaHandle<Driver = Self>;
     /// The driver's flows, or [`Unsupported`](crate::Unsupported).
     type FlowRule: FlowRule<Driver = Self>;
+    /// The driver's counters of flows, or [`Unsupported`](crate::Unsupported).
+    type FlowCounters: FlowCounters<Driver = Self>;
     /// The driver's address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
     /// The pager that faults in pages of on-demand memory regions, or

@@ -2,6 +2,8 @@
 
 //! Flows: rules by which a port directs Ethernet frames to queue pairs.
 
+use core::ptr::NonNull;
+
 use kernel::{
     prelude::*,
     types::Opaque, //
@@ -19,8 +21,14 @@ use crate::{
     verb::Verb, //
 };
 
+pub(crate) mod counters;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
+
+pub use counters::{
+    Counters,
+    FlowCounters, //
+};
 
 c_enum! {
     /// Type of a flow (`enum ib_flow_attr_type`).
@@ -117,15 +125,15 @@ pub enum Spec {
     Udp(Fields<Ports>),
 }
 
-/// The specifications of a flow. Those that this crate does not know, such as those of tunnels, are
-/// `EOPNOTSUPP`.
+/// The specifications of a flow, without its actions. Those that this crate does not know, such as
+/// those of tunnels, are `EOPNOTSUPP`.
 #[derive(Clone)]
 pub struct Specs<'a> {
     bytes: &'a [u8],
     left: u8,
 }
 
-impl Specs<'_> {
+impl<'a> Specs<'a> {
     /// Reads the structure at the start of `bytes`, which says that it has `size` bytes. `EINVAL`
     /// if an `R` has another size, or if there are fewer bytes.
     ///
@@ -141,13 +149,53 @@ impl Specs<'_> {
         Ok(unsafe { bytes.as_ptr().cast::<R>().read_unaligned() })
     }
 
-    fn parse(&mut self) -> Result<Spec> {
+    /// Takes the next structure: its type, its size, and the bytes from its start on.
+    fn take_next(&mut self) -> Option<Result<(bindings::ib_flow_spec_type, usize, &'a [u8])>> {
+        self.left = self.left.checked_sub(1)?;
+        let taken = self.split();
+        if taken.is_err() {
+            self.left = 0;
+        }
+        Some(taken)
+    }
+
+    fn split(&mut self) -> Result<(bindings::ib_flow_spec_type, usize, &'a [u8])> {
         let head = self.bytes.first_chunk::<6>().ok_or(EINVAL)?;
         let [t0, t1, t2, t3, s0, s1] = *head;
         let ty = u32::from_ne_bytes([t0, t1, t2, t3]);
         let size = usize::from(u16::from_ne_bytes([s0, s1]));
         let rest = self.bytes.get(size..).ok_or(EINVAL)?;
-        let bytes = core::mem::replace(&mut self.bytes, rest);
+        // Without this, a structure that claims to have no bytes would be read again and again.
+        if size < head.len() {
+            return Err(EINVAL);
+        }
+        Ok((ty, size, core::mem::replace(&mut self.bytes, rest)))
+    }
+
+    /// Returns the counters that the flow is to use. `EINVAL` if there are several.
+    ///
+    /// # Safety
+    ///
+    /// The specifications must come from the core.
+    unsafe fn counters(&self) -> Result<Option<NonNull<bindings::ib_counters>>> {
+        let mut counters = None;
+        let mut specs = self.clone();
+        while let Some(taken) = specs.take_next() {
+            let (ty, size, bytes) = taken?;
+            if ty != COUNT {
+                continue;
+            }
+            // SAFETY: The structure consists of integers and a pointer.
+            let raw = unsafe { Self::read::<bindings::ib_flow_spec_action_count>(bytes, size) }?;
+            let raw = NonNull::new(raw.counters).ok_or(EINVAL)?;
+            if counters.replace(raw).is_some() {
+                return Err(EINVAL);
+            }
+        }
+        Ok(counters)
+    }
+
+    fn parse(ty: bindings::ib_flow_spec_type, size: usize, bytes: &[u8]) -> Result<Spec> {
         Ok(match ty {
             bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH => {
                 // SAFETY: The structure consists of integers.
@@ -222,17 +270,25 @@ impl Iterator for Specs<'_> {
     type Item = Result<Spec>;
 
     fn next(&mut self) -> Option<Result<Spec>> {
-        self.left = self.left.checked_sub(1)?;
-        let spec = self.parse();
-        if spec.is_err() {
-            self.left = 0;
+        loop {
+            let spec = match self.take_next()? {
+                Ok((COUNT, _, _)) => continue,
+                Ok((ty, size, bytes)) => Self::parse(ty, size, bytes),
+                Err(err) => Err(err),
+            };
+            if spec.is_err() {
+                self.left = 0;
+            }
+            return Some(spec);
         }
-        Some(spec)
     }
 }
 
+/// The type of the structure that refers to counters.
+const COUNT: bindings::ib_flow_spec_type = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_COUNT;
+
 /// Attributes of a new flow.
-pub struct FlowAttr<'a> {
+pub struct FlowAttr<'a, T: Operations> {
     /// Type.
     pub ty: Type,
     /// Priority: the lowest number goes first.
@@ -244,18 +300,18 @@ pub struct FlowAttr<'a> {
     pub continues: bool,
     /// Specifications, all of which a frame must fit.
     pub specs: Specs<'a>,
+    /// Counters of what the flow gets, which exist for at least as long as the flow.
+    pub counters: Option<&'a Counters<T::FlowCounters>>,
 }
 
-impl<'a> FlowAttr<'a> {
+impl<'a, T: Operations> FlowAttr<'a, T> {
     /// Converts the C structure. `EOPNOTSUPP` for flows of frames that leave.
     ///
     /// # Safety
     ///
-    /// `raw` must be followed by its specifications, which do not change during `'a`.
-    unsafe fn from_raw<T: Operations>(
-        raw: *const bindings::ib_flow_attr,
-        device: &Device<T>,
-    ) -> Result<Self> {
+    /// `raw` must be followed by its specifications, which come from the core and do not change
+    /// during `'a`. What they refer to belongs to the device, and does not go away during `'a`.
+    unsafe fn from_raw(raw: *const bindings::ib_flow_attr, device: &Device<T>) -> Result<Self> {
         let head = size_of::<bindings::ib_flow_attr>();
         // SAFETY: Guaranteed by the caller. Only members are read: what follows is not a part of
         // the structure.
@@ -277,12 +333,20 @@ impl<'a> FlowAttr<'a> {
         // SAFETY: `size` includes the specifications, which the core copied to memory that it had
         // zeroed.
         let bytes = unsafe { core::slice::from_raw_parts(raw.cast::<u8>().add(head), length) };
+        let specs = Specs { bytes, left };
+        // SAFETY: Guaranteed by the caller.
+        let counters = unsafe { specs.counters() }?;
+        if counters.is_some() && !T::FlowCounters::IS_SUPPORTED {
+            return Err(EOPNOTSUPP);
+        }
         Ok(Self {
             ty: Type::try_from(ty)?,
             priority,
             port: device.port(port)?,
             continues: flags & continues != 0,
-            specs: Specs { bytes, left },
+            specs,
+            // SAFETY: The counters were constructed, since the core refers to them, and stay.
+            counters: counters.map(|raw| unsafe { Counters::from_raw(raw.as_ptr()) }),
         })
     }
 }
@@ -304,7 +368,7 @@ pub trait FlowRule: Send + Sync + Sized + 'static {
     fn create(
         call: &Call<'_, Self::Driver>,
         qp: &Qp<<Self::Driver as Operations>::QueuePair>,
-        attributes: &FlowAttr<'_>,
+        attributes: &FlowAttr<'_, Self::Driver>,
     ) -> Result<impl PinInit<Self>>;
 
     /// Removes the flow from the hardware; then it is dropped.
@@ -348,8 +412,9 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
 ) -> *mut bindings::ib_flow {
     // SAFETY: The core set the device of the queue pair; the udata is that of this verb.
     let verb = unsafe { Verb::<T>::by_caller((*qp).device, udata) };
-    // SAFETY: The specifications follow the attributes, and do not change during the call.
-    let attributes = unsafe { FlowAttr::from_raw(attr, verb.device()) };
+    // SAFETY: The specifications follow the attributes, and do not change during the call. The core
+    // counts references to what they refer to until the flow has been destroyed.
+    let attributes = unsafe { FlowAttr::<T>::from_raw(attr, verb.device()) };
     // SAFETY: The queue pair is constructed, and is not destroyed before the flow.
     let this = unsafe { Qp::<T::QueuePair>::from_raw(qp) };
 

@@ -26,7 +26,9 @@ use crate::{
         Hints, //
     },
     flow::{
+        Counters,
         FlowAttr,
+        FlowCounters,
         FlowRule, //
     },
     mw::{
@@ -190,13 +192,31 @@ impl<T: Operations<FlowRule = Self>> FlowRule for Unsupported<T> {
     fn create(
         _call: &Call<'_, T>,
         _qp: &Qp<T::QueuePair>,
-        _attributes: &FlowAttr<'_>,
+        _attributes: &FlowAttr<'_, T>,
     ) -> Result<impl PinInit<Self>> {
         Err::<Self, _>(EOPNOTSUPP)
     }
 
     fn destroy(flow: &Self, _call: &Call<'_, T>) {
         match flow.never {}
+    }
+}
+
+impl<T: Operations<FlowCounters = Self>> FlowCounters for Unsupported<T> {
+    type Driver = T;
+
+    const IS_SUPPORTED: bool = false;
+
+    fn create(_call: &Call<'_, T>) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
+    }
+
+    fn read(counters: &Counters<Self>, _call: &Call<'_, T>, _values: &mut [u64]) -> Result {
+        match counters.never {}
+    }
+
+    fn destroy(counters: &Counters<Self>, _call: &Call<'_, T>) {
+        match counters.never {}
     }
 }
 

@@ -41,6 +41,9 @@ use crate::{
     },
     flow::{
         self,
+        counters,
+        Counters,
+        FlowCounters,
         FlowRule, //
     },
     gid::{
@@ -255,6 +258,16 @@ impl<T: Operations> VTable<T> {
         create_flow: when(T::FlowRule::IS_SUPPORTED, flow::create_callback::<T>),
         destroy_flow: when(T::FlowRule::IS_SUPPORTED, flow::destroy_callback::<T>),
 
+        create_counters: when(
+            T::FlowCounters::IS_SUPPORTED,
+            counters::create_callback::<T>,
+        ),
+        read_counters: when(T::FlowCounters::IS_SUPPORTED, counters::read_callback::<T>),
+        destroy_counters: when(
+            T::FlowCounters::IS_SUPPORTED,
+            counters::destroy_callback::<T>,
+        ),
+
         create_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::create_callback::<T>),
         modify_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::modify_callback::<T>),
         destroy_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::destroy_callback::<T>),
@@ -276,6 +289,11 @@ impl<T: Operations> VTable<T> {
 
         size_ib_ah: if T::AddressHandle::IS_SUPPORTED {
             Ah::<T::AddressHandle>::SIZE
+        } else {
+            0
+        },
+        size_ib_counters: if T::FlowCounters::IS_SUPPORTED {
+            Counters::<T::FlowCounters>::SIZE
         } else {
             0
         },

@@ -146,6 +146,7 @@ impl<U: AnyUsers> Operations for Driver<U> {
     type DmBuffer = Unsupported<Self>;
     type DmaHandle = Unsupported<Self>;
     type FlowRule = Unsupported<Self>;
+    type FlowCounters = Unsupported<Self>;
     type AddressHandle = Unsupported<Self>;
     type Pager = Unsupported<Self>;
 

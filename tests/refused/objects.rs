@@ -133,6 +133,7 @@ pub fn all_threads<T: Operations>(data: T::RegistrationData<'_>) {
     object::<T::DmBuffer>();
     object::<T::DmaHandle>();
     object::<T::FlowRule>();
+    object::<T::FlowCounters>();
     object::<T::AddressHandle>();
     object::<T::Pager>();
 }

@@ -176,6 +176,7 @@ impl Operations for Efa {
     type DmBuffer = Unsupported<Self>;
     type DmaHandle = Unsupported<Self>;
     type FlowRule = Unsupported<Self>;
+    type FlowCounters = Unsupported<Self>;
     type AddressHandle = Handle;
     type Pager = Unsupported<Self>;
 

@@ -6,6 +6,7 @@ use core::mem::offset_of;
 
 use crate::{
     flow::{
+        Counters,
         Ethernet,
         Fields,
         Ipv4,
@@ -169,6 +170,63 @@ mod cases {
                 assert!((*flow).device == device.as_raw() && (*flow).qp == pair.as_raw());
             }
             to_result(verb!(device, destroy_flow(flow)))?;
+            pair.end(device)?;
+            assert_eq!(log.objects(), others);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_flow_can_have_counters() -> Result {
+        with_device(|device, log| {
+            let others = log.objects();
+            let mut pair = Pair::new(device)?;
+            let before = log.objects();
+            let mut memory = room!(device, ib_counters, Counters);
+            let counters = memory.as_raw();
+            to_result(verb!(device, create_counters(counters, null_mut())))?;
+            // SAFETY: The counters were constructed.
+            let number = unsafe { Counters::<Object>::from_raw(counters) }.number;
+            let normal = bindings::ib_flow_attr_type_IB_FLOW_ATTR_NORMAL;
+            let count = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_COUNT;
+            let at = offset_of!(bindings::ib_flow_spec_action_count, counters);
+            let size = size_of::<bindings::ib_flow_spec_action_count>();
+            let pointer = (counters as usize).to_ne_bytes();
+            let with = |request: Request| request.spec(count, at, [&pointer, &[]], size);
+            // An action is not a specification for the driver, wherever it is.
+            let eth: [&[u8]; 2] = [&[0; 16], &[0; 16]];
+            let mut request = with(Request::new(normal, 0)).spec(ETH, ETH_AT, eth, ETH_SIZE);
+            let flow = from_err_ptr(verb!(
+                device,
+                create_flow(pair.as_raw(), request.as_raw(), null_mut())
+            ))?;
+            assert_eq!(log.asked(), Some(Asked::FlowWithCounters(number)));
+            to_result(verb!(device, destroy_flow(flow)))?;
+            // Nobody has several.
+            let mut twice = with(with(Request::new(normal, 0)));
+            let refused = from_err_ptr(verb!(
+                device,
+                create_flow(pair.as_raw(), twice.as_raw(), null_mut())
+            ));
+            assert_eq!(refused.err(), Some(EINVAL));
+
+            let mut values = [0u64; 3];
+            let mut read = bindings::ib_counters_read_attr {
+                counters_buff: values.as_mut_ptr(),
+                ncounters: 2,
+                flags: 0,
+            };
+            to_result(verb!(
+                device,
+                read_counters(counters, &raw mut read, null_mut())
+            ))?;
+            let first = 100 * u64::from(number);
+            assert_eq!(values, [first, first + 1, 0]);
+            read.ncounters = 0;
+            let nothing = verb!(device, read_counters(counters, &raw mut read, null_mut()));
+            assert_eq!(to_result(nothing), Err(EINVAL));
+            to_result(verb!(device, destroy_counters(counters)))?;
+            assert_eq!(log.objects(), before);
             pair.end(device)?;
             assert_eq!(log.objects(), others);
             Ok(())

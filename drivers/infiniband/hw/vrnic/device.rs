@@ -59,7 +59,10 @@ use crate::{
     dmah::Dmah,
     driver::Resources,
     feature,
-    flow::Flow,
+    flow::{
+        self,
+        Flow, //
+    },
     mr::Mr,
     mw::Mw,
     odp::BoxedPager,
@@ -260,6 +263,7 @@ impl Operations for Vrnic {
     type DmBuffer = Dm;
     type DmaHandle = Dmah;
     type FlowRule = Flow;
+    type FlowCounters = flow::Counters;
     type AddressHandle = Ah;
     type Pager = BoxedPager;
 

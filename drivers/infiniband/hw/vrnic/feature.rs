@@ -18,6 +18,7 @@ use vrnic_wire::config::{
     F_CONTEXT_NAMES,
     F_COUNTER_SETS,
     F_DOORBELL,
+    F_FLOW_COUNTERS,
     F_IGNORED_OVERRUN,
     F_INFINIBAND,
     F_MEMORY_EXTENSIONS,
@@ -121,6 +122,9 @@ pub(crate) const RECEIVE_SCALING: Feature = Feature::device(F_RECEIVE_SCALING);
 /// need not get their own datagrams to groups.
 pub(crate) const RECEIVE_OPTIONS: Feature = Feature::device(F_RECEIVE_OPTIONS);
 
+/// The device counts the frames of each flow.
+pub(crate) const FLOW_COUNTERS: Feature = Feature::device(F_FLOW_COUNTERS);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -152,6 +156,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         SEGMENTATION,
         RECEIVE_SCALING,
         RECEIVE_OPTIONS,
+        FLOW_COUNTERS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Flows: which Ethernet frames go to queue pairs for raw packets.
+//! Flows: which Ethernet frames go to queue pairs for raw packets, and how many there were.
 
-use kernel::prelude::*;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
+};
 use rdma::{
     flow::{
         FlowAttr,
         Spec,
         Type, //
     },
+    FlowCounters,
     FlowRule, //
 };
 use vrnic_wire::command::{
@@ -16,7 +24,8 @@ use vrnic_wire::command::{
     CreateFlow,
     DestroyFlow,
     FlowFields,
-    FlowType, //
+    FlowType,
+    QueryFlow, //
 };
 use zerocopy::IntoBytes;
 
@@ -41,10 +50,105 @@ const IPV6: u16 = 0x86dd;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
+/// What flows have got: packets and bytes. The provider reads them in this order.
+type Count = [u64; 2];
+
+/// The flows that have the same counters.
+#[derive(Default)]
+struct Counted {
+    /// Numbers of the flows that there are.
+    flows: KVec<u32>,
+    /// What flows had got that are gone.
+    gone: Count,
+    /// Whether nobody knows what such a flow had got.
+    lost: bool,
+}
+
+impl Counted {
+    /// Returns the sum of what the flows have got; `EIO` if that is not known. `query` asks the
+    /// device for one of them.
+    fn sum(&self, query: impl Fn(u32) -> Result<Count>) -> Result<Count> {
+        if self.lost {
+            return Err(EIO);
+        }
+        let mut sum = self.gone;
+        for &flow in &self.flows {
+            add(&mut sum, query(flow)?);
+        }
+        Ok(sum)
+    }
+
+    /// Forgets a flow that is about to go away. `count` is what the device says that it got.
+    fn forget(&mut self, flow: u32, count: Result<Count>) {
+        self.flows.retain(|number| *number != flow);
+        match count {
+            Ok(count) => add(&mut self.gone, count),
+            Err(_) => self.lost = true,
+        }
+    }
+}
+
+/// Adds `count` to `sum`.
+fn add(sum: &mut Count, count: Count) {
+    for (sum, count) in sum.iter_mut().zip(count) {
+        *sum = sum.wrapping_add(count);
+    }
+}
+
+/// Asks the device what a flow has got.
+fn query(call: &Call<'_>, flow: u32) -> Result<Count> {
+    let reply = call.data().control.execute(&QueryFlow {
+        flow: flow.into(),
+        ..Default::default()
+    })?;
+    Ok([reply.packets.get(), reply.bytes.get()])
+}
+
+/// What counters and their flows share. The lock is held while a flow goes away, so that nobody
+/// asks the device for it any more.
+#[pin_data]
+struct Shared {
+    #[pin]
+    counted: Mutex<Counted>,
+}
+
+/// Counters of flows. The device has them in each flow.
+#[pin_data]
+pub(crate) struct Counters {
+    shared: Arc<Shared>,
+}
+
+impl FlowCounters for Counters {
+    type Driver = Vrnic;
+
+    fn create(call: &Call<'_>) -> Result<impl PinInit<Self>> {
+        let features = call.data().features;
+        if !features.contains(feature::RAW_PACKETS) || !features.contains(feature::FLOW_COUNTERS) {
+            return Err(EOPNOTSUPP);
+        }
+        let shared = pin_init!(Shared { counted <- new_mutex!(Counted::default()) });
+        let shared = Arc::pin_init(shared, GFP_KERNEL)?;
+        Ok(pin_init!(Self { shared }))
+    }
+
+    fn read(counters: &rdma::flow::Counters<Self>, call: &Call<'_>, values: &mut [u64]) -> Result {
+        let counted = counters.shared.counted.lock();
+        let sum = counted.sum(|flow| query(call, flow))?;
+        for (value, count) in values.iter_mut().zip(sum) {
+            *value = count;
+        }
+        Ok(())
+    }
+
+    fn destroy(_counters: &rdma::flow::Counters<Self>, _call: &Call<'_>) {}
+}
+
 /// A flow.
 #[pin_data]
 pub(crate) struct Flow {
     object: Object<DestroyFlow>,
+    /// What it shares with its counters, if it has any.
+    shared: Option<Arc<Shared>>,
 }
 
 /// The fields of a flow. No field may be required to have two values.
@@ -161,7 +265,7 @@ impl Wanted {
 }
 
 /// Returns the request for a flow to this queue pair.
-fn request(qpn: u32, attributes: &FlowAttr<'_>) -> Result<CreateFlow> {
+fn request(qpn: u32, attributes: &FlowAttr<'_, Vrnic>) -> Result<CreateFlow> {
     let flow_type = match attributes.ty {
         Type::Normal => FlowType::Normal,
         Type::AllDefault => FlowType::AllDefault,
@@ -199,17 +303,28 @@ impl FlowRule for Flow {
     fn create(
         call: &Call<'_>,
         qp: &rdma::Qp<Qp>,
-        attributes: &FlowAttr<'_>,
+        attributes: &FlowAttr<'_, Vrnic>,
     ) -> Result<impl PinInit<Self>> {
         if !call.data().features.contains(feature::RAW_PACKETS) {
             return Err(EOPNOTSUPP);
         }
         let request = request(qp.number(), attributes)?;
         let (object, _) = create(&call.data().control, &request)?;
-        Ok(pin_init!(Self { object }))
+        let shared = attributes.counters.map(|counters| counters.shared.clone());
+        if let Some(shared) = &shared {
+            let mut counted = shared.counted.lock();
+            counted.flows.push(object.number(), GFP_KERNEL)?;
+        }
+        Ok(pin_init!(Self { object, shared }))
     }
 
-    fn destroy(flow: &Self, _call: &Call<'_>) {
+    fn destroy(flow: &Self, call: &Call<'_>) {
+        let Some(shared) = &flow.shared else {
+            return flow.object.destroy();
+        };
+        let mut counted = shared.counted.lock();
+        let number = flow.object.number();
+        counted.forget(number, query(call, number));
         flow.object.destroy();
     }
 }
@@ -293,6 +408,24 @@ mod tests {
                 ..Default::default()
             }
         );
+        Ok(())
+    }
+
+    #[test]
+    fn counters_add_up_what_flows_get() -> Result {
+        let mut counted = Counted::default();
+        assert_eq!(counted.sum(|_| Err(EIO)), Ok([0, 0]));
+        counted.flows.push(3, GFP_KERNEL)?;
+        counted.flows.push(4, GFP_KERNEL)?;
+        let query = |flow: u32| Ok([u64::from(flow), 100]);
+        assert_eq!(counted.sum(query), Ok([7, 200]));
+        counted.forget(3, Ok([5, 150]));
+        assert_eq!(counted.sum(query), Ok([9, 250]));
+        assert_eq!(counted.sum(|_| Err(EIO)), Err(EIO));
+        counted.forget(4, Ok([4, 100]));
+        assert_eq!(counted.sum(|_| Err(EIO)), Ok([9, 250]));
+        counted.forget(5, Err(ENOMEM));
+        assert_eq!(counted.sum(query), Err(EIO));
         Ok(())
     }
 

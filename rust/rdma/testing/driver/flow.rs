@@ -12,7 +12,9 @@ use super::{
 use crate::{
     device::Call,
     flow::{
+        Counters,
         FlowAttr,
+        FlowCounters,
         FlowRule, //
     },
     qp::Qp, //
@@ -24,7 +26,7 @@ impl FlowRule for Object {
     fn create(
         call: &Call<'_, TestDriver>,
         qp: &Qp<Self>,
-        attributes: &FlowAttr<'_>,
+        attributes: &FlowAttr<'_, TestDriver>,
     ) -> Result<impl PinInit<Self>> {
         let mut specs = [None; 3];
         for (place, spec) in specs.iter_mut().zip(attributes.specs.clone()) {
@@ -34,10 +36,33 @@ impl FlowRule for Object {
         let continues = attributes.continues;
         call.data()
             .note(Asked::Flow(qp.number(), ty, priority, continues, specs));
+        if let Some(counters) = attributes.counters {
+            call.data().note(Asked::FlowWithCounters(counters.number));
+        }
         Ok(Object::new(call))
     }
 
     fn destroy(flow: &Self, _call: &Call<'_, TestDriver>) {
         flow.destroy();
+    }
+}
+
+impl FlowCounters for Object {
+    type Driver = TestDriver;
+
+    fn create(call: &Call<'_, TestDriver>) -> Result<impl PinInit<Self>> {
+        Ok(Object::new(call))
+    }
+
+    fn read(counters: &Counters<Self>, _call: &Call<'_, TestDriver>, values: &mut [u64]) -> Result {
+        for (index, value) in values.iter_mut().enumerate() {
+            // CAST: The tests read a few values.
+            *value += 100 * u64::from(counters.number) + index as u64;
+        }
+        Ok(())
+    }
+
+    fn destroy(counters: &Counters<Self>, _call: &Call<'_, TestDriver>) {
+        counters.destroy();
     }
 }

@@ -104,6 +104,8 @@ pub(crate) enum Asked {
     Dm(u64, u32),
     /// Number of the queue pair, priority, whether it continues, and the specifications.
     Flow(u32, flow::Type, u16, bool, [Option<flow::Spec>; 3]),
+    /// Number of the counters of the last flow.
+    FlowWithCounters(u32),
     /// Identified by the number of the buffer.
     DmRegion(u32, DmRange, AccessFlags),
     XrcDomain,

@@ -172,6 +172,7 @@ impl Operations for TestDriver {
     type DmBuffer = Object;
     type DmaHandle = Object;
     type FlowRule = Object;
+    type FlowCounters = Object;
     type AddressHandle = Object;
     type Pager = Object;
 
