@@ -139,7 +139,7 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 		uint64_t speed = 400;
 
 		CHECK(!cmd->next && cmd->next_attr == attr + 2 && cmd->last_attr == attr + 2 && !cmd->buffer_error);
-		CHECK(attr[0].attr_id == UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM && attr[0].len == sizeof(uint32_t));
+		CHECK(attr[0].attr_id == UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM && attr[0].len == sizeof(uint64_t));
 		CHECK(attr[1].attr_id == UVERBS_ATTR_QUERY_PORT_SPEED_RESP && attr[1].len == sizeof(speed));
 		CHECK(attr[0].flags == UVERBS_ATTR_F_MANDATORY && attr[1].flags == UVERBS_ATTR_F_MANDATORY);
 		if (attr[0].data != 1)
@@ -484,14 +484,30 @@ int ibv_cmd_destroy_srq(struct ibv_srq *srq)
 /* Creation flags of the last queue pair or receive work queue. */
 static uint32_t create_flags;
 
-int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
-			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
-			 size_t resp_size)
-{
-	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+static struct vrnic_create_scaling_qp_req scaling_req;
 
+int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
+			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
+			  size_t resp_size
+#if RELEASE >= 64
+			  , struct ibv_command_buffer *driver
+#endif
+			  )
+{
+	struct vrnic_create_qp_resp *out;
+
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_IND_TABLE) {
+		CHECK(resp_size == sizeof(*resp) && attr->rwq_ind_tbl->ind_tbl_handle == 15);
+		memcpy(&scaling_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(scaling_req)), sizeof(scaling_req));
+		qp->qp.context = context;
+		qp->qp.qp_num = 19;
+		qp->qp.qp_type = attr->qp_type;
+		qp->comp_mask = 0;
+		return fail_next;
+	}
 	CHECK(!(attr->comp_mask & ~(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
 				    IBV_QP_INIT_ATTR_CREATE_FLAGS)));
+	out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
 	create_flags = attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
 	memcpy(&qp_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(qp_req)), sizeof(qp_req));
 	out->slot = 130;
@@ -503,25 +519,6 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 	attr->cap.max_send_sge = qp_req.sq.entries ? (qp_req.sq.stride - 64) / 16 : 0;
 	attr->cap.max_inline_data = qp_req.sq.entries ? qp_req.sq.stride - 64 : 0;
 	attr->cap.max_recv_sge = qp_req.rq.entries ? (qp_req.rq.stride - 16) / 16 : 0;
-	qp->qp.qp_type = attr->qp_type;
-	qp->comp_mask = 0;
-	return fail_next;
-}
-
-static struct vrnic_create_scaling_qp_req scaling_req;
-
-int ibv_cmd_create_qp_ex2(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
-			  struct ibv_create_qp_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_qp_resp *resp,
-			  size_t resp_size
-#if RELEASE >= 64
-			  , struct ibv_command_buffer *driver
-#endif
-			  )
-{
-	CHECK(resp_size == sizeof(*resp) && attr->rwq_ind_tbl->ind_tbl_handle == 15);
-	memcpy(&scaling_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(scaling_req)), sizeof(scaling_req));
-	qp->qp.context = context;
-	qp->qp.qp_num = 19;
 	qp->qp.qp_type = attr->qp_type;
 	qp->comp_mask = 0;
 	return fail_next;
@@ -624,6 +621,34 @@ int ibv_cmd_destroy_flow(struct ibv_flow *flow_id)
 {
 	CHECK(flow_id->handle == 14);
 	destroyed_flows += !fail_next;
+	return fail_next;
+}
+
+int ibv_cmd_create_counters(struct ibv_context *context, struct ibv_counters_init_attr *init_attr,
+			    struct verbs_counters *vcounters, struct ibv_command_buffer *link)
+{
+	CHECK(!link);
+	vcounters->counters.context = context;
+	vcounters->handle = 16;
+	return fail_next;
+}
+
+static int destroyed_counters;
+
+int ibv_cmd_destroy_counters(struct verbs_counters *vcounters)
+{
+	CHECK(vcounters->handle == 16);
+	destroyed_counters += !fail_next;
+	return fail_next;
+}
+
+int ibv_cmd_read_counters(struct verbs_counters *vcounters, uint64_t *counters_value, uint32_t ncounters,
+			  uint32_t flags, struct ibv_command_buffer *link)
+{
+	CHECK(vcounters->handle == 16 && ncounters == 2 && !link);
+	CHECK(flags == IBV_READ_COUNTERS_ATTR_PREFER_CACHED);
+	counters_value[0] = 7;
+	counters_value[1] = 700;
 	return fail_next;
 }
 
@@ -1421,6 +1446,30 @@ static void placement(struct ibv_pd *pd, struct ibv_cq *cq)
 	CHECK(!ops.destroy_qp(qp));
 }
 
+/* The kernel knows which flags are for which type. */
+static void creation_flags(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_UD,
+		.cap = { .max_send_wr = 1, .max_send_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+		.pd = pd,
+	};
+	static const uint32_t flags[] = { IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_SCATTER_FCS,
+					  IBV_QP_CREATE_CVLAN_STRIPPING };
+
+	for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+		struct ibv_qp *qp;
+
+		attr.create_flags = flags[i];
+		qp = ops.create_qp_ex(pd->context, &attr);
+		CHECK(qp && create_flags == flags[i]);
+		CHECK(!ops.destroy_qp(qp));
+	}
+}
+
 static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 {
 	struct ibv_qp_init_attr_ex attr = {
@@ -2037,6 +2086,47 @@ static void device_memory(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.free_dm(dm) && freed_dms == 1);
 }
 
+/* The kernel reads all counters, of which the program has chosen some. */
+static void counters(struct ibv_context *context)
+{
+	struct ibv_counters_init_attr attr = { .comp_mask = 1 };
+	struct ibv_counter_attach_attr point = { .counter_desc = IBV_COUNTER_BYTES, .index = 2 };
+	uint64_t values[4] = { 1, 1, 1, 1 };
+	uint32_t flags = IBV_READ_COUNTERS_ATTR_PREFER_CACHED;
+	struct ibv_counters *counters;
+	struct ibv_flow flow;
+
+	CHECK(!ops.create_counters(context, &attr) && errno == EOPNOTSUPP);
+	attr.comp_mask = 0;
+	destroyed_counters = 0;
+	fail_next = ENOMEM;
+	CHECK(!ops.create_counters(context, &attr) && errno == ENOMEM);
+	fail_next = 0;
+	counters = ops.create_counters(context, &attr);
+	CHECK(counters && counters->context == context);
+	CHECK(ops.attach_counters_point_flow(counters, &point, &flow) == EOPNOTSUPP);
+	CHECK(!ops.attach_counters_point_flow(counters, &point, NULL));
+	point.counter_desc = IBV_COUNTER_BYTES + 1;
+	CHECK(ops.attach_counters_point_flow(counters, &point, NULL) == EOPNOTSUPP);
+	point = (struct ibv_counter_attach_attr){ .counter_desc = IBV_COUNTER_PACKETS, .comp_mask = 1 };
+	CHECK(ops.attach_counters_point_flow(counters, &point, NULL) == EOPNOTSUPP);
+	point.comp_mask = 0;
+	CHECK(!ops.attach_counters_point_flow(counters, &point, NULL));
+
+	CHECK(ops.read_counters(counters, values, 2, flags) == EINVAL && values[0] == 1);
+	CHECK(ops.read_counters(counters, values, 0, flags) == EINVAL);
+	fail_next = EIO;
+	CHECK(ops.read_counters(counters, values, 3, flags) == EIO && values[0] == 1);
+	fail_next = 0;
+	CHECK(!ops.read_counters(counters, values, 3, flags));
+	CHECK(values[0] == 7 && !values[1] && values[2] == 700 && values[3] == 1);
+
+	fail_next = EBUSY;
+	CHECK(ops.destroy_counters(counters) == EBUSY && !destroyed_counters);
+	fail_next = 0;
+	CHECK(!ops.destroy_counters(counters) && destroyed_counters == 1);
+}
+
 /* The header of segments is in the entry, in front of the elements. */
 static void segments(struct ibv_context *context, struct ibv_pd *pd)
 {
@@ -2142,6 +2232,7 @@ static void raw_packets(struct ibv_context *context, struct ibv_pd *pd, struct i
 	CHECK(!ops.destroy_flow(flow) && destroyed_flows == 1);
 	CHECK(!ops.destroy_qp(qp));
 	segments(context, pd);
+	counters(context);
 }
 
 /* A work queue has the receives of a queue pair; a queue pair with a table of them has nothing. */
@@ -2355,6 +2446,7 @@ void exercise(void)
 		CHECK(cq && kept_bytes);
 		send_and_receive(context, pd, cq);
 		extended_posting(context, pd, cq);
+		creation_flags(pd, cq);
 		windows(pd, cq);
 		placement(pd, cq);
 		shared_receives(context, pd);

@@ -113,9 +113,6 @@ int ibv_cmd_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int s
 		       struct ibv_modify_srq *cmd, size_t cmd_size);
 int ibv_cmd_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, struct ibv_query_srq *cmd, size_t cmd_size);
 int ibv_cmd_destroy_srq(struct ibv_srq *srq);
-int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr_ex,
-			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
-			 size_t resp_size);
 int ibv_cmd_open_qp(struct ibv_context *context, struct verbs_qp *qp, int vqp_sz, struct ibv_qp_open_attr *attr,
 		    struct ibv_open_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp, size_t resp_size);
 int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
@@ -129,6 +126,11 @@ int ibv_cmd_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 int ibv_cmd_create_flow(struct ibv_qp *qp, struct ibv_flow *flow_id, struct ibv_flow_attr *flow_attr, void *ucmd,
 			size_t ucmd_size);
 int ibv_cmd_destroy_flow(struct ibv_flow *flow_id);
+int ibv_cmd_create_counters(struct ibv_context *context, struct ibv_counters_init_attr *init_attr,
+			    struct verbs_counters *vcounters, struct ibv_command_buffer *link);
+int ibv_cmd_destroy_counters(struct verbs_counters *vcounters);
+int ibv_cmd_read_counters(struct verbs_counters *vcounters, uint64_t *counters_value, uint32_t ncounters,
+			  uint32_t flags, struct ibv_command_buffer *link);
 int ibv_cmd_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
 int ibv_cmd_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
 int ibv_dontfork_range(void *base, size_t size);
@@ -158,6 +160,10 @@ int op_modify_wq(struct ibv_wq *, struct ibv_wq_attr *);
 struct ibv_srq *op_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
 struct ibv_srq *op_create_srq_ex(struct ibv_context *, struct ibv_srq_init_attr_ex *);
 int op_destroy_flow(struct ibv_flow *);
+int op_attach_counters_point_flow(struct ibv_counters *, struct ibv_counter_attach_attr *, struct ibv_flow *);
+struct ibv_counters *op_create_counters(struct ibv_context *, struct ibv_counters_init_attr *);
+int op_destroy_counters(struct ibv_counters *);
+int op_read_counters(struct ibv_counters *, uint64_t *, uint32_t, uint32_t);
 int op_dealloc_mw(struct ibv_mw *);
 int op_dealloc_pd(struct ibv_pd *);
 int op_dealloc_td(struct ibv_td *);
@@ -232,6 +238,10 @@ SAME_TYPE(dereg_mr, op_dereg_mr);
 SAME_TYPE(destroy_ah, op_destroy_ah);
 SAME_TYPE(destroy_cq, op_destroy_cq);
 SAME_TYPE(destroy_flow, op_destroy_flow);
+SAME_TYPE(attach_counters_point_flow, op_attach_counters_point_flow);
+SAME_TYPE(create_counters, op_create_counters);
+SAME_TYPE(destroy_counters, op_destroy_counters);
+SAME_TYPE(read_counters, op_read_counters);
 SAME_TYPE(destroy_qp, op_destroy_qp);
 SAME_TYPE(destroy_srq, op_destroy_srq);
 SAME_TYPE(detach_mcast, op_attach_mcast);

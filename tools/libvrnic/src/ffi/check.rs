@@ -196,7 +196,7 @@ fn a_table_has_the_operations_of_its_level_only() {
     let own: super::Unused = Some(operation);
     let operations = verbs_context_ops {
         alloc_buf: own,
-        create_counters: own,
+        create_flow_action_esp: own,
         set_err_comp_cntr: own,
         ..verbs_context_ops::EMPTY
     };
@@ -212,9 +212,9 @@ fn a_table_has_the_operations_of_its_level_only() {
             .map(|index| known[index])
             .collect();
         let expected: &[&str] = match level.number {
-            18 => &["alloc_buf", "create_counters", "set_err_comp_cntr"],
-            17 => &["alloc_buf", "create_counters"],
-            _ => &["create_counters"],
+            18 => &["alloc_buf", "create_flow_action_esp", "set_err_comp_cntr"],
+            17 => &["alloc_buf", "create_flow_action_esp"],
+            _ => &["create_flow_action_esp"],
         };
         assert_eq!(set, expected, "level {}", level.number);
     }

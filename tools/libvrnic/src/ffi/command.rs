@@ -83,9 +83,7 @@ opaque! {
     ibv_modify_srq = [u64; 3],
     /// Request of `QUERY_SRQ`.
     ibv_query_srq = [u64; 3],
-    /// Request of `CREATE_QP`.
-    ibv_create_qp = [u64; 8],
-    /// Response of `CREATE_QP`.
+    /// Response of `OPEN_QP`.
     ib_uverbs_create_qp_resp = [u32; 8],
     /// Request of `OPEN_QP`.
     ibv_open_qp = [u64; 5],

@@ -128,6 +128,14 @@ c_struct!(
 );
 
 c_struct!(
+    /// Counters of flows.
+    verbs_counters {
+        counters: ibv_counters,
+        handle: u32,
+    }
+);
+
+c_struct!(
     /// A buffer in device memory as libibverbs keeps it.
     verbs_dm {
         dm: ibv_dm,
@@ -216,6 +224,13 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
     pub type create_cq_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
+    pub type attach_counters_point_flow = unsafe extern "C" fn(
+        *mut ibv_counters,
+        *mut ibv_counter_attach_attr,
+        *mut ibv_flow,
+    ) -> c_int;
+    pub type create_counters =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters;
     pub type create_flow = unsafe extern "C" fn(*mut ibv_qp, *mut Opaque) -> *mut ibv_flow;
     pub type create_qp = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub type create_qp_ex =
@@ -236,6 +251,7 @@ pub mod op {
     pub type dereg_mr = unsafe extern "C" fn(*mut verbs_mr) -> c_int;
     pub type destroy_ah = unsafe extern "C" fn(*mut ibv_ah) -> c_int;
     pub type destroy_cq = unsafe extern "C" fn(*mut ibv_cq) -> c_int;
+    pub type destroy_counters = unsafe extern "C" fn(*mut ibv_counters) -> c_int;
     pub type destroy_flow = unsafe extern "C" fn(*mut ibv_flow) -> c_int;
     pub type destroy_qp = unsafe extern "C" fn(*mut ibv_qp) -> c_int;
     pub type destroy_rwq_ind_table = unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int;
@@ -245,6 +261,7 @@ pub mod op {
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
     pub type free_dm = unsafe extern "C" fn(*mut ibv_dm) -> c_int;
     pub type get_srq_num = unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int;
+    pub type read_counters = unsafe extern "C" fn(*mut ibv_counters, *mut u64, u32, u32) -> c_int;
     pub type import_dm = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_dm;
     pub type import_mr = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
     pub type import_pd = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd;
@@ -358,6 +375,7 @@ pub const LAYOUTS: &[super::Layout] = &[
     verbs_device::LAYOUT,
     verbs_mr::LAYOUT,
     verbs_dm::LAYOUT,
+    verbs_counters::LAYOUT,
     verbs_xrcd::LAYOUT,
     verbs_srq::LAYOUT,
     verbs_qp::LAYOUT,

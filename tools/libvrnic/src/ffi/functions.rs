@@ -249,15 +249,6 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn ibv_cmd_destroy_srq(srq: *mut ibv_srq) -> c_int;
 
-    pub fn ibv_cmd_create_qp_ex(
-        context: *mut ibv_context,
-        qp: *mut verbs_qp,
-        attr_ex: *mut ibv_qp_init_attr_ex,
-        cmd: *mut ibv_create_qp,
-        cmd_size: usize,
-        resp: *mut ib_uverbs_create_qp_resp,
-        resp_size: usize,
-    ) -> c_int;
     pub fn ibv_cmd_create_qp_ex2(
         context: *mut ibv_context,
         qp: *mut verbs_qp,
@@ -341,6 +332,21 @@ unsafe extern "C" {
         ucmd_size: usize,
     ) -> c_int;
     pub fn ibv_cmd_destroy_flow(flow_id: *mut ibv_flow) -> c_int;
+
+    pub fn ibv_cmd_create_counters(
+        context: *mut ibv_context,
+        init_attr: *mut ibv_counters_init_attr,
+        vcounters: *mut verbs_counters,
+        link: *mut ibv_command_buffer,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_counters(vcounters: *mut verbs_counters) -> c_int;
+    pub fn ibv_cmd_read_counters(
+        vcounters: *mut verbs_counters,
+        counters_value: *mut u64,
+        ncounters: u32,
+        flags: u32,
+        link: *mut ibv_command_buffer,
+    ) -> c_int;
 
     pub fn ibv_cmd_attach_mcast(qp: *mut ibv_qp, gid: *const c_void, lid: u16) -> c_int;
     pub fn ibv_cmd_detach_mcast(qp: *mut ibv_qp, gid: *const c_void, lid: u16) -> c_int;

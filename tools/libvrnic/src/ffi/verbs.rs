@@ -322,6 +322,29 @@ c_struct!(
 );
 
 c_struct!(
+    /// Counters of flows.
+    ibv_counters {
+        context: *mut ibv_context,
+    }
+);
+
+c_struct!(
+    /// Attributes of new counters.
+    ibv_counters_init_attr {
+        comp_mask: u32,
+    }
+);
+
+c_struct!(
+    /// Which counter a program finds where.
+    ibv_counter_attach_attr {
+        counter_desc: c_int,
+        index: u32,
+        comp_mask: u32,
+    }
+);
+
+c_struct!(
     /// Flow.
     ibv_flow {
         comp_mask: u32,
@@ -893,6 +916,9 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_tm_cap::LAYOUT,
     ibv_srq_init_attr_ex::LAYOUT,
     ibv_xrcd::LAYOUT,
+    ibv_counters::LAYOUT,
+    ibv_counters_init_attr::LAYOUT,
+    ibv_counter_attach_attr::LAYOUT,
     ibv_flow::LAYOUT,
     ibv_qp::LAYOUT,
     ibv_qp_ex::LAYOUT,

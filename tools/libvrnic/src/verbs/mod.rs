@@ -11,6 +11,7 @@
 pub mod ah;
 pub mod allocator;
 pub mod context;
+pub mod counters;
 pub mod cq;
 pub mod dm;
 #[cfg(feature = "pabi59")]
@@ -45,11 +46,13 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     alloc_parent_domain: Some(pd::alloc_parent_domain),
     alloc_pd: Some(pd::alloc_pd),
     alloc_td: Some(pd::alloc_td),
+    attach_counters_point_flow: Some(counters::attach_counters_point_flow),
     attach_mcast: Some(crate::ffi::functions::ibv_cmd_attach_mcast),
     bind_mw: Some(mw::bind_mw),
     close_xrcd: Some(xrcd::close_xrcd),
     cq_event: Some(cq::cq_event),
     create_ah: Some(ah::create_ah),
+    create_counters: Some(counters::create_counters),
     create_cq: Some(cq::create_cq),
     create_cq_ex: Some(cq::create_cq_ex),
     create_flow: Some(flow::create_flow),
@@ -66,6 +69,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     dealloc_td: Some(pd::dealloc_td),
     dereg_mr: Some(mr::dereg_mr),
     destroy_ah: Some(ah::destroy_ah),
+    destroy_counters: Some(counters::destroy_counters),
     destroy_cq: Some(cq::destroy_cq),
     destroy_flow: Some(flow::destroy_flow),
     destroy_qp: Some(qp::destroy_qp),
@@ -96,6 +100,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     query_qp: Some(qp::query_qp),
     query_rt_values: Some(context::query_rt_values),
     query_srq: Some(srq::query_srq),
+    read_counters: Some(counters::read_counters),
     reg_dm_mr: Some(dm::reg_dm_mr),
     reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),

@@ -461,12 +461,13 @@ pub unsafe extern "C" fn create_qp_ex(
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
-    let mut cmd = WithDriver::<ibv_create_qp, _>::new(request);
-    let mut resp = WithDriver::<ib_uverbs_create_qp_resp, CreateQpResponse>::default();
+    let mut cmd = WithDriver::<ibv_create_qp_ex, _>::new(request);
+    let mut resp = WithDriver::<ib_uverbs_ex_create_qp_resp, CreateQpResponse>::default();
     // SAFETY: The verbs contract; command and response are followed by the driver's parts. The new
     // queue pair is not used elsewhere.
     unsafe {
-        let error = ibv_cmd_create_qp_ex(
+        // `ibv_cmd_create_qp_ex` refuses creation flags.
+        let error = ibv_cmd_create_qp_ex2(
             context,
             qp.cast(),
             &raw mut attr,
@@ -474,6 +475,8 @@ pub unsafe extern "C" fn create_qp_ex(
             size_of_val(&cmd),
             &raw mut resp.core,
             size_of_val(&resp),
+            #[cfg(feature = "pabi64")]
+            ptr::null_mut(),
         );
         if error != 0 {
             release(qp);
