@@ -86,6 +86,9 @@ shown=$(on b rdma resource show qp)
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-scaled "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver with several queues got something else"
 
+# Counters of flows to frames that a queue pair sends to itself.
+on -t 60 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" flow-counters || fail "the counters"
+
 # A queue that is in error, and one that the device fails.
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py queue-in-error "$DEV" || fail "a queue in error"
 on -t 120 a python3 /vrnic/tests/pyverbs/raw.py queue-that-fails "$DEV" >"$LAB_DIR/failing" &

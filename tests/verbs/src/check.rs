@@ -10,6 +10,7 @@ pub mod device_memory;
 pub mod dma_buf;
 pub mod errors;
 pub mod failure;
+pub mod flows;
 pub mod fork;
 pub mod import;
 pub mod limits;
@@ -91,6 +92,7 @@ pub fn cases() -> Vec<Case> {
         multicast::CASES,
         import::CASES,
         fork::CASES,
+        flows::CASES,
         limits::CASES,
     ]
     .concat()

@@ -78,7 +78,18 @@ pub struct verbs_context {
     pub _query_port: Unused,
     pub _advise_mr: Unused,
     pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
-    pub _before_reg_dm_mr: [Unused; 4],
+    pub read_counters: Option<unsafe extern "C" fn(*mut ibv_counters, *mut u64, u32, u32) -> c_int>,
+    pub attach_counters_point_flow: Option<
+        unsafe extern "C" fn(
+            *mut ibv_counters,
+            *mut ibv_counter_attach_attr,
+            *mut ibv_flow,
+        ) -> c_int,
+    >,
+    pub create_counters: Option<
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters,
+    >,
+    pub destroy_counters: Option<unsafe extern "C" fn(*mut ibv_counters) -> c_int>,
     pub reg_dm_mr:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, size_t, c_uint) -> *mut ibv_mr>,
     pub alloc_dm:
@@ -103,9 +114,10 @@ pub struct verbs_context {
             size_t,
         ) -> c_int,
     >,
-    pub _ibv_destroy_flow: Unused,
+    pub ibv_destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
     pub _placeholder2: Unused,
-    pub _ibv_create_flow: Unused,
+    pub ibv_create_flow:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_counted_flow) -> *mut ibv_flow>,
     pub _placeholder1: Unused,
     pub _open_qp: Unused,
     pub create_qp_ex:
@@ -213,6 +225,68 @@ pub struct ibv_dm {
         Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, size_t) -> c_int>,
     pub comp_mask: u32,
     pub handle: u32,
+}
+
+/// Counters of flows; only libibverbs looks inside.
+#[repr(C)]
+pub struct ibv_counters {
+    _private: [u8; 0],
+}
+
+/// A flow; only libibverbs looks inside.
+#[repr(C)]
+pub struct ibv_flow {
+    _private: [u8; 0],
+}
+
+/// What counters are asked for.
+#[repr(C)]
+pub struct ibv_counters_init_attr {
+    pub comp_mask: u32,
+}
+
+/// Which counter is to be where.
+#[repr(C)]
+pub struct ibv_counter_attach_attr {
+    pub counter_desc: c_int,
+    pub index: u32,
+    pub comp_mask: u32,
+}
+
+/// Fields of an Ethernet header.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct ibv_flow_eth_filter {
+    pub dst_mac: [u8; 6],
+    pub src_mac: [u8; 6],
+    pub ether_type: u16,
+    pub vlan_tag: u16,
+}
+
+/// `ibv_flow_attr`, with two specifications behind it: an Ethernet header and counters. Each says how long it is, so
+/// the second can be aligned.
+#[repr(C)]
+pub struct ibv_counted_flow {
+    pub comp_mask: u32,
+    pub kind: c_int,
+    pub size: u16,
+    pub priority: u16,
+    pub num_of_specs: u8,
+    pub port: u8,
+    pub flags: u32,
+    pub eth_type: c_int,
+    pub eth_size: u16,
+    pub eth_val: ibv_flow_eth_filter,
+    pub eth_mask: ibv_flow_eth_filter,
+    pub count: ibv_flow_spec_counter_action,
+}
+
+/// `ibv_flow_spec_counter_action`
+#[repr(C)]
+pub struct ibv_flow_spec_counter_action {
+    pub kind: c_int,
+    pub size: u16,
+    pub counters: *mut ibv_counters,
 }
 
 /// What device memory is asked for.

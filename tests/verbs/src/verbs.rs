@@ -6,6 +6,7 @@
 
 mod consts;
 mod dm;
+mod flow;
 mod mw;
 mod queue;
 mod srq;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 pub use consts::*;
 pub use dm::*;
+pub use flow::*;
 pub use mw::*;
 pub use queue::*;
 pub use srq::*;

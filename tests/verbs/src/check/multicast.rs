@@ -9,8 +9,8 @@ use crate::ffi::ibv_qp_cap;
 use crate::stress::datagrams::{GRH, check_grh};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_LOCAL_WRITE, Ah, Cq, Errno, Interface, Mr, QP_CREATE_BLOCK_SELF_MCAST_LB, QPT_RC, QPT_UC, QPT_UD, Qp,
-    QpConfig, SendOp, SendWr, WC_SUCCESS,
+    ACCESS_LOCAL_WRITE, Ah, Cq, Errno, Interface, Mr, QP_CREATE_BLOCK_SELF_MCAST_LB, QPT_RC,
+    QPT_UC, QPT_UD, Qp, QpConfig, SendOp, SendWr, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -170,7 +170,7 @@ fn without_own(env: &mut Env) -> Outcome<()> {
         return Ok(());
     }
     let group = group(env, 2);
-    let ah = Ah::new(&env.pd, env.gid.index, group).during("ibv_create_ah")?;
+    let ah = Ah::new(&env.pd, env.gid.index, group, 0).during("ibv_create_ah")?;
     let ends = [End::without_own(env)?, End::without_own(env)?];
     for end in &ends {
         end.qp.attach(group, 0).during("ibv_attach_mcast")?;

@@ -646,7 +646,7 @@ impl QpConfig {
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    raw: *mut ibv_qp,
+    pub(super) raw: *mut ibv_qp,
     /// The sizes granted.
     pub cap: ibv_qp_cap,
     interface: Interface,
@@ -654,7 +654,7 @@ pub struct Qp {
     pub send_cq: Arc<Cq>,
     /// Its receive CQ.
     pub recv_cq: Arc<Cq>,
-    pd: Arc<Pd>,
+    pub(super) pd: Arc<Pd>,
     /// Where its receives come from, if not from a queue of its own.
     srq: Option<Arc<Srq>>,
 }
