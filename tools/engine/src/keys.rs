@@ -534,6 +534,15 @@ impl Keys {
         }
     }
 
+    /// Returns whether work requests can end what this key gives, and not only commands.
+    pub(crate) fn is_revocable(&self, key: u32) -> bool {
+        let entry = self.by_index.get(&index_of(key));
+        entry.is_some_and(|entry| match &entry.object {
+            Object::Region(region) => region.is_fast(),
+            Object::Window(_) => true,
+        })
+    }
+
     /// Makes the region or window with this key free. Errors are those of a local operation.
     pub(crate) fn invalidate(&mut self, key: u32, by: Accessor) -> Result<(), Cause> {
         let entry = self.by_index.get_mut(&index_of(key));

@@ -158,6 +158,11 @@ impl Region {
         }
     }
 
+    /// Returns whether the region is for fast registration.
+    pub(crate) fn is_fast(&self) -> bool {
+        self.fast.is_some()
+    }
+
     /// Returns whether the region waits for a fast registration.
     pub(crate) fn is_free(&self) -> bool {
         self.fast.as_ref().is_some_and(|fast| !fast.valid)

@@ -3,12 +3,13 @@
 //! Keys that work requests change: fast registration, invalidation, and the local DMA key.
 
 use vrnic_engine::{
-    Cause, Features, RnicConfig, Segmentation,
+    Budget, Cause, Features, Io, Outbox, RnicConfig, Segmentation,
+    segment::{Body, Payload, Reth},
     testing::{Completion, Connection, FastMr, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{
-        AllocateMr, ContextKind, CreatePd, DeregisterMr, DestroyPd, QueryDevice,
+        AllocateMr, ContextKind, CreatePd, DeregisterMr, DestroyPd, MwType, QueryDevice,
         Status as CommandStatus,
     },
     completion::{Opcode, Status, flags},
@@ -243,6 +244,64 @@ fn an_invalidation_waits_for_what_is_under_way() {
         ]
     );
     assert_eq!(c.mrs[0].arena.get(8192, 4096), [7; 4096]);
+}
+
+/// When the key of data that is under way to a peer becomes invalid, the guest may use the memory for something else,
+/// which is not for the peer.
+#[test]
+fn an_answer_under_way_has_nothing_from_after_an_invalidation() {
+    /// PSN of the first packet of every connection.
+    const FIRST: u32 = 0xff_fff0;
+    for windowed in [false, true] {
+        let (mut world, mut c) = connected(9);
+        let Node { rnic, guest } = &mut world.nodes[1];
+        let mr = guest.mr(rnic, MR, access::LOCAL_WRITE | access::MW_BIND);
+        let mut window = guest.mw(rnic, MwType::Type2);
+        let mut fast = guest.fast_mr(rnic, 16);
+        let (give, take, address, rkey) = if windowed {
+            let bind = window.bind(1, &mr, 0, MR, access::REMOTE_READ);
+            (bind, window.invalidate(2), mr.iova, window.key)
+        } else {
+            let register = fast.register(1, &mr, RIGHTS, IOVA);
+            (register, fast.invalidate(2), IOVA, fast.key)
+        };
+        c.send(&mut world, 1, &give);
+        world.settle();
+        assert_eq!(statuses(&c.send_cqs[1].drain()), [(1, Status::Success)]);
+
+        mr.arena.put(0, &[1; 4096]);
+        let reth = Reth {
+            address,
+            rkey,
+            length: 4096,
+        };
+        let read = c.packet(0, FIRST, Body::ReadRequest(reth), Payload::Empty);
+        let mut outbox = Outbox::new();
+        let mut turns = |world: &mut World, read| {
+            let Node { rnic, guest } = &mut world.nodes[1];
+            let mut io = Io {
+                memory: &guest.view,
+                now: world.now,
+                outbox: &mut outbox,
+            };
+            if let Some(read) = read {
+                rnic.receive(read, &mut io);
+            }
+            while rnic.poll(Budget::units(16), &mut io) {}
+            std::mem::take(&mut io.outbox.segments)
+        };
+        let mut answers = turns(&mut world, Some(read));
+        c.send(&mut world, 1, &take);
+        assert!(turns(&mut world, None).is_empty());
+        assert_eq!(statuses(&c.send_cqs[1].drain()), [(2, Status::Success)]);
+        mr.arena.put(0, &[2; 4096]);
+        let mut arrived = Vec::new();
+        for answer in &mut answers {
+            answer.detach(&world.nodes[1].guest.view).unwrap();
+            arrived.extend_from_slice(answer.payload.bytes());
+        }
+        assert_eq!(arrived, [1; 4096]);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
     persistence::Flushing,
     psn::Psn,
     qp::Qp,
-    resources::{Io, Resources, payload_of},
+    resources::{Io, Resources, copy_of, payload_of},
     segment::{Aeth, Body, Flush, Payload, Position, Reth, Segment, Service, Syndrome},
     turn::Turn,
 };
@@ -334,6 +334,16 @@ impl Qp {
             return Some(0);
         }
         self.note_access(Half::Reader);
+        // Before the packet arrives, an invalidation may complete, and the guest may use the memory for something else.
+        let payload = if resources.keys.is_revocable(left.rkey) {
+            copy_of(ranges, io)
+        } else {
+            Ok(payload_of(ranges, io))
+        };
+        let Ok(payload) = payload else {
+            self.refuse_response(response.psn, Fault::access(Cause::LocalUnmapped), resources);
+            return Some(0);
+        };
         let body = Body::ReadResponse {
             position,
             aeth: (position != Position::Middle).then(|| self.ack(response.msn, io.memory)),
@@ -352,7 +362,6 @@ impl Qp {
                 begun: true,
             };
         }
-        let payload = payload_of(ranges, io);
         self.send_response(response.psn, body, payload, resources, io);
         Some(length.into())
     }
