@@ -24,8 +24,8 @@ use vrnic_wire::{
 /// How long the device keeps polling a context without work.
 const POLL_FOR: Duration = Duration::from_millis(2);
 
-/// Largest number of pending words that one look at a notify area takes.
-const WORDS_PER_LOOK: u32 = 32;
+/// Number of rings in a pending word that cost as much as the word.
+const RINGS_PER_WORD: u32 = 8;
 
 /// Owner of a slot that belongs to no queue pair.
 const NOBODY: u32 = u32::MAX;
@@ -191,15 +191,16 @@ impl Context {
             })
     }
 
-    /// Takes pending bits, and calls `found` with the queue pair of each. Returns whether there were any.
+    /// Takes pending bits, and calls `found` with the queue pair of each, until `left` is used up: each pending word
+    /// costs 1, and more if it has many bits. Returns whether there were any.
     pub(crate) fn look<M: Memory>(
         &mut self,
+        left: &mut u32,
         now: Instant,
         counters: &mut Counters,
         memory: &M,
         mut found: impl FnMut(u32),
     ) -> bool {
-        let mut left = WORDS_PER_LOOK;
         let mut any = false;
         for word in 0..self.words() {
             // An area that cannot be read has no work.
@@ -211,12 +212,12 @@ impl Context {
                 })
                 .unwrap_or(0);
             let mut bits = self.backlog[word] | fresh;
-            while bits != 0 && left > 0 {
+            while bits != 0 && *left > 0 {
                 let pending = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                left -= 1;
                 any = true;
-                self.take_pending(pending as u32, counters, memory, &mut found);
+                let rings = self.take_pending(pending as u32, counters, memory, &mut found);
+                *left = left.saturating_sub(1 + rings / RINGS_PER_WORD);
             }
             self.backlog[word] = bits;
         }
@@ -226,22 +227,24 @@ impl Context {
         any
     }
 
+    /// Takes the bits of a pending word. Returns their number.
     fn take_pending<M: Memory>(
         &self,
         pending: u32,
         counters: &mut Counters,
         memory: &M,
         found: &mut impl FnMut(u32),
-    ) {
+    ) -> u32 {
         let first_slot = pending * 64;
         if first_slot >= self.slots {
             counters.count(Counter::InvalidDoorbells);
-            return;
+            return 0;
         }
         let mut bits = self
             .word(SlotBits::new(first_slot).pending_offset)
             .and_then(|range| memory.swap_u64(range, 0, 0))
             .unwrap_or(0);
+        let rings = bits.count_ones();
         while bits != 0 {
             match self.owner(first_slot + bits.trailing_zeros()) {
                 Some(qpn) => found(qpn),
@@ -249,5 +252,6 @@ impl Context {
             }
             bits &= bits - 1;
         }
+        rings
     }
 }

@@ -38,6 +38,9 @@ use vrnic_wire::{
 /// Maximum number of contexts whose notify areas are checked in a turn.
 const LOOKS_PER_TURN: usize = 32;
 
+/// Maximum number of pending words that are taken in a turn, of all contexts together; fewer if they have many bits.
+const WORDS_PER_TURN: u32 = 32;
+
 /// Maximum number of timers that expire in a turn.
 const TIMERS_PER_TURN: usize = 64;
 
@@ -568,7 +571,11 @@ impl Engine {
     /// Takes the pending bits of the polled contexts that are next. Returns whether there were any.
     fn look_at_contexts<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         let mut found = false;
+        let mut left = WORDS_PER_TURN;
         for _ in 0..self.polled.len().min(LOOKS_PER_TURN) {
+            if left == 0 {
+                break;
+            }
             if self.next_look >= self.polled.len() {
                 self.next_look = 0;
             }
@@ -585,7 +592,8 @@ impl Engine {
             }
             let qps = &mut self.qps;
             let counters = &mut self.resources.counters;
-            found |= context.look(io.now, counters, io.memory, |qpn| qps.schedule(qpn));
+            let ring = |qpn| qps.schedule(qpn);
+            found |= context.look(&mut left, io.now, counters, io.memory, ring);
             if context.is_idle(io.now) {
                 context.announce_sleep(io.memory);
                 io.memory.fence();

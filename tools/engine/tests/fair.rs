@@ -10,6 +10,7 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::ContextKind,
+    counter::Counter,
     notify::{self, SlotBits},
     work::SendOpcode,
 };
@@ -157,4 +158,33 @@ fn contexts_take_turns() {
     }
     let sent = [(); 3].map(|()| turn(&mut world, Budget::units(1000)).len());
     assert_eq!(sent, [32, 32, 6]);
+}
+
+/// A device does not keep others waiting, however many rings its guest claims.
+#[test]
+fn contexts_with_many_rings_take_several_turns() {
+    const CONTEXTS: u64 = 40;
+    const SLOTS: u32 = 4096;
+    const MOST: u64 = 300;
+    let mut world = World::new(2, 4096, &RnicConfig::default(), 1);
+    let rings = |world: &World| {
+        let counters = world.nodes[0].rnic.counters();
+        counters[Counter::InvalidDoorbells as usize]
+    };
+    for _ in 0..CONTEXTS {
+        let Node { rnic, guest } = &mut world.nodes[0];
+        guest.start(rnic, ContextKind::User, SLOTS);
+        let area = guest.area();
+        area.put(notify::PENDING_OFFSET, &[0xff; SLOTS as usize / 8]);
+        area.put(notify::SUMMARY_OFFSET, &[0xff; 8]);
+        rnic.doorbell(guest.page, 0);
+    }
+    let mut before = rings(&world);
+    let end = before + CONTEXTS * u64::from(SLOTS);
+    while before < end {
+        turn(&mut world, Budget::units(64));
+        let now = rings(&world);
+        assert!((1..=MOST).contains(&(now - before)), "{}", now - before);
+        before = now;
+    }
 }
