@@ -27,6 +27,7 @@ use crate::{
     trace::{Act, Trace},
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use vrnic_wire::{
     completion::{Cqe, Status},
     counter::Counter,
@@ -81,6 +82,15 @@ impl Port {
     fn is_manageable(self) -> bool {
         self.managed && self.enabled && !self.broken
     }
+}
+
+/// A user of a completion queue that failed, by its number.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Untold {
+    /// A queue pair.
+    QueuePair(u32),
+    /// A shared receive queue.
+    SharedQueue(u32),
 }
 
 /// Everything that queue pairs use but do not own.
@@ -138,8 +148,8 @@ pub(crate) struct Resources {
     pub(crate) faults: Faults,
     /// Completion queues with completions since the last look at their arm words.
     unannounced: Vec<u32>,
-    /// Completion queues that failed and whose queue pairs have not been told yet.
-    pub(crate) failed_cqs: Vec<u32>,
+    /// Users of completion queues that failed, which have not been told yet.
+    untold: BTreeSet<Untold>,
     /// Ranges of an access. Kept only to reuse the allocation.
     #[serde(skip)]
     scratch: Vec<HostRange>,
@@ -185,7 +195,7 @@ impl Resources {
             now: Instant::default(),
             faults: Faults::default(),
             unannounced: Vec::new(),
-            failed_cqs: Vec::new(),
+            untold: BTreeSet::new(),
             scratch: Vec::new(),
         }
     }
@@ -287,11 +297,30 @@ impl Resources {
 
     /// Reports that a completion queue has just failed.
     pub(crate) fn note_failed_cq(&mut self, cqn: u32, cause: Cause) {
-        self.failed_cqs.push(cqn);
+        if let Some(cq) = self.cqs.get(cqn) {
+            let users = cq.users.iter().copied().map(Untold::QueuePair);
+            let shared = cq.srqs.iter().copied().map(Untold::SharedQueue);
+            self.untold.extend(users.chain(shared));
+        }
         let happening = Happening::Event(EventType::CqError);
         self.explain(Explanation::new(happening, cqn, Some(cause)));
         self.async_events
             .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
+    }
+
+    /// Returns whether users of a completion queue that failed have not been told yet.
+    pub(crate) fn has_untold(&self) -> bool {
+        !self.untold.is_empty()
+    }
+
+    /// Takes the next of these users.
+    pub(crate) fn next_untold(&mut self) -> Option<Untold> {
+        self.untold.pop_first()
+    }
+
+    /// Forgets a user that is destroyed: another one may get its number.
+    pub(crate) fn forget_untold(&mut self, user: Untold) {
+        self.untold.remove(&user);
     }
 
     /// Raises the events that are due for the completions since the last call. Returns whether there are any.

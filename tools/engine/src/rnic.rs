@@ -15,7 +15,7 @@ use crate::{
     pause,
     qp::Qp,
     rate::{Pacer, RateLimit},
-    resources::{Port, Resources},
+    resources::{Port, Resources, Untold},
     segment::{Body, DATAGRAM_MTU, Gid, Group, LOCAL_MTU, Path, Segment},
     state::wire,
     subnet::{HcaPort, PortAnswer, PortRequest, Violation},
@@ -40,6 +40,9 @@ const LOOKS_PER_TURN: usize = 32;
 
 /// Maximum number of pending words that are taken in a turn, of all contexts together; fewer if they have many bits.
 const WORDS_PER_TURN: u32 = 32;
+
+/// Maximum number of queue pairs that learn at once that their completion queue failed.
+const TOLD_AT_ONCE: usize = 64;
 
 /// Maximum number of timers that expire in a turn.
 const TIMERS_PER_TURN: usize = 64;
@@ -861,24 +864,22 @@ impl Engine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Raises completion events that are due, and tells queue pairs that their completion queue failed. Returns whether
-    /// there is anything to report.
+    /// Raises completion events that are due, and tells some queue pairs that their completion queue failed. Returns
+    /// whether there is anything to report, or others are still to be told.
     fn settle<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
-        let failed = !self.resources.failed_cqs.is_empty();
-        while let Some(cqn) = self.resources.failed_cqs.pop() {
-            let Some(cq) = self.resources.cqs.get(cqn) else {
-                continue;
-            };
-            let users: Vec<u32> = cq.users.iter().copied().collect();
-            let srqs: Vec<u32> = cq.srqs.iter().copied().collect();
-            for qpn in users {
-                let told = self.act(qpn, |qp, resources| qp.fail(Cause::CqFailed, resources, io));
-                if told.is_some() {
-                    self.qps.schedule(qpn);
+        let failed = self.resources.has_untold();
+        for _ in 0..TOLD_AT_ONCE {
+            match self.resources.next_untold() {
+                None => break,
+                Some(Untold::QueuePair(qpn)) => {
+                    let fail = |qp: &mut Qp, resources: &mut Resources| {
+                        qp.fail(Cause::CqFailed, resources, io);
+                    };
+                    if self.act(qpn, fail).is_some() {
+                        self.qps.schedule(qpn);
+                    }
                 }
-            }
-            for srqn in srqs {
-                self.resources.fail_srq(srqn, Cause::CqFailed);
+                Some(Untold::SharedQueue(srqn)) => self.resources.fail_srq(srqn, Cause::CqFailed),
             }
         }
         if self.resources.faults.is_busy() {

@@ -11,7 +11,9 @@ use vrnic_engine::{
 use vrnic_wire::{
     command::ContextKind,
     counter::Counter,
+    event::EventType,
     notify::{self, SlotBits},
+    qp::{QpAttributes, QpState, QpType},
     work::SendOpcode,
 };
 
@@ -187,4 +189,45 @@ fn contexts_with_many_rings_take_several_turns() {
         assert!((1..=MOST).contains(&(now - before)), "{}", now - before);
         before = now;
     }
+}
+
+#[test]
+fn the_queue_pairs_of_a_failed_completion_queue_are_told_a_few_at_a_time() {
+    const ALL: usize = 200;
+    let mut world = World::new(2, 8192, &RnicConfig::default(), 1);
+    let Node { rnic, guest } = &mut world.nodes[0];
+    let cq = guest.cq(rnic, 4, 0);
+    let options = QpOptions {
+        qp_type: QpType::UnreliableDatagram,
+        entries: 8,
+        ..QpOptions::default()
+    };
+    let create = |_| guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
+    let mut qps: Vec<_> = (0..ALL).map(create).collect();
+    let attributes = QpAttributes {
+        port: 1,
+        ..QpAttributes::default()
+    };
+    world.bring_up(0, qps[0].qpn, attributes, options.qp_type);
+    let Node { rnic, guest } = &mut world.nodes[0];
+    for wr_id in 0..8 {
+        // A datagram is not written, so all of them complete at once.
+        let bad = Send::new(wr_id, SendOpcode::Write);
+        assert!(guest.post_send(rnic, &mut qps[0], &bad));
+    }
+    let (mut told, mut turns) = (0, 0);
+    while told < ALL {
+        turn(&mut world, Budget::units(64));
+        let rnic = &mut world.nodes[0].rnic;
+        let events = std::iter::from_fn(|| rnic.next_async_event());
+        let fatal = EventType::QpFatal.raw();
+        let now = events.filter(|event| event.event_type.get() == fatal);
+        let now = now.count();
+        assert!(now <= 64, "{now}");
+        (told, turns) = (told + now, turns + 1);
+        assert!(turns < 100, "{told}");
+    }
+    assert_eq!(told, ALL);
+    world.settle();
+    assert_eq!(world.state(0, qps[ALL - 1].qpn), QpState::Error);
 }

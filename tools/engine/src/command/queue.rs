@@ -11,7 +11,7 @@ use crate::{
     limits::Features,
     memory::Memory,
     qp::{Creation, Qp},
-    resources::Io,
+    resources::{Io, Untold},
     ring::{Ring, WorkQueue},
     rnic::Engine,
     scaling::Scaling,
@@ -443,6 +443,7 @@ impl Execute for DestroyQp {
         let qp = qp.ok_or(Cause::UnknownQp)?;
         let created = qp.created();
         rnic.resources.async_events.forget(qpn, names_qp);
+        rnic.resources.forget_untold(Untold::QueuePair(qpn));
         rnic.resources.timers.forget(qpn, qp.reminder);
         rnic.resources.keys.forget_queue_pair(qpn);
         rnic.resources.groups.forget(qpn);

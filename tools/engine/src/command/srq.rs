@@ -9,7 +9,12 @@ use super::{
     xrc::forget_srq,
 };
 use crate::{
-    cause::Cause, event::names_srq, memory::Memory, resources::Io, ring::Ring, rnic::Engine,
+    cause::Cause,
+    event::names_srq,
+    memory::Memory,
+    resources::{Io, Untold},
+    ring::Ring,
+    rnic::Engine,
     srq::Srq,
 };
 use std::sync::Arc;
@@ -161,6 +166,7 @@ impl Execute for DestroySrq {
         if let Some(pd) = rnic.pds.get_mut(srq.pd) {
             pd.users -= 1;
         }
+        resources.forget_untold(Untold::SharedQueue(srqn));
         resources.srqs.remove(srqn);
         if let Some(xrc) = xrc {
             forget_srq(srqn, xrc, rnic);
