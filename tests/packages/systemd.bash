@@ -25,17 +25,33 @@ is() { [ "$(systemctl is-active "$1")" = "$2" ]; }
 is_owned() { [ "$(stat -c '%a %U %G' "$1")" = "$2" ] || fail "$(stat -c '%n: %a %U %G' "$1"), not $2"; }
 main_pid() { systemctl show --property=MainPID --value "$1"; }
 
-# client SOCKET: does what QEMU does first, and stays connected until it is killed.
+# client SOCKET: does what QEMU does first, then what a driver does, and stays connected until it is killed.
 client() {
 	: >/tmp/client.log
 	python3 - "$1" >/tmp/client.log 2>&1 <<-'PYTHON' &
 		import signal, socket, struct, sys
 		client = socket.socket(socket.AF_UNIX)
 		client.connect(sys.argv[1])
-		body = struct.pack("<HH", 0, 1) + b"{}\0"
-		client.sendall(struct.pack("<HHIII", 7, 1, 16 + len(body), 0, 0) + body)
-		reply = client.recv(4096)
-		assert struct.unpack("<HHIII", reply[:16]) == (7, 1, len(reply), 1, 0), reply
+		def call(command, body):
+		    client.sendall(struct.pack("<HHIII", 7, command, 16 + len(body), 0, 0) + body)
+		    reply = client.recv(4096)
+		    assert struct.unpack("<HHIII", reply[:16]) == (7, command, len(reply), 1, 0), reply
+		    return reply[16:]
+		def read(offset, size):
+		    return call(9, struct.pack("<QII", offset, 0, size))[16:]
+		def write(offset, data, region=0):
+		    call(10, struct.pack("<QII", offset, region, len(data)) + data)
+		call(1, struct.pack("<HH", 0, 1) + b"{}\0")
+		write(0x14, bytes([1 | 2]))                  # ACKNOWLEDGE, DRIVER
+		for half in range(2):
+		    write(0x00, struct.pack("<I", half))
+		    offered = read(0x04, 4)
+		    write(0x08, struct.pack("<I", half))
+		    write(0x0c, offered)
+		write(0x14, bytes([1 | 2 | 8]))              # FEATURES_OK
+		write(0x14, bytes([1 | 2 | 8 | 4]))          # DRIVER_OK
+		assert read(0x14, 1) == bytes([15])
+		write(0, bytes(4), 4)                        # a doorbell
 		print("answered", flush=True)
 		signal.pause()
 	PYTHON
@@ -59,6 +75,7 @@ systemctl stop vrnicd@boot.service
 echo "--- a client starts it"
 cat >/etc/vrnic/rnic0.toml <<-TOML
 	control = "/run/vrnic/control.sock"
+	test_panic_on_sigusr1 = ["rnic0"]
 	[[device]]
 	name = "rnic0"
 	socket = "/run/vrnic/rnic0.sock"
@@ -91,11 +108,16 @@ kill -0 "$client" || fail "the client lost its socket"
 kill "$client"
 client /run/vrnic/rnic0.sock
 
-echo "--- it has a directory for recordings of failures"
+echo "--- a device that fails leaves a recording"
 directory=/var/lib/vrnic/rnic0
 is_owned "$directory" "700 vrnic vrnic"
-tr '\0' '\n' <"/proc/$pid/environ" | grep -x "STATE_DIRECTORY=$directory"
-nsenter --mount --target "$pid" setpriv --reuid=vrnic --regid=vrnic --clear-groups touch "$directory/rnic0-crash.vrnic"
+kill -USR1 "$pid"
+within 60 test -s "$directory/rnic0-crash.vrnic"
+is_owned "$directory/rnic0-crash.vrnic" "600 vrnic vrnic"
+vrnic-replay "$directory/rnic0-crash.vrnic" | tee /tmp/replayed
+grep -q '^the recording ends: internal error of the device' /tmp/replayed || fail "the recording has another end"
+[ "$(main_pid vrnicd@rnic0.service)" = "$pid" ] || fail "the service ended with the device"
+vrnicctl devices >/dev/null
 
 echo "--- all kinds of ports"
 ip tuntap add tap0 mode tap user vrnic

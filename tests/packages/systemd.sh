@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnicd under systemd, in a VM with a fresh Debian 13 and Debian's own kernel: it starts at boot and when a client
-# connects, confined as its unit says, restarts when it is killed, and can keep recordings. An upgrade leaves it running.
-# Purged, nothing is left, even if instances are enabled and a VM still has its RNIC.
+# connects, confined as its unit says, restarts when it is killed, and leaves a recording when a device fails. An upgrade
+# leaves it running. Purged, nothing is left, even if instances are enabled and a VM still has its RNIC.
 . "$(dirname "$0")/fresh.bash"
 tree=$TREE/build/kernel/stock/tree
 modules=$(readlink -f "$tree/lab/modules")
