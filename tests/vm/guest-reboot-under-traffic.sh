@@ -3,6 +3,7 @@
 # booted.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh

@@ -3,6 +3,7 @@
 # killed and a module that is removed while pages are missing.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"

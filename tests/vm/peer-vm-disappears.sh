@@ -3,6 +3,7 @@
 # VM once that is back.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh

@@ -2,6 +2,7 @@
 # A process killed by SIGKILL under traffic leaves nothing behind. Its peer gets an error, and others are not affected.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 . "$LAB_LIB"

@@ -2,6 +2,7 @@
 # A thousand QPs between two VMs carry verified traffic at the same time.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=200
 . "$LAB_LIB"
