@@ -127,6 +127,53 @@ fn answers_that_are_repeated_have_the_msn_of_now() {
     assert_eq!(c.mrs[1].arena.get(0, 8), [1, 0, 0, 0, 0, 0, 0, 0]);
 }
 
+/// PSNs wrap after 2^24 packets. If a connection has few atomics, the results of older ones are still kept.
+#[test]
+fn a_repeated_atomic_gets_its_own_result() {
+    let (mut world, c) = world([Recovery::GoBackN; 2]);
+    let atomic = || {
+        let body = Body::AtomicRequest(AtomicRequest {
+            kind: AtomicKind::FetchAdd,
+            address: c.mrs[1].iova,
+            rkey: c.mrs[1].key,
+            compare_add: 1,
+            swap: 0,
+        });
+        c.packet(0, psn(0), body, Payload::Empty)
+    };
+    let original = |answers: &[Segment]| match answers {
+        [one] => match one.body {
+            Body::AtomicAcknowledge { original, .. } => original,
+            _ => panic!("{one:?}"),
+        },
+        _ => panic!("{answers:?}"),
+    };
+    assert_eq!(original(&answers(&mut world, 1, atomic())), 0);
+    // Reads take many PSNs each. The peer repeats them without length, so that nobody has to send that much.
+    let (mut next, mut left) = (1, (1 << 24) - 1);
+    while left > 0 {
+        let packets = left.min((MR / MTU) as u32);
+        for length in [packets * MTU as u32, 0] {
+            let body = Body::ReadRequest(Reth {
+                address: c.mrs[1].iova,
+                rkey: c.mrs[1].key,
+                length,
+            });
+            let read = c.packet(0, psn(next), body, Payload::Empty);
+            if length == 0 {
+                assert_eq!(answers(&mut world, 1, read).len(), 1);
+            } else {
+                world.deliver(read);
+            }
+        }
+        (next, left) = (next + packets, left - packets);
+    }
+    assert_eq!(psn(next), psn(0));
+    assert_eq!(original(&answers(&mut world, 1, atomic())), 1);
+    assert_eq!(original(&answers(&mut world, 1, atomic())), 1, "repeated");
+    assert_eq!(c.mrs[1].arena.get(0, 1), [2]);
+}
+
 #[test]
 fn what_comes_early_waits_for_its_turn() {
     let (mut world, mut c) = world([Recovery::Selective; 2]);

@@ -91,8 +91,9 @@ impl Qp {
                 }
             }
             Body::AtomicRequest(_) | Body::AtomicWrite(_) => {
-                let results = &self.responder.atomics;
-                let Some(result) = results.iter().find(|result| result.psn == segment.psn) else {
+                // PSNs wrap, so an older result with the same one is of another request.
+                let mut results = self.responder.atomics.iter();
+                let Some(result) = results.rfind(|result| result.psn == segment.psn) else {
                     return;
                 };
                 Response {
