@@ -427,12 +427,13 @@ impl Keys {
         let Some(nested) = self.nested_at(index_of(nested)) else {
             return 0;
         };
-        let gone: Vec<u32> = (nested.regions)
-            .extract_if(|page, _| pages.contains(page))
-            .map(|(_, index)| index)
-            .collect();
-        for &index in &gone {
-            if let Some(region) = self.region_at(index) {
+        let gone = nested.regions.range(pages.clone());
+        let gone: Vec<_> = gone.map(|(page, index)| (*page, *index)).collect();
+        for (page, _) in &gone {
+            nested.regions.remove(page);
+        }
+        for (_, index) in &gone {
+            if let Some(region) = self.region_at(*index) {
                 region.page_of = None;
             }
         }

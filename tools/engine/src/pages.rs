@@ -78,8 +78,16 @@ impl Pages {
     pub(crate) fn new(shape: Shape) -> Self {
         let blocks = (shape.pages as usize).div_ceil(BLOCK);
         Self {
-            shape,
             blocks: std::iter::repeat_with(|| None).take(blocks).collect(),
+            ..Self::absent(shape)
+        }
+    }
+
+    /// Creates pages of this shape that are never mapped, however many there are.
+    pub(crate) fn absent(shape: Shape) -> Self {
+        Self {
+            shape,
+            blocks: Vec::new(),
             used: 0,
             wants: Vec::new(),
             taken: None,

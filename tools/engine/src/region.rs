@@ -8,10 +8,10 @@ use crate::{
     limits::Features,
     memory::{GuestAddress, HostRange, Memory},
     pages::Pages,
-    persistence, state,
+    persistence,
 };
-use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use vrnic_wire::{
     U64,
     memory::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, TABLE_ENTRY_LENGTH, access},
@@ -43,8 +43,7 @@ pub(crate) struct Nested {
     /// Wanted pages, and what waits for them. No page is ever present here.
     pub(crate) pages: Pages,
     /// Indices of the regions by page number.
-    #[serde(serialize_with = "state::map")]
-    pub(crate) regions: FxHashMap<u32, u32>,
+    pub(crate) regions: BTreeMap<u32, u32>,
 }
 
 impl Nested {

@@ -343,6 +343,34 @@ fn pages_of_a_nested_region_are_regions() {
     }
 }
 
+/// Memory is only needed for the regions that are its pages.
+#[test]
+fn nested_regions_cost_nothing_however_long_they_are() {
+    const PAGES: u32 = 1 << 31;
+    let mut s = Setup::new(Segmentation::Local, QpType::ReliableConnection);
+    let before = s.world.nodes[1].rnic.snapshot().translations;
+    let mut request = NestedRegion::request(&s);
+    request.pages.page_count = PAGES.into();
+    request.pages.length = (u64::from(PAGES) << NESTED_SHIFT).into();
+    for _ in 0..3 {
+        let key = s.command(1, request).unwrap().key.get();
+        let nested = NestedRegion {
+            key,
+            pages: Vec::new(),
+            refuses: false,
+        };
+        let (mr, _) = NestedRegion::page(&mut s);
+        assert_eq!(nested.attach(&mut s, PAGES - 1, mr.key), Ok(()));
+        assert_eq!(
+            nested.attach(&mut s, PAGES, mr.key),
+            Err(CommandStatus::InvalidArgument)
+        );
+    }
+    // Of the three regions.
+    let snapshot = s.world.nodes[1].rnic.snapshot();
+    assert_eq!(snapshot.translations, before + 3);
+}
+
 #[test]
 fn pages_of_nested_regions_are_checked() {
     let mut s = Setup::new(Segmentation::Local, QpType::ReliableConnection);

@@ -17,8 +17,8 @@ use crate::{
     state::wire,
     window::Window,
 };
-use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, ContextKind, DeallocateMw, DeregisterMr, Empty, MrRegistered,
@@ -109,7 +109,11 @@ impl Engine {
         if shape.length == 0 || !nested && shape.length > self.config.limits.mr_size {
             return Err(Cause::RegionLength);
         }
-        let pages = Pages::new(shape);
+        let pages = if nested {
+            Pages::absent(shape)
+        } else {
+            Pages::new(shape)
+        };
         if pages.translations() > self.translations_left() {
             return Err(Cause::TranslationsExhausted);
         }
@@ -226,7 +230,7 @@ impl Execute for RegisterMr {
             check_extent(iova, self.pages.length.get())?;
             let pages = rnic.pages_without_memory(&self.pages, nested)?;
             if nested {
-                let regions = FxHashMap::default();
+                let regions = BTreeMap::new();
                 RegionMemory::Nested(Box::new(Nested { pages, regions }))
             } else {
                 RegionMemory::Paged(pages)
