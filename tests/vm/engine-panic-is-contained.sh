@@ -3,6 +3,7 @@
 # other VM is not affected, and the driver recovers the device.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: vrnicd test_panic_on_sigusr1 = ["a"]

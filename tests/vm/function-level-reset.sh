@@ -3,6 +3,7 @@
 # and the device-fatal event, QEMU and the other VM are not affected, and the driver recovers the device.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh

@@ -2,6 +2,7 @@
 # The module is removed under traffic, with open contexts: programs get errors. After that, it loads and works again.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh

@@ -3,6 +3,7 @@
 # and the driver unbinds and can be bound again.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh
