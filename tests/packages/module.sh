@@ -44,14 +44,15 @@ grep -q "source of 7.3.998 (/usr/src/linux-source-7.3), 7.3.999 (/usr/src/linux-
 rm -r "/usr/src/linux-$version"
 
 echo "--- with the right one too, in an archive"
-apt-get -yqq install "linux-source-7.3"
+# As Documentation/install.rst has it.
+apt-get -yqq install linux-source/trixie-backports
 built "$first"
 [ ! -e "/lib/modules/$old/updates/dkms" ] || fail "there is a module for $old"
 
 echo "--- the kernel is upgraded, together with its source"
-# What Debian would publish: headers and source of the next version, and the meta package that needs these headers.
-next=7.3.99${first#"$version"}
-mkdir -p /tmp/repository /tmp/{headers,source,meta}
+# What Debian would publish: headers and source of the next series, and the meta packages that need them.
+next=7.4.1${first#"$version"}
+mkdir -p /tmp/repository /tmp/{headers,source,headers-meta,source-meta}
 archive() { ls -t "/var/cache/apt/archives/$1"_*.deb | head -n 1; }
 dpkg-deb -R "$(archive "linux-headers-$first")" /tmp/headers
 mv "/tmp/headers/usr/src/linux-headers-$first" "/tmp/headers/usr/src/linux-headers-$next"
@@ -59,23 +60,28 @@ mv "/tmp/headers/usr/lib/modules/$first" "/tmp/headers/usr/lib/modules/$next"
 ln -sfn "/usr/src/linux-headers-$next" "/tmp/headers/usr/lib/modules/$next/build"
 grep -rlIF "$first" /tmp/headers | xargs sed -i "s/${first//./\\.}/$next/g"
 sed -i "s/ ${version//./\\.} / ${next%%+*} /" "/tmp/headers/usr/src/linux-headers-$next/.config"
-sed -i -e 's/^Version:.*/Version: 7.3.99-1/' -e "s/ linux-base-$next ([^)]*),//" /tmp/headers/DEBIAN/control
+sed -i -e 's/^Version:.*/Version: 7.4.1-1/' -e "s/ linux-base-$next ([^)]*),//" /tmp/headers/DEBIAN/control
 rm -r /tmp/headers/DEBIAN/md5sums /tmp/headers/usr/share
 dpkg-deb -R "$(archive linux-source-7.3)" /tmp/source
 cd /tmp/source
 # The later of two files in an archive wins.
 xz -dc usr/src/linux-source-7.3.tar.xz >archive
 tar -xf archive linux-source-7.3/Makefile
-sed -i 's/^SUBLEVEL = .*/SUBLEVEL = 99/' linux-source-7.3/Makefile
+sed -i -e 's/^PATCHLEVEL = .*/PATCHLEVEL = 4/' -e 's/^SUBLEVEL = .*/SUBLEVEL = 1/' linux-source-7.3/Makefile
 tar -rf archive linux-source-7.3/Makefile
-gzip -1 <archive >usr/src/linux-source-7.3.tar.xz
-rm -r archive linux-source-7.3 DEBIAN/md5sums
-sed -i 's/^Version:.*/Version: 7.3.99-1/' DEBIAN/control
-mkdir /tmp/meta/DEBIAN
-printf '%s\n' 'Package: linux-headers-amd64' 'Version: 7.3.99-1' 'Architecture: amd64' 'Maintainer: t <t@invalid>' \
-	"Depends: linux-headers-$next" 'Description: headers' >/tmp/meta/DEBIAN/control
+gzip -1 <archive >usr/src/linux-source-7.4.tar.xz
+rm -r archive linux-source-7.3 usr/src/*7.3* usr/share DEBIAN/md5sums
+sed -i -e 's/^Package:.*/Package: linux-source-7.4/' -e 's/^Version:.*/Version: 7.4.1-1/' DEBIAN/control
+# meta NAME PACKAGE: makes the meta package linux-NAME, which needs PACKAGE.
+meta() {
+	mkdir "/tmp/${1%-amd64}-meta/DEBIAN"
+	printf '%s\n' "Package: linux-$1" 'Version: 7.4.1-1' 'Architecture: amd64' 'Maintainer: t <t@invalid>' \
+		"Depends: $2" 'Description: meta package' >"/tmp/${1%-amd64}-meta/DEBIAN/control"
+}
+meta headers-amd64 "linux-headers-$next"
+meta source linux-source-7.4
 cd /tmp/repository
-for package in headers source meta; do
+for package in headers source headers-meta source-meta; do
 	dpkg-deb -Znone -b "/tmp/$package" . >/dev/null
 	rm -r "/tmp/$package"
 done
@@ -94,7 +100,7 @@ built "$first"
 linux-run-hooks image prerm "$first" "/boot/vmlinuz-$first" -- remove
 apt-get -yqq purge "linux-headers-$first" >/dev/null
 [ -z "$(find /lib/modules -path "*/$first/*" -name 'vrnic.ko*')" ] || fail "the module of the removed kernel stays"
-apt-get -yqq purge linux-source-7.3 >/dev/null
+apt-get -yqq purge linux-source linux-source-7.3 linux-source-7.4 >/dev/null
 apt-get -yqq autoremove --purge >/dev/null
 rm /etc/apt/sources.list.d/next.list
 rm -r /usr/src/linux-source-7.3
@@ -105,7 +111,7 @@ dpkg --purge vrnic-dkms
 find /usr/lib/modules -type d -empty -delete
 state >/tmp/after
 # The headers are of another version now. Keys for signing are dkms's own.
-others() { grep -vE '/linux-|/usr/lib/modules/|^/var/lib/dkms/mok\.|[-/]7\.3\.' "$1"; }
+others() { grep -vE '/linux-|/usr/lib/modules/|^/var/lib/dkms/mok\.|[-/]7\.[34]\.' "$1"; }
 diff <(others /tmp/before) <(others /tmp/after) || fail "files are left after the removal"
 left=$(find / -xdev -path /tmp -prune -o -path /packages -prune -o -path /tree -prune -o -name '*vrnic*' -print)
 [ -z "$left" ] || fail "left: $left"
