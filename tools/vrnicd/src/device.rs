@@ -1026,6 +1026,13 @@ impl Device {
             memory_mib = bytes >> 20,
             "driver is up"
         );
+        if ranges == 0 {
+            warn!(
+                device = %self.name,
+                "the VM shares no memory with vrnicd: start QEMU with -machine memory-backend=mem0 and \
+                 -object memory-backend-memfd,id=mem0,size=SIZE,share=on"
+            );
+        }
         let mut queues = Queues {
             control: None,
             control_notified: true,
@@ -1285,7 +1292,8 @@ mod tests {
     use crate::capture::{Center, Choice};
     use crate::config::MAX_WEIGHT;
     use crate::guest_memory::GuestMemory;
-    use crate::virtio::Notifier;
+    use crate::guest_memory::tests::memfd;
+    use crate::virtio::{Notifier, QueueSetup};
     use pcap_file::pcapng::{Block, PcapNgReader};
     use vrnic_engine::recording::Recording;
 
@@ -1343,6 +1351,36 @@ mod tests {
         let mut recording = Recording::new(&bytes).unwrap();
         assert!(recording.by_ref().all(|call| call.is_ok()));
         recording.ended().map(str::to_owned)
+    }
+
+    #[test]
+    fn a_control_queue_that_is_missing_or_broken_makes_no_work() {
+        let memory = Arc::new(GuestMemory::new());
+        let file = memfd(0x3000);
+        memory.map(0x1000, 0x3000, &file, 0, true).unwrap();
+        // More chains than the queue has room for.
+        rustix::io::pwrite(&file, &[100], 0x1002).unwrap();
+        let broken = QueueSetup {
+            index: CONTROL_QUEUE,
+            size: 4,
+            descriptors: 0x1000,
+            driver_area: 0x2000,
+            device_area: 0x3000,
+        };
+        for queues in [vec![], vec![broken]] {
+            let (mut device, mut shared) = (device("x", ""), shared(&["x"]));
+            device.activate(Activation {
+                features: u64::MAX,
+                queues,
+                memory: memory.clone(),
+                notifier: Arc::new(Deaf),
+            });
+            let mut turn = || {
+                let controlled = device.control(&mut shared, at(1), &mut |_| false);
+                controlled | device.work(&mut shared, at(1), Crowd::Few)
+            };
+            assert!(!(0..20).all(|_| turn()), "it never rests");
+        }
     }
 
     #[test]

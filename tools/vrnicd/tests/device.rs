@@ -9,6 +9,8 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::daemon::{Daemon, Driver, EVENT, QUERY_DEVICE, REQUEST};
 use common::*;
 use rustix::process::Signal;
@@ -58,6 +60,22 @@ fn a_vm_follows_another_on_the_same_socket() {
     let daemon = Daemon::start();
     for _ in 0..3 {
         Driver::start(daemon.connect("a")).works();
+    }
+}
+
+#[test]
+fn a_vm_that_shares_no_memory_is_told() {
+    let daemon = Daemon::start();
+    let told = || daemon.log().contains("memory-backend-memfd");
+    Driver::start(daemon.connect("a")).works();
+    assert!(!told());
+    let mut client = daemon.connect("b");
+    assert!(client.accept_features(F_VERSION_1 | F_ACCESS_PLATFORM));
+    client.set_status(ACKNOWLEDGE_DRIVER | FEATURES_OK | DRIVER_OK);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !told() {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
