@@ -33,7 +33,10 @@ use vrnic_wire::port::Mtu;
 use zerocopy::IntoBytes;
 
 use crate::capture::{self, Captures, Direction};
-use crate::config::{self, FabricKind, RecoveryKind, feature::all_without};
+use crate::config::{
+    self, FabricKind, RecoveryKind,
+    feature::{all_without, complete},
+};
 use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
@@ -212,10 +215,10 @@ impl Device {
             } else {
                 0
             },
-            features: Features {
+            features: complete(Features {
                 raw_packets: features.raw_packets && frame_mtu.is_some(),
                 ..features
-            },
+            }),
             limits,
             max_mtu,
             frame_mtu: frame_mtu.unwrap_or_default(),

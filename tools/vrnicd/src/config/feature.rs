@@ -99,9 +99,16 @@ pub fn all_without(without: &[Feature]) -> Features {
     let bits = without.iter().fold(Features::ALL.bits(), |bits, feature| {
         bits & !(1 << feature.bit())
     });
-    let mut features = Features::from_bits(bits);
+    complete(Features::from_bits(bits))
+}
+
+/// Returns these features, except those that need a missing one.
+pub fn complete(mut features: Features) -> Features {
     features.xrc &= features.shared_receive_queues;
     features.nested_paging &= features.on_demand_paging;
+    features.segmentation &= features.checksums;
+    features.receive_scaling &= features.raw_packets;
+    features.flow_counters &= features.raw_packets;
     features
 }
 
@@ -127,6 +134,9 @@ mod tests {
         assert!(!clock.clock && clock.xrc);
         assert!(!all_without(&[Feature::SharedReceiveQueues]).xrc);
         assert!(!all_without(&[Feature::OnDemandPaging]).nested_paging);
+        assert!(!all_without(&[Feature::Checksums]).segmentation);
+        let frameless = all_without(&[Feature::RawPackets]);
+        assert!(!frameless.receive_scaling && !frameless.flow_counters && frameless.checksums);
         assert!(toml::from_str::<Setting>("without = ['rdma']").is_err());
     }
 }
