@@ -80,9 +80,9 @@ kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 
 userspace: programs provider ## build vrnicd, the provider (build/provider), the test programs and the lab
 
-# Cargo has jobs of its own. Parts that run beside it end earlier, so this shows their failures at the end. The fuzzers and the
-# simulation turn on features of other crates, as all tests do: programs for tests are built with them, or `cargo test`
-# would build them anew.
+# Cargo has jobs of its own. Parts that run beside it end earlier, so this shows their failures at the end. The fuzzers
+# and the simulation turn on features of other crates, as all tests do: programs for tests are built with them, or
+# `cargo test` would build them anew.
 programs: setup-packages
 	cd tools && env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --workspace $(if $(filter test,$(MAKECMDGOALS)),,--exclude vrnic-fuzz --exclude vrnic-simulation)
 	@! cat build/setup/failed 2>/dev/null

@@ -94,6 +94,18 @@ fn send(c: &Connection, offset: u32) -> Segment<'static> {
     c.packet(0, psn(offset), body, Payload::Empty)
 }
 
+/// Returns the first packet of the first device: an atomic that adds 1 to the start of the second device's memory.
+fn increment(c: &Connection) -> Segment<'static> {
+    let body = Body::AtomicRequest(AtomicRequest {
+        kind: AtomicKind::FetchAdd,
+        address: c.mrs[1].iova,
+        rkey: c.mrs[1].key,
+        compare_add: 1,
+        swap: 0,
+    });
+    c.packet(0, psn(0), body, Payload::Empty)
+}
+
 /// Returns which of the first `count` writes were executed.
 fn written(c: &Connection, count: usize) -> Vec<u8> {
     let memory = c.mrs[1].arena.get(0, count * MTU);
@@ -104,16 +116,7 @@ fn written(c: &Connection, count: usize) -> Vec<u8> {
 #[test]
 fn answers_that_are_repeated_have_the_msn_of_now() {
     let (mut world, c) = world([Recovery::Selective; 2]);
-    let atomic = || {
-        let body = Body::AtomicRequest(AtomicRequest {
-            kind: AtomicKind::FetchAdd,
-            address: c.mrs[1].iova,
-            rkey: c.mrs[1].key,
-            compare_add: 1,
-            swap: 0,
-        });
-        c.packet(0, psn(0), body, Payload::Empty)
-    };
+    let atomic = || increment(&c);
     let msns = |answers: &[Segment]| -> Vec<u32> {
         let msn = |answer: &Segment| match answer.body {
             Body::AtomicAcknowledge { aeth, .. } | Body::Acknowledge(aeth) => aeth.msn,
@@ -131,16 +134,7 @@ fn answers_that_are_repeated_have_the_msn_of_now() {
 #[test]
 fn a_repeated_atomic_gets_its_own_result() {
     let (mut world, c) = world([Recovery::GoBackN; 2]);
-    let atomic = || {
-        let body = Body::AtomicRequest(AtomicRequest {
-            kind: AtomicKind::FetchAdd,
-            address: c.mrs[1].iova,
-            rkey: c.mrs[1].key,
-            compare_add: 1,
-            swap: 0,
-        });
-        c.packet(0, psn(0), body, Payload::Empty)
-    };
+    let atomic = || increment(&c);
     let original = |answers: &[Segment]| match answers {
         [one] => match one.body {
             Body::AtomicAcknowledge { original, .. } => original,
