@@ -22,9 +22,10 @@ impl Feature {
     /// be mapped with the DMA API (`VIRTIO_F_ACCESS_PLATFORM`).
     pub const ACCESS_PLATFORM: Self = Self(bindings::VIRTIO_F_ACCESS_PLATFORM);
 
-    /// Creates a feature bit of the device type.
+    /// Creates a feature bit of the device type: one of 0 to 23 or of 50 to 63. The standard reserves
+    /// those between for the transport and for itself.
     pub const fn device(bit: u32) -> Self {
-        assert!(bit < bindings::VIRTIO_TRANSPORT_F_START);
+        assert!(matches!(bit, 0..=23 | 50..=63));
         Self(bit)
     }
 

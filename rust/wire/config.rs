@@ -106,14 +106,14 @@ pub const F_SEGMENTATION: u32 = 23;
 
 /// Feature bit: the device has receive queues without queue pairs, and distributes the frames of a
 /// flow among them. Needs [`F_RAW_PACKETS`].
-pub const F_RECEIVE_SCALING: u32 = 24;
+pub const F_RECEIVE_SCALING: u32 = 50;
 
 /// Feature bit: queue pairs can receive frames without their VLAN tag or with their frame check
 /// sequence, and need not get their own datagrams to groups.
-pub const F_RECEIVE_OPTIONS: u32 = 25;
+pub const F_RECEIVE_OPTIONS: u32 = 51;
 
 /// Feature bit: the device counts the frames of each flow. Needs [`F_RAW_PACKETS`].
-pub const F_FLOW_COUNTERS: u32 = 26;
+pub const F_FLOW_COUNTERS: u32 = 52;
 
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;

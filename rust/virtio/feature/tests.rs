@@ -23,7 +23,7 @@ mod cases {
 
     #[test]
     fn a_set_contains_what_was_put_in() {
-        let (first, second) = (Feature::device(0), Feature::device(23));
+        let (first, second) = (Feature::device(0), Feature::device(63));
         let set = first | second | Feature::ACCESS_PLATFORM;
         assert!(set.contains(first) && set.contains(second));
         assert!(set.contains(Feature::ACCESS_PLATFORM));

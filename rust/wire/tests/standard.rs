@@ -565,6 +565,24 @@ fn constants_agree() {
 }
 
 #[test]
+fn features_have_bits_of_device_types() {
+    let (constants, _) = constants();
+    let mut bits: Vec<_> = constants
+        .iter()
+        .filter(|(name, _)| name.starts_with("VIRTIO_RDMA_F_"))
+        .map(|(_, bit)| *bit)
+        .collect();
+    assert!(
+        bits.iter().all(|bit| matches!(bit, 0..=23 | 50..=63)),
+        "{bits:?}"
+    );
+    let features = bits.len();
+    bits.sort_unstable();
+    bits.dedup();
+    assert_eq!(bits.len(), features);
+}
+
+#[test]
 fn every_constant_of_the_crate_is_compared() {
     // Sums, and names of things that are members in the specification.
     const DERIVED: [&str; 17] = [
