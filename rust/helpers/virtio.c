@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/sched/mm.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 
@@ -72,3 +73,16 @@ __rust_helper int rust_helper_virtio_get_structure(struct virtio_device *vdev,
 {
 	return virtio_get_structure(vdev, structure, type);
 }
+
+#ifdef CONFIG_INFINIBAND_VRNIC_KUNIT_TEST
+/* Tells lockdep that this task frees memory that others wait for. */
+__rust_helper void rust_helper_test_reclaim_begin(void)
+{
+	fs_reclaim_acquire(GFP_KERNEL);
+}
+
+__rust_helper void rust_helper_test_reclaim_end(void)
+{
+	fs_reclaim_release(GFP_KERNEL);
+}
+#endif

@@ -12,6 +12,7 @@ use kernel::{
 };
 
 use crate::{
+    bindings,
     compat,
     Dma, //
 };
@@ -30,5 +31,16 @@ pub fn with_dma(test: impl FnOnce(&Dma) -> Result) -> Result {
     let dma = Dma::new(dev)?;
     let result = test(&dma);
     dma.close();
+    result
+}
+
+/// Calls `f` as a thread that frees memory for which others wait. Lockdep then reports locks that
+/// `f` takes and under which somebody allocates memory.
+pub fn reclaiming<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: Ended below, by the same task.
+    unsafe { bindings::test_reclaim_begin() };
+    let result = f();
+    // SAFETY: Begun above.
+    unsafe { bindings::test_reclaim_end() };
     result
 }

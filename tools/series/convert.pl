@@ -15,7 +15,7 @@ local $/;
 $_ = <STDIN>;
 
 # Each part of the abstractions has its own tests, with their own option.
-my $option = $path =~ m{^rust/virtio/} ? 'RUST_VIRTIO' : $path =~ m{^rust/} ? 'RUST_INFINIBAND' : 'INFINIBAND_VRNIC';
+my $option = $path =~ m{^rust/(?:virtio/|helpers/virtio\.c$)} ? 'RUST_VIRTIO' : $path =~ m{^rust/} ? 'RUST_INFINIBAND' : 'INFINIBAND_VRNIC';
 s/CONFIG_INFINIBAND_VRNIC_KUNIT_TEST/CONFIG_${option}_KUNIT_TEST/g;
 
 s{`Documentation/virtio-rdma.rst`}{`Documentation/infiniband/virtio-rdma.rst`}g;

@@ -56,6 +56,7 @@ file() {
 # merge HERE THERE: appends helpers to a file of the kernel, together with the headers that they need.
 merge() {
 	local from=$here/$1 to=$2 include
+	! grep -q KUNIT_TEST "$from" || { echo "series.sh: $1 has what depends on an option of ours" >&2; exit 1; }
 	grep '^#include' "$from" | while read -r include; do
 		grep -qxF "$include" "$to" || sed -i "0,/^#include/s||$include\n&|" "$to"
 	done

@@ -12,6 +12,10 @@ use kernel::{
     device::Device,
     new_mutex,
     prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
     sync::{
         aref::ARef,
         atomic::{
@@ -41,6 +45,34 @@ use crate::{
     ucontext::NotifyArea, //
 };
 
+/// Shared values, by their addresses.
+///
+/// A thread that frees memory may wait for completions of the device, and those for whoever holds
+/// the lock. So nothing is allocated under it.
+type Set<T> = Mutex<RBTree<usize, Arc<T>>>;
+
+/// Returns the key of a value in a [`Set`].
+fn address<T>(value: &Arc<T>) -> usize {
+    // CAST: The address identifies a value for as long as it exists.
+    Arc::as_ptr(value) as usize
+}
+
+/// Adds a value to a set.
+fn add<T>(set: &Set<T>, value: &Arc<T>) -> Result {
+    let node = RBTreeNode::new(address(value), value.clone(), GFP_KERNEL)?;
+    let before = set.lock().insert(node);
+    // No other value has that address.
+    drop(before);
+    Ok(())
+}
+
+/// Removes a value from a set.
+fn remove<T>(set: &Set<T>, value: &Arc<T>) {
+    let node = set.lock().remove_node(&address(value));
+    // Freed without holding the lock.
+    drop(node);
+}
+
 /// Records whether the device has failed, and notifies its users.
 #[pin_data]
 pub(crate) struct Health {
@@ -51,10 +83,10 @@ pub(crate) struct Health {
     stopped: Atomic<bool>,
     /// Notify areas of all processes. Held while processes are notified.
     #[pin]
-    processes: Mutex<KVec<Arc<NotifyArea>>>,
+    processes: Set<NotifyArea>,
     /// All queues that the kernel polls.
     #[pin]
-    queues: Mutex<KVec<Arc<KernelQueue>>>,
+    queues: Set<KernelQueue>,
     /// Stops the device. [`None`] before [`supervise`] and after [`Supervised`] is dropped.
     #[pin]
     watchdog: SpinLockIrq<Option<Watchdog<Supervision>>>,
@@ -73,8 +105,8 @@ impl Health {
                 restarter,
                 failed: Atomic::new(false),
                 stopped: Atomic::new(false),
-                processes <- new_mutex!(KVec::new()),
-                queues <- new_mutex!(KVec::new()),
+                processes <- new_mutex!(RBTree::new()),
+                queues <- new_mutex!(RBTree::new()),
                 watchdog <- new_spinlock_irq!(None),
             }),
             GFP_KERNEL,
@@ -148,7 +180,7 @@ impl Health {
             self.dispatcher.complete_kernel();
             return;
         }
-        for area in &*self.processes.lock() {
+        for area in self.processes.lock().values() {
             self.tell(area);
         }
         self.dispatcher.complete_all();
@@ -159,8 +191,8 @@ impl Health {
 
     /// Adds a process to notify when the device fails.
     pub(crate) fn add_process(&self, area: &Arc<NotifyArea>) -> Result {
-        let mut processes = self.processes.lock();
-        processes.push(area.clone(), GFP_KERNEL)?;
+        add(&self.processes, area)?;
+        // A device that stops after this finds the process.
         if self.has_stopped() {
             self.tell(area);
         }
@@ -170,27 +202,24 @@ impl Health {
     /// Notifies a process that its context is gone from the device, and removes the process.
     pub(crate) fn remove_process(&self, area: &Arc<NotifyArea>) {
         self.tell(area);
-        let is_other = |other: &mut Arc<NotifyArea>| !Arc::ptr_eq(other, area);
-        self.processes.lock().retain(is_other);
+        remove(&self.processes, area);
     }
 
     /// Starts to check whether requests on queue pairs in error are flushed to `queue`.
     pub(crate) fn add_queue(&self, queue: &Arc<KernelQueue>) -> Result {
-        Ok(self.queues.lock().push(queue.clone(), GFP_KERNEL)?)
+        add(&self.queues, queue)
     }
 
     /// Stops checking `queue`.
     pub(crate) fn remove_queue(&self, queue: &Arc<KernelQueue>) {
-        let is_other = |other: &mut Arc<KernelQueue>| !Arc::ptr_eq(other, queue);
-        self.queues.lock().retain(is_other);
+        remove(&self.queues, queue);
     }
 
     /// Returns whether the device owes users in the kernel flush completions, for which they wait.
     /// Must be called every [`INTERVAL_MS`].
     fn owes_flushes(&self) -> bool {
-        let owes = |queue: &Arc<KernelQueue>| queue.polled.lock().owes_flushes();
-        let queues = self.queues.lock();
-        queues.iter().any(|queue| owes(queue) != Ok(false))
+        let owes = |queue: &Arc<KernelQueue>| queue.polled.lock().owes_flushes() != Ok(false);
+        self.queues.lock().values().any(owes)
     }
 
     fn tell(&self, area: &NotifyArea) {
@@ -242,4 +271,27 @@ pub(crate) fn supervise(queues: &Virtqueues<'_>, control: Arc<Control>) -> Resul
     let watchdog = queues.watch(INTERVAL_MS, Supervision(control))?;
     *health.watchdog.lock() = Some(watchdog);
     Ok(Supervised(health))
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_health)]
+mod tests {
+    use super::*;
+
+    use virtio::testing::reclaiming;
+
+    #[test]
+    fn threads_that_free_memory_may_wait_for_the_locks() -> Result {
+        let set: Arc<Set<u32>> = Arc::pin_init(new_mutex!(RBTree::new()), GFP_KERNEL)?;
+        let (first, second) = (Arc::new(1, GFP_KERNEL)?, Arc::new(2, GFP_KERNEL)?);
+        // With this, lockdep reports whatever else happens under the lock and waits for memory.
+        reclaiming(|| remove(&set, &first));
+        add(&set, &first)?;
+        add(&set, &second)?;
+        remove(&set, &first);
+        assert!(set.lock().values().map(|value| **value).eq([2]));
+        remove(&set, &second);
+        assert!(set.lock().is_empty());
+        Ok(())
+    }
 }
