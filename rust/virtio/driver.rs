@@ -209,9 +209,9 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*drv).remove = Some(Self::remove_callback);
             (*drv).config_changed = Some(Self::config_changed_callback);
             (*drv).freeze = Some(Self::suspend_callback);
-            (*drv).restore = Some(Self::resume_callback);
+            (*drv).restore = Some(Self::restore_callback);
             (*drv).reset_prepare = Some(Self::suspend_callback);
-            (*drv).reset_done = Some(Self::resume_callback);
+            (*drv).reset_done = Some(Self::reset_done_callback);
             (*drv).shutdown = Some(Self::shutdown_callback);
         }
 
@@ -379,13 +379,36 @@ impl<T: Driver> Adapter<T> {
         0
     }
 
-    /// Handles `restore` and `reset_done` of the virtio core: the machine has resumed, or the
-    /// transport has reset the device.
+    /// Handles `restore` of the virtio core: the machine resumes.
     ///
     /// # Safety
     ///
     /// As for `suspend_callback`.
-    unsafe extern "C" fn resume_callback(vdev: *mut bindings::virtio_device) -> c_int {
+    unsafe extern "C" fn restore_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
+        let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
+        let _locked = Locked::new(vdev);
+
+        from_result(|| {
+            // SAFETY: `of` is called with a valid driver.
+            let of = |driver: *mut bindings::virtio_driver| unsafe { (*driver).restore };
+            if !Self::is_bound(vdev, of, Self::restore_callback) {
+                return Err(ENODEV);
+            }
+            // SAFETY: The lock is held, and the device is bound to this driver.
+            let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
+            // The core now sets DRIVER_OK, although the device has no queues. The probe resets it.
+            bond.restarter.probe_after_sleep();
+            Ok(0)
+        })
+    }
+
+    /// Handles `reset_done` of the virtio core: the transport has reset the device.
+    ///
+    /// # Safety
+    ///
+    /// As for `suspend_callback`.
+    unsafe extern "C" fn reset_done_callback(vdev: *mut bindings::virtio_device) -> c_int {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
         let _locked = Locked::new(vdev);
@@ -393,7 +416,7 @@ impl<T: Driver> Adapter<T> {
         from_result(|| {
             // SAFETY: `of` is called with a valid driver.
             let of = |driver: *mut bindings::virtio_driver| unsafe { (*driver).reset_done };
-            if !Self::is_bound(vdev, of, Self::resume_callback) {
+            if !Self::is_bound(vdev, of, Self::reset_done_callback) {
                 return Err(ENODEV);
             }
             // SAFETY: The lock is held, and the device is bound to this driver.

@@ -4,8 +4,8 @@
 //!
 //! A device that was reset has forgotten everything that its driver told it, and no driver can
 //! restore that without its users. So the driver releases the device, as if it were unbound, and
-//! probes it again, as if it were bound. The transport triggers this when a machine suspends or a
-//! function is reset; this module triggers it when the driver asks for it.
+//! probes it again, as if it were bound. The transport triggers this when a function is
+//! reset; this module triggers it when the machine has resumed and when the driver asks for it.
 
 use kernel::{
     device::CoreInternal,
@@ -97,8 +97,10 @@ enum Pending {
     None,
     /// A restart.
     Restart,
-    /// The transport has the device, and will make the driver probe it again.
-    Resume,
+    /// The machine sleeps, or the transport resets the device: it will be returned.
+    Return,
+    /// The machine has resumed, and the driver is to probe the device.
+    Probe,
 }
 
 /// Progress of restarts.
@@ -142,18 +144,25 @@ pub(crate) struct Restart {
 impl Restart {
     /// Suspends restarts, because the transport has taken the device from the driver.
     pub(crate) fn suspend(&self) {
-        self.progress.lock().pending = Pending::Resume;
+        self.progress.lock().pending = Pending::Return;
     }
 
     /// Resumes restarts, because the transport returns the device. Earlier failures are forgotten.
     pub(crate) fn resume(&self) {
-        *self.progress.lock() = Progress::new();
+        self.resume_with(Pending::None);
+    }
+
+    fn resume_with(&self, pending: Pending) {
+        *self.progress.lock() = Progress {
+            pending,
+            ..Progress::new()
+        };
     }
 
     /// Requests a restart. Returns the delay in milliseconds, if an attempt is due.
     fn request(&self) -> Option<u32> {
         let mut progress = self.progress.lock();
-        if progress.pending == Pending::Resume {
+        if progress.pending == Pending::Return {
             return None;
         }
         progress.pending = Pending::Restart;
@@ -187,21 +196,25 @@ impl Watch for Restart {
         };
         {
             let mut progress = self.progress.lock();
-            if progress.pending != Pending::Restart {
-                return None;
-            }
+            let is_restart = match progress.pending {
+                Pending::None | Pending::Return => return None,
+                Pending::Restart => true,
+                Pending::Probe => false,
+            };
             progress.pending = Pending::None;
             if self.dev.raw_status().is_gone() {
                 return None;
             }
             progress.since = None;
-            progress.attempts += 1;
-            dev_info!(
-                self.dev,
-                "restarting the device, attempt {} of {}\n",
-                progress.attempts,
-                self.policy.attempts
-            );
+            if is_restart {
+                progress.attempts += 1;
+                dev_info!(
+                    self.dev,
+                    "restarting the device, attempt {} of {}\n",
+                    progress.attempts,
+                    self.policy.attempts
+                );
+            }
         }
         // SAFETY: By the type invariant; the lock is held.
         let result = unsafe { (self.reprobe)(self.dev.as_raw()) };
@@ -214,7 +227,7 @@ impl Watch for Restart {
         // The device may have failed again while the driver probed it.
         match progress.pending {
             Pending::Restart => self.next(&mut progress),
-            Pending::None | Pending::Resume => None,
+            Pending::None | Pending::Return | Pending::Probe => None,
         }
     }
 }
@@ -259,6 +272,13 @@ impl Restarter {
         if let Some(delay_ms) = self.0.watch.request() {
             self.0.check_after(delay_ms);
         }
+    }
+
+    /// Lets the driver probe the device once the whole machine has resumed. Until then its parent
+    /// still sleeps, and must not get children.
+    pub(crate) fn probe_after_sleep(&self) {
+        self.0.watch.resume_with(Pending::Probe);
+        self.0.check_after(0);
     }
 }
 

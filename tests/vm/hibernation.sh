@@ -126,5 +126,6 @@ said 'test_resume: ok' && said 'shutdown: begins' || fail "the VM says: $(tail -
 ! said 'shutdown: ok' || fail "the VM did not turn its power off"
 power
 said 'shutdown: ok' || fail "the VM says: $(tail -n 60 "$LAB_DIR/console")"
+! found "should not be sleeping" <"$LAB_DIR/console" || fail "the driver adds devices to one that sleeps"
 kill "$daemon"
 wait "$daemon" || fail "vrnicd ends with an error"

@@ -45,6 +45,7 @@ for state in mem-devices mem-core freeze-none; do
 	after_failure $state
 	wait $server || fail "$state: the peer hangs"
 	active a
+	! on a dmesg | found "should not be sleeping" || fail "$state: the driver adds devices to one that sleeps"
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 	pair b a $((port + 20)) "vrnic-stress --device $DEV --gid $GID_INDEX --port $((port + 20)) --server --seconds 2" \
 		"vrnic-stress --device $DEV --gid $GID_INDEX --port $((port + 20)) --client $IP_b --seconds 2"

@@ -243,6 +243,28 @@ mod cases {
     }
 
     #[test]
+    fn one_that_slept_is_probed_by_another_thread() -> Result {
+        with_bond(
+            |bond| {
+                let transport = bond.transport;
+                assert!(!transport.probed_by_work.load(SeqCst));
+                // The first probe after sleep fails, and the restart after that does not.
+                for fails in [0, 1] {
+                    transport.fails.store(fails, SeqCst);
+                    let before = transport.probed.load(SeqCst);
+                    bond.sleep()?;
+                    restarter(bond)?;
+                    assert_eq!(transport.status(), WORKS);
+                    assert_eq!(transport.probed.load(SeqCst) - before, 1 + fails);
+                    assert!(transport.probed_by_work.load(SeqCst));
+                }
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
     fn one_that_cannot_be_probed_after_a_reset_by_the_transport_is_tried_again() -> Result {
         with_bond(
             |bond| {

@@ -168,6 +168,9 @@ impl Driver for TestDriver {
             if is_next(&transport.asks) {
                 restarter.request();
             }
+            // SAFETY: Any task may query the work that it executes.
+            let work = unsafe { bindings::current_work() };
+            transport.probed_by_work.store(!work.is_null(), SeqCst);
             transport.probed.fetch_add(1, SeqCst);
             if is_next(&transport.fails) {
                 return Err(EIO);
@@ -257,6 +260,20 @@ impl Bonded<'_, '_> {
     pub(crate) fn reset_done(&self) -> Result {
         // SAFETY: As above.
         to_result(unsafe { bindings::virtio_device_reset_done(self.dev.as_raw()) })
+    }
+
+    /// Acts as a machine that sleeps and resumes, even in a kernel that cannot.
+    pub(crate) fn sleep(&self) -> Result {
+        let raw = self.dev.as_raw();
+        // SAFETY: The device is bound to a driver of its bus, and its lock not held.
+        unsafe {
+            let driver = (*raw).dev.driver;
+            let driver = kernel::container_of!(driver, bindings::virtio_driver, driver);
+            for callback in [(*driver).freeze, (*driver).restore] {
+                to_result(callback.ok_or(ENODEV)?(raw))?;
+            }
+        }
+        Ok(())
     }
 
     /// Acts as a machine that is powered off.

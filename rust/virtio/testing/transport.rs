@@ -56,6 +56,8 @@ pub(crate) struct Transport {
     pub(crate) asks: AtomicU32,
     /// Number of probes.
     pub(crate) probed: AtomicU32,
+    /// Whether the last probe was by a work item.
+    pub(crate) probed_by_work: AtomicBool,
     /// Whether the driver leaves it to the virtio core to make the device ready.
     pub(crate) leaves_ready: AtomicBool,
     /// In how many of the next probes the device changes its configuration.
@@ -101,6 +103,7 @@ impl Transport {
             fails: AtomicU32::new(0),
             asks: AtomicU32::new(0),
             probed: AtomicU32::new(0),
+            probed_by_work: AtomicBool::new(false),
             leaves_ready: AtomicBool::new(false),
             changes: AtomicU32::new(0),
             changes_at_end: AtomicBool::new(false),
