@@ -116,6 +116,10 @@ pub(crate) fn create_target<T: Operations>(
     if !T::XrcDomain::IS_SUPPORTED {
         return Err(EOPNOTSUPP);
     }
+    // It sends nothing, and names the queues for its receives in each request.
+    if !attr.send_cq.is_null() || !attr.recv_cq.is_null() || !attr.srq.is_null() {
+        return Err(EINVAL);
+    }
     let xrcd = xrcd.ok_or(EINVAL)?;
     let new_place = call.dispatcher().new_qp_place()?;
     let new = T::XrcDomain::create_target(call, xrcd)?;

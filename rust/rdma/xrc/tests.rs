@@ -42,6 +42,32 @@ mod cases {
     }
 
     #[test]
+    fn a_target_has_no_completion_queues() -> Result {
+        with_device(|device, log| {
+            let mut cq = Queue::new(device, 1, 0)?;
+            let mut xrcd = room!(device, ib_xrcd, Xrcd);
+            to_result(verb!(device, alloc_xrcd(xrcd.as_raw(), null_mut())))?;
+            let others = log.objects();
+            let mut qp = room!(device, ib_qp, Qp);
+            let set: [fn(&mut bindings::ib_qp_init_attr, *mut bindings::ib_cq); 2] =
+                [|init, cq| init.send_cq = cq, |init, cq| init.recv_cq = cq];
+            for set in set {
+                let mut init = bindings::ib_qp_init_attr {
+                    qp_type: bindings::ib_qp_type_IB_QPT_XRC_TGT,
+                    xrcd: xrcd.as_raw(),
+                    ..Default::default()
+                };
+                set(&mut init, cq.0.as_raw());
+                let refused = verb!(device, create_qp(qp.as_raw(), &mut init, null_mut()));
+                assert_eq!(to_result(refused), Err(EINVAL));
+            }
+            assert_eq!(log.objects(), others);
+            to_result(verb!(device, dealloc_xrcd(xrcd.as_raw(), null_mut())))?;
+            cq.end(device)
+        })
+    }
+
+    #[test]
     fn queue_pairs_that_send_over_extended_connections_are_those_of_processes() -> Result {
         with_device(|device, _| {
             let (mut cq, pd) = (Queue::new(device, 1, 0)?, Domain::new(device)?);
