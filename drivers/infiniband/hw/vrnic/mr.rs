@@ -565,7 +565,12 @@ impl MemoryRegion for Mr {
         if let Some(table) = &mr.table {
             return details.number(c"max_pages", table.max_pages);
         }
-        match &*mr.registered.lock() {
+        // A process decides how long a change of its region takes, and whoever asks for details must
+        // not wait for that.
+        let Some(registered) = mr.registered.try_lock() else {
+            return Ok(());
+        };
+        match &*registered {
             Registered::InPlace { user: None, .. } | Registered::DeviceMemory { .. } => Ok(()),
             Registered::InPlace {
                 user: Some(user), ..
