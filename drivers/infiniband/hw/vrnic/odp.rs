@@ -128,6 +128,7 @@ struct Slots {
     take: Prepared<TakePageFault>,
     map: Prepared<MapPages>,
     refuse: Prepared<RefusePages>,
+    attach: Prepared<AttachRegion>,
     unmap: Prepared<UnmapPages>,
     table: SharedMemory,
 }
@@ -138,6 +139,7 @@ impl PageCommands {
             take: Prepared::new()?,
             map: Prepared::new()?,
             refuse: Prepared::new()?,
+            attach: Prepared::new()?,
             unmap: Prepared::new()?,
             table: SharedMemory::new(dma, TABLE_PAGES * TABLE_ENTRY_LENGTH)?,
         };
@@ -203,6 +205,19 @@ impl PageCommands {
         Ok(())
     }
 
+    /// Makes the region with key `piece` a piece of another one.
+    fn attach(&self, (pd, key): (u32, u32), number: u32, piece: u32) -> Result {
+        let request = AttachRegion {
+            pd: pd.into(),
+            key: key.into(),
+            page: number.into(),
+            region: piece.into(),
+        };
+        let mut slots = self.slots.lock();
+        let Empty {} = slots.attach.execute(&self.control, &request)?;
+        Ok(())
+    }
+
     /// Makes the device forget pages of a region. On return it does not access them.
     fn unmap(&self, (pd, key): (u32, u32), pages: &Range<usize>) {
         // CAST: The device accepted a region of that many pages.
@@ -265,9 +280,9 @@ struct Space {
 }
 
 impl Space {
-    /// Returns the memory of a piece of the region of `pager`, and creates the piece if necessary.
-    fn piece(&self, pager: &RegionPager, number: u32) -> Result<Watched> {
-        let (pd, key) = pager.region()?;
+    /// Returns the memory of a piece of the region of `whole`, and creates the piece if necessary.
+    fn piece(&self, whole: &Memory<BoxedPager>, number: u32) -> Result<Watched> {
+        let pager = &whole.pager().0;
         let mut pieces = self.pieces.lock();
         let pieces = Option::as_mut(&mut *pieces).ok_or(ENOENT)?;
         if let Some(piece) = pieces.get(&number) {
@@ -275,11 +290,11 @@ impl Space {
         }
         let node = RBTreeNodeReservation::new(GFP_KERNEL)?;
         let address = u64::from(number) << PIECE_SHIFT;
-        let own = BoxedPager::new(&pager.commands, pd, address, self.writable, None)?;
+        let own = BoxedPager::new(&pager.commands, pager.pd, address, self.writable, None)?;
         let memory = Arc::new(self.addresses.watch(address, PIECE, own)?, GFP_KERNEL)?;
         // Accesses to a piece use the rights of the whole region.
         let request = RegisterMr {
-            pd: pd.into(),
+            pd: pager.pd.into(),
             iova: address.into(),
             ..Default::default()
         };
@@ -290,12 +305,9 @@ impl Space {
         };
         let nothing = AccessFlags::default();
         let piece = Paged::create(&self.faults, memory, request, range, nothing)?;
-        let Empty {} = pager.commands.control.execute(&AttachRegion {
-            pd: pd.into(),
-            key: key.into(),
-            page: number.into(),
-            region: piece.key().into(),
-        })?;
+        // The whole region may have been destroyed in the meantime, and its key used again.
+        let attach = || pager.commands.attach(pager.region()?, number, piece.key());
+        whole.exclusively(attach)??;
         let memory = piece.memory.clone();
         pieces.insert(node.into_node(number, piece));
         Ok(memory)
@@ -364,7 +376,7 @@ impl RegionPager {
     ) -> Result {
         for number in request.pages.clone() {
             // CAST: The number of pieces fits.
-            if space.piece(self, number as u32).is_err() {
+            if space.piece(memory, number as u32).is_err() {
                 memory.exclusively(|| self.commands.refuse(self.region()?, number))??;
             }
         }
@@ -532,7 +544,7 @@ impl Faults {
             };
             let pieces = pieces_of(start..end).ok_or(EINVAL)?;
             for (number, bytes) in pieces {
-                let piece = space.piece(pager, number)?;
+                let piece = space.piece(&memory, number)?;
                 found.push((piece, request(pages_of(0, bytes))), GFP_KERNEL)?;
             }
         }
