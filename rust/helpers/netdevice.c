@@ -2,7 +2,6 @@
 
 #include <linux/etherdevice.h>
 #include <linux/if_arp.h>
-#include <linux/if_vlan.h>
 #include <linux/netdevice.h>
 #include <linux/rtnetlink.h>
 
@@ -18,13 +17,14 @@ __rust_helper void rust_helper_dev_put(struct net_device *dev)
 }
 
 /*
- * Returns whether @dev is an Ethernet device with a permanent address but no VLAN, and if so that
- * address. The permanent address of software devices (veth, dummy, bridge) is all zeros.
+ * Returns whether @dev is an Ethernet device with a permanent address that is not on top of another
+ * device, and if so that address. The permanent address of software devices (veth, dummy, bridge)
+ * is all zeros; but VLANs, macvlan and ipvlan devices can have that of the device below.
  */
 __rust_helper bool
 rust_helper_netdev_ethernet_perm_addr(const struct net_device *dev, u8 *addr)
 {
-	if (dev->type != ARPHRD_ETHER || is_vlan_dev(dev))
+	if (dev->type != ARPHRD_ETHER || dev->netdev_ops->ndo_get_iflink)
 		return false;
 	if (!is_valid_ether_addr(dev->perm_addr))
 		return false;
@@ -58,20 +58,35 @@ static const struct net_device_ops test_ops = {
 	.ndo_start_xmit = test_xmit,
 };
 
+static int test_get_iflink(const struct net_device *dev)
+{
+	return LOOPBACK_IFINDEX;
+}
+
+static const struct net_device_ops test_stacked_ops = {
+	.ndo_start_xmit = test_xmit,
+	.ndo_get_iflink = test_get_iflink,
+};
+
 static void test_setup(struct net_device *dev)
 {
 	ether_setup(dev);
 	dev->netdev_ops = &test_ops;
 }
 
-/* Adds an Ethernet device with permanent address @addr that drops all packets. */
-__rust_helper struct net_device *rust_helper_test_netdev_add(const u8 *addr)
+/*
+ * Adds an Ethernet device with permanent address @addr that drops all packets; if @stacked, it says
+ * that it is on top of another.
+ */
+__rust_helper struct net_device *rust_helper_test_netdev_add(const u8 *addr, bool stacked)
 {
 	struct net_device *dev = alloc_netdev(0, "rdmatest%d", NET_NAME_ENUM, test_setup);
 
 	if (!dev)
 		return NULL;
 	eth_hw_addr_set(dev, addr);
+	if (stacked)
+		dev->netdev_ops = &test_stacked_ops;
 	if (register_netdev(dev)) {
 		free_netdev(dev);
 		return NULL;

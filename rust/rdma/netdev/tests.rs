@@ -114,6 +114,18 @@ mod cases {
     }
 
     #[test]
+    fn a_network_device_on_top_of_another_is_not_bound() -> Result {
+        // A macvlan device has the permanent address of the device below.
+        let stacked = Ethernet::stacked(&MAC)?;
+        let paired = Paired::new()?;
+        assert!(paired.netdev().is_none());
+        let netdev = Ethernet::new(&MAC)?;
+        assert!(paired.has(&netdev));
+        drop(stacked);
+        Ok(())
+    }
+
+    #[test]
     fn a_network_device_goes_after_the_rdma_device() -> Result {
         let netdev = Ethernet::new(&MAC)?;
         for _ in 0..2 {

@@ -134,9 +134,18 @@ pub struct Ethernet(NonNull<bindings::net_device>);
 impl Ethernet {
     /// Registers a device with this permanent MAC address.
     pub fn new(mac: &[u8; 6]) -> Result<Self> {
+        Self::add(mac, false)
+    }
+
+    /// Like [`new`](Self::new), for a device on top of another.
+    pub fn stacked(mac: &[u8; 6]) -> Result<Self> {
+        Self::add(mac, true)
+    }
+
+    fn add(mac: &[u8; 6], stacked: bool) -> Result<Self> {
         // INVARIANT: The device is registered, unless the pointer is null.
         // SAFETY: The address has six bytes.
-        let raw = unsafe { bindings::test_netdev_add(mac.as_ptr()) };
+        let raw = unsafe { bindings::test_netdev_add(mac.as_ptr(), stacked) };
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
