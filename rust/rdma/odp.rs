@@ -545,6 +545,18 @@ impl<P: Pager> Memory<P> {
         result
     }
 
+    /// Returns entry `index` of the list of pages: bits of `hmm_pfn_flags`, and more.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be valid and have that page, and its mutex must be held.
+    unsafe fn entry(raw: *mut bindings::ib_umem_odp, index: usize) -> c_ulong {
+        // SAFETY: The list has an entry for each page. The mutex protects the flags that the core
+        // sets for pages mapped for the device. But a lookup that has not taken the mutex yet may
+        // write the entry, so it is read only once.
+        unsafe { (*raw).map.pfn_list.add(index).read_volatile() }
+    }
+
     /// Returns page `index`, mapped for the device, if it is present.
     ///
     /// # Safety
@@ -552,8 +564,8 @@ impl<P: Pager> Memory<P> {
     /// The mutex must be held, the device must be registered, and the memory must have that page.
     unsafe fn page(&self, index: usize) -> Result<Option<Page>> {
         let raw = self.raw.as_ptr();
-        // SAFETY: The list has an entry for each page, and is protected by the mutex.
-        let entry = unsafe { *(*raw).map.pfn_list.add(index) };
+        // SAFETY: The mutex is held, and there is such a page.
+        let entry = unsafe { Self::entry(raw, index) };
         if entry & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
             return Ok(None);
         }
@@ -607,7 +619,7 @@ impl<P: Pager> Memory<P> {
             return false;
         }
         // SAFETY: The notifier is part of an `ib_umem_odp`, which is freed only after the notifier
-        // was removed; removing it waits for this function. The list is protected by the mutex.
+        // was removed; removing it waits for this function. The pages are those of the memory.
         unsafe {
             let raw = notifier
                 .byte_sub(offset_of!(bindings::ib_umem_odp, notifier))
@@ -622,7 +634,7 @@ impl<P: Pager> Memory<P> {
             let numbers = page_numbers(tree.start, start, last);
             // The hardware does not know pages that were never mapped.
             let is_mapped = |index: &usize| {
-                *(*raw).map.pfn_list.add(*index) & bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED != 0
+                Self::entry(raw, *index) & bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED != 0
             };
             let mut mapped = numbers.clone();
             if let Some(first) = mapped.find(is_mapped) {
