@@ -6,8 +6,10 @@
 use core::ptr;
 
 use kernel::sync::atomic::{
+    Acquire,
     Atomic,
-    Relaxed, //
+    Relaxed,
+    Release, //
 };
 
 use super::table::{
@@ -188,7 +190,8 @@ impl Numbered for bindings::ib_wq {
 impl<T: Numbered<Notice = InUse>> Place<T> {
     /// Records that the object's user has used it. May be called in any context.
     pub(crate) fn begin_use(&self) {
-        self.entry.notice.in_use.store(true, Relaxed);
+        // The handler may rely on everything that the user did before.
+        self.entry.notice.in_use.store(true, Release);
     }
 
     /// Returns the identity of the object's requests. May be called in any context.
@@ -229,7 +232,7 @@ impl Place<bindings::ib_qp> {
 impl<T: Numbered<Notice = InUse>> Entry<T> {
     /// Returns whether the object's user may be notified of events.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.notice.in_use.load(Relaxed)
+        self.notice.in_use.load(Acquire)
     }
 }
 
