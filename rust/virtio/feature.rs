@@ -22,6 +22,10 @@ impl Feature {
     /// be mapped with the DMA API (`VIRTIO_F_ACCESS_PLATFORM`).
     pub const ACCESS_PLATFORM: Self = Self(bindings::VIRTIO_F_ACCESS_PLATFORM);
 
+    /// Accesses of the device and the driver to memory are ordered as the platform requires for
+    /// hardware (`VIRTIO_F_ORDER_PLATFORM`).
+    pub const ORDER_PLATFORM: Self = Self(bindings::VIRTIO_F_ORDER_PLATFORM);
+
     /// Creates a feature bit of the device type: one of 0 to 23 or of 50 to 63. The standard reserves
     /// those between for the transport and for itself.
     pub const fn device(bit: u32) -> Self {

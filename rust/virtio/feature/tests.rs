@@ -18,6 +18,7 @@ mod cases {
     fn transport_features_have_the_numbers_of_the_standard() {
         assert_eq!(Feature::VERSION_1.bit(), 32);
         assert_eq!(Feature::ACCESS_PLATFORM.bit(), 33);
+        assert_eq!(Feature::ORDER_PLATFORM.bit(), 36);
         assert_eq!(Feature::device(5).bit(), 5);
     }
 

@@ -313,18 +313,28 @@ impl<'bound> Resources<'bound> {
     }
 }
 
-/// Returns the features of a device. Rejects one that predates the specification or bypasses the
-/// platform's DMA.
+/// Returns the features of a device. Rejects one that the driver cannot work with.
 fn check_features(dev: &Device<Bound>) -> Result<Features> {
     let features = dev.features();
-    if features.contains(Feature::VERSION_1) && features.contains(Feature::ACCESS_PLATFORM) {
+    let Some(reason) = wrong_features(features) else {
         return Ok(features);
-    }
-    dev_err!(
-        dev,
-        "device lacks VIRTIO_F_VERSION_1 or VIRTIO_F_ACCESS_PLATFORM\n"
-    );
+    };
+    dev_err!(dev, "device {}\n", reason);
     Err(ENODEV)
+}
+
+/// Returns what is wrong with the features of a device, if there is something.
+fn wrong_features(features: Features) -> Option<&'static str> {
+    // Without these it predates the specification, or bypasses the platform's DMA.
+    if !features.contains(Feature::VERSION_1) || !features.contains(Feature::ACCESS_PLATFORM) {
+        return Some("lacks VIRTIO_F_VERSION_1 or VIRTIO_F_ACCESS_PLATFORM");
+    }
+    // Rings and page tables are ordered for a device that is a thread on another CPU. The virtio
+    // core accepts the feature for every driver.
+    if features.contains(Feature::ORDER_PLATFORM) {
+        return Some("needs VIRTIO_F_ORDER_PLATFORM");
+    }
+    None
 }
 
 /// Reads the configuration, and rejects one that is not usable.
@@ -434,6 +444,17 @@ mod tests {
         for start in [0xf000_0004, 0xf000_0800, 0xf000_0fff] {
             assert!(!holds_doorbells(start, 0x4000, 2));
         }
+    }
+
+    #[test]
+    fn features_that_the_driver_cannot_work_with_are_refused() {
+        let good = Feature::VERSION_1 | Feature::ACCESS_PLATFORM;
+        assert_eq!(wrong_features(good), None);
+        assert_eq!(wrong_features(good | feature::DOORBELL), None);
+        for lacking in [Feature::VERSION_1, Feature::ACCESS_PLATFORM] {
+            assert!(wrong_features(lacking.into()).is_some());
+        }
+        assert!(wrong_features(good | Feature::ORDER_PLATFORM).is_some());
     }
 
     #[test]
