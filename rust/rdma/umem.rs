@@ -358,13 +358,13 @@ impl Iterator for PageIter<'_> {
     type Item = DmaAddress;
 
     fn next(&mut self) -> Option<DmaAddress> {
+        // The C iterator starts again if it is asked for more than there is.
+        self.left = self.left.checked_sub(1)?;
         // SAFETY: By the type invariant the iterator was started and the umem is valid.
-        let address = unsafe {
+        unsafe {
             bindings::rdma_umem_block_iter_next(&mut self.iter)
                 .then(|| bindings::rdma_block_iter_dma_address(&mut self.iter))
-        };
-        self.left = self.left.saturating_sub(1);
-        address
+        }
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

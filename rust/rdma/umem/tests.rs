@@ -363,6 +363,14 @@ mod umem {
         }
         assert_eq!(count, 5);
 
+        // These do not fill the last page, from which the C iterator would go on.
+        {
+            let pages = umem.pages(512, start)?;
+            let mut iter = pages.iter();
+            assert_eq!(iter.by_ref().count(), pages.count());
+            assert_eq!((iter.next(), iter.next()), (None, None));
+        }
+
         let any = umem.pages(SIZES, start)?;
         assert!(any.shift() >= PAGE_SIZE.trailing_zeros() && any.count() <= 5);
         // Pages that are larger than the memory are not possible.
