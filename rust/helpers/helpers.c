@@ -17,6 +17,7 @@
 
 #include "device.c"
 #include "dma.c"
+#include "dma_buf.c"
 #include "mm.c"
 #include "netdevice.c"
 #include "netlink.c"

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! On-demand paging: process memory that is not pinned. Pages are looked up when the hardware needs
-//! them, and the hardware forgets them before they go away.
+//! On-demand paging: memory that is not pinned, of a process or of a dma-buf. Pages are looked up
+//! when the hardware needs them, and the hardware forgets them before they go away.
 //!
-//! C header: [`include/rdma/ib_umem_odp.h`](srctree/include/rdma/ib_umem_odp.h)
+//! C headers: [`include/rdma/ib_umem_odp.h`](srctree/include/rdma/ib_umem_odp.h),
+//! [`include/rdma/ib_umem.h`](srctree/include/rdma/ib_umem.h)
 //!
-//! Two things can happen at any time, and the `umem_mutex` of the memory makes them exclude each
-//! other: the driver passes pages to the hardware ([`Memory::map`]), and the kernel takes pages
-//! back ([`Pager::forget`]). The kernel may do so to reclaim memory, so nothing that runs under the
-//! mutex may wait for memory.
+//! Two things can happen at any time, and the lock of the memory makes them exclude each other: the
+//! driver passes pages to the hardware ([`Memory::map`]), and the kernel or the exporter of the
+//! dma-buf takes pages back ([`Pager::forget`]). Either may do so to reclaim memory, so nothing
+//! that runs under the lock may wait for memory.
+//!
+//! The lock of process memory is its `umem_mutex`, and that of a dma-buf the lock of its
+//! reservation object. All that is watched of a dma-buf shares the latter.
 
 use core::{
     mem::offset_of,
@@ -32,10 +36,6 @@ use kernel::{
     static_lock_class,
     sync::{
         aref::ARef,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         Mutex, //
     },
@@ -59,6 +59,7 @@ use crate::{
     }, //
 };
 
+mod dma_buf;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
@@ -72,6 +73,11 @@ pub trait Pager: Send + Sync + Sized + 'static {
     #[doc(hidden)]
     const IS_SUPPORTED: bool = true;
 
+    /// Whether the hardware reaches memory of other devices, which is not memory of the machine. If
+    /// not, the exporter of a dma-buf moves it to memory of the machine, or the dma-buf cannot be
+    /// watched.
+    const PEER_TO_PEER: bool = false;
+
     /// Makes the hardware forget pages. Once this returns, the hardware does not access them.
     ///
     /// May sleep, but may be called to reclaim memory, so it must not take a lock under which
@@ -83,11 +89,12 @@ pub trait Pager: Send + Sync + Sized + 'static {
     fn serve(&self, memory: &Memory<Self>);
 }
 
-/// A range of a process's memory, which the process may unmap, move and swap out at will.
+/// A range of a process's memory, which the process may unmap, move and swap out at will, or of a
+/// dma-buf, whose exporter may move it and take it away.
 ///
 /// It is watched until this is dropped or the device is unregistered. Keep it in an RDMA object,
 /// like a [`Umem`](crate::Umem). It must not be dropped by its own pager, nor in a closure or pager
-/// callback that runs under the mutex of this or any other memory: it then stays watched until the
+/// callback that runs under the lock of this or any other memory: it then stays watched until the
 /// device is unregistered.
 pub struct OnDemand<P: Pager> {
     memory: Arc<Memory<P>>,
@@ -143,9 +150,9 @@ impl<P: Pager> Deref for OnDemand<P> {
 
 impl<P: Pager> Drop for OnDemand<P> {
     fn drop(&mut self) {
-        // Revoking waits for the work, and for all invalidations of the process's memory that are
-        // in progress. It would wait for itself in the work or under the mutex, and must not wait
-        // at all while reclaiming memory.
+        // Revoking waits for the work, and for all invalidations of the memory that are in
+        // progress. It would wait for itself in the work or under the lock, and must not wait at
+        // all while reclaiming memory.
         if self.memory.is_served_here() || has_memory() {
             dev_err!(
                 self.memory.mapper.dma(),
@@ -166,10 +173,10 @@ impl<P: Pager> Drop for OnDemand<P> {
 ///
 /// # Invariants
 ///
-/// `implicit` is a structure without memory of its own (`is_implicit_odp`), of the device of
-/// `mapper`; `_mm` is its `owning_mm`.
+/// `implicit` is a valid, owned structure without memory of its own (`is_implicit_odp`), of the
+/// device of `mapper`; `_mm` is its `owning_mm`.
 pub struct AddressSpace {
-    implicit: Owned,
+    implicit: NonNull<bindings::ib_umem_odp>,
     _mm: ARef<Mm>,
     mapper: Arc<Mapper>,
 }
@@ -202,7 +209,7 @@ impl AddressSpace {
         let raw = unsafe { bindings::ib_umem_odp_alloc_implicit(device, access) };
         // INVARIANT: The function used the current process, which is still the same.
         Ok(Self {
-            implicit: Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
+            implicit: NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?,
             _mm: mm,
             mapper: mapper.clone(),
         })
@@ -221,14 +228,21 @@ impl AddressSpace {
         // CAST: Addresses of processes are `c_ulong`.
         let raw = unsafe {
             bindings::ib_umem_odp_alloc_child(
-                self.implicit.0.as_ptr(),
+                self.implicit.as_ptr(),
                 address as c_ulong,
                 length,
                 Memory::<P>::OPS_REF,
             )
         };
-        let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        OnDemand::keep(Memory::of(owned, counted, pager)?)
+        let raw = NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?;
+        OnDemand::keep(Memory::of(Owned(Backing::Process(raw)), counted, pager)?)
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        // SAFETY: Owned by the type invariant, and has no pages.
+        unsafe { bindings::ib_umem_odp_release(self.implicit.as_ptr()) };
     }
 }
 
@@ -239,8 +253,12 @@ struct Counted {
 }
 
 impl Counted {
-    /// Counts bytes as watched; `ENOMEM` if this exceeds the limit of the device.
+    /// Counts bytes as watched; `ENOMEM` if this exceeds the limit of the device. `EDEADLK` if this
+    /// task has memory: what would be watched next has locks, too.
     fn take(mapper: &Arc<Mapper>, length: usize) -> Result<Self> {
+        if has_memory() {
+            return Err(EDEADLK);
+        }
         mapper.watched().add(length)?;
         Ok(Self {
             mapper: mapper.clone(),
@@ -261,7 +279,62 @@ unsafe impl Send for AddressSpace {}
 // SAFETY: The structure does not change; C only reads it.
 unsafe impl Sync for AddressSpace {}
 
-/// The memory of an [`OnDemand`] (`struct ib_umem_odp`).
+/// The C structure behind a memory.
+#[derive(Copy, Clone)]
+enum Backing {
+    /// Memory of a process.
+    Process(NonNull<bindings::ib_umem_odp>),
+    /// Part of a dma-buf.
+    DmaBuf(NonNull<bindings::ib_umem_dmabuf>),
+}
+
+impl Backing {
+    /// Returns the umem with which the structure begins.
+    fn umem(self) -> *mut bindings::ib_umem {
+        match self {
+            Self::Process(raw) => {
+                const { assert!(offset_of!(bindings::ib_umem_odp, umem) == 0) };
+                raw.as_ptr().cast()
+            }
+            Self::DmaBuf(raw) => {
+                const { assert!(offset_of!(bindings::ib_umem_dmabuf, umem) == 0) };
+                raw.as_ptr().cast()
+            }
+        }
+    }
+
+    /// Locks the memory. Sleeps.
+    ///
+    /// # Safety
+    ///
+    /// The structure must be valid, and must not be released before [`unlock`](Self::unlock).
+    unsafe fn lock(self) {
+        // SAFETY: Guaranteed by the caller.
+        unsafe {
+            match self {
+                Self::Process(raw) => bindings::mutex_lock(&raw mut (*raw.as_ptr()).umem_mutex),
+                Self::DmaBuf(raw) => bindings::ib_umem_dmabuf_revoke_lock(raw.as_ptr()),
+            }
+        }
+    }
+
+    /// Unlocks the memory.
+    ///
+    /// # Safety
+    ///
+    /// This task must have locked it.
+    unsafe fn unlock(self) {
+        // SAFETY: Guaranteed by the caller.
+        unsafe {
+            match self {
+                Self::Process(raw) => bindings::mutex_unlock(&raw mut (*raw.as_ptr()).umem_mutex),
+                Self::DmaBuf(raw) => bindings::ib_umem_dmabuf_revoke_unlock(raw.as_ptr()),
+            }
+        }
+    }
+}
+
+/// The memory of an [`OnDemand`].
 ///
 /// # Invariants
 ///
@@ -271,11 +344,9 @@ unsafe impl Sync for AddressSpace {}
 /// - Once constructed, `private` of `raw` always points to `self`.
 #[pin_data]
 pub struct Memory<P: Pager> {
-    raw: NonNull<bindings::ib_umem_odp>,
+    raw: Backing,
     #[pin]
     released: Mutex<bool>,
-    /// The task that holds the `umem_mutex` of `raw` and calls the driver under it; 0 for none.
-    locked_by: Atomic<usize>,
     /// Number of pages.
     pages: usize,
     /// Address of the first byte.
@@ -293,11 +364,11 @@ pub struct Memory<P: Pager> {
 ///
 /// # Invariants
 ///
-/// The pointer is valid and owned.
-struct Owned(NonNull<bindings::ib_umem_odp>);
+/// The structure is valid and owned.
+struct Owned(Backing);
 
 impl Owned {
-    fn into_raw(self) -> NonNull<bindings::ib_umem_odp> {
+    fn into_raw(self) -> Backing {
         let raw = self.0;
         core::mem::forget(self);
         raw
@@ -307,14 +378,8 @@ impl Owned {
 impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: Owned by the type invariant, and no page of it was ever mapped.
-        unsafe { bindings::ib_umem_odp_release(self.0.as_ptr()) };
+        unsafe { bindings::ib_umem_release(self.0.umem()) };
     }
-}
-
-/// Returns a number that identifies the current task.
-fn current() -> usize {
-    // CAST: Not used as an address.
-    Task::current_raw() as usize
 }
 
 impl<P: Pager> Memory<P> {
@@ -357,20 +422,20 @@ impl<P: Pager> Memory<P> {
                 Self::OPS_REF,
             )
         };
-        let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        Self::of(owned, counted, pager)
+        let raw = NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?;
+        Self::of(Owned(Backing::Process(raw)), counted, pager)
     }
 
-    /// Wraps memory whose operations are [`Self::OPS`]. It is of the device for which `counted`
-    /// counts it.
+    /// Wraps memory whose operations are those of this type. It is of the device for which
+    /// `counted` counts it.
     fn of(owned: Owned, counted: Counted, pager: P) -> Result<Arc<Self>> {
         // SAFETY: The structure is valid, and these members never change.
-        let (pages, address, length) = unsafe {
-            let raw = owned.0.as_ref();
-            let tree = &raw.notifier.interval_tree;
-            let pages = (tree.last - tree.start) / PAGE_SIZE + 1;
-            (pages, raw.umem.address, raw.umem.length)
+        let (address, length) = unsafe {
+            let umem = owned.0.umem();
+            ((*umem).address, (*umem).length)
         };
+        // C checked that this does not overflow.
+        let pages = (address % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
         // One name for all types, because they share a lock class, which lockdep identifies by the
         // name's address.
         static WORK: &CStr = c"rdma::Memory::work";
@@ -391,7 +456,6 @@ impl<P: Pager> Memory<P> {
                 }),
                 raw: owned.into_raw(),
                 released <- new_mutex!(false),
-                locked_by: Atomic::new(0),
                 pages,
                 address,
                 length,
@@ -402,12 +466,14 @@ impl<P: Pager> Memory<P> {
             GFP_KERNEL,
         )?;
         let pointer = core::ptr::from_ref::<Self>(&this).cast_mut();
-        // SAFETY: Valid by the type invariant. Readers of `private` hold the mutex, which is free
-        // or held only briefly because the structure is new.
+        // SAFETY: Valid by the type invariant. Readers of `private` hold the lock.
         unsafe {
-            this.lock_raw();
-            (*this.raw.as_ptr()).private = pointer.cast();
-            this.unlock_raw();
+            this.raw.lock();
+            match this.raw {
+                Backing::Process(raw) => (*raw.as_ptr()).private = pointer.cast(),
+                Backing::DmaBuf(raw) => (*raw.as_ptr()).private = pointer.cast(),
+            }
+            this.raw.unlock();
         }
         Ok(this)
     }
@@ -443,6 +509,12 @@ impl<P: Pager> Memory<P> {
         self.length == 0
     }
 
+    /// Returns whether the memory belongs to a dma-buf.
+    #[inline]
+    pub fn is_dma_buf(&self) -> bool {
+        matches!(self.raw, Backing::DmaBuf(_))
+    }
+
     /// Schedules a call of [`Pager::serve`]. May be called in any context.
     pub fn request(&self) {
         // SAFETY: The work is initialised by the type invariant, and disabled before it is freed.
@@ -453,33 +525,6 @@ impl<P: Pager> Memory<P> {
                 self.work.get(),
             )
         };
-    }
-
-    /// Locks the mutex, which this task must not hold already.
-    ///
-    /// # Safety
-    ///
-    /// `raw` must not be released before [`unlock_raw`](Self::unlock_raw).
-    unsafe fn lock_raw(&self) {
-        // SAFETY: Valid by the type invariant.
-        unsafe { bindings::mutex_lock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
-        self.locked_by.store(current(), Relaxed);
-    }
-
-    /// Unlocks the mutex.
-    ///
-    /// # Safety
-    ///
-    /// This task must hold the mutex.
-    unsafe fn unlock_raw(&self) {
-        self.locked_by.store(0, Relaxed);
-        // SAFETY: Locked, as the caller guarantees.
-        unsafe { bindings::mutex_unlock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
-    }
-
-    /// Returns whether this task holds the mutex.
-    fn is_locked_here(&self) -> bool {
-        self.locked_by.load(Relaxed) == current()
     }
 
     /// Returns whether this task is executing the work.
@@ -493,9 +538,9 @@ impl<P: Pager> Memory<P> {
     ///
     /// With `fault`, missing pages are brought in, and a page that cannot be brought in is an
     /// error: `EFAULT` if there is no such memory, `EINVAL` if the process is gone, `EBUSY` if the
-    /// memory changes too fast. Without `fault`, missing pages are skipped. Returns `ENODEV` if the
-    /// device is not registered any more, and `EDEADLK` in a closure passed to this method or to
-    /// [`exclusively`](Self::exclusively).
+    /// memory changes too fast, or what the exporter of the dma-buf returns. Without `fault`,
+    /// missing pages are skipped. Returns `ENODEV` if the device is not registered any more, and
+    /// `EDEADLK` in a closure or pager callback that runs under the lock of any memory.
     ///
     /// The restrictions of [`Pager::forget`] apply to `tell`, too.
     pub fn map(
@@ -508,18 +553,40 @@ impl<P: Pager> Memory<P> {
         if pages.is_empty() || pages.end > self.pages {
             return Err(EINVAL);
         }
-        if self.is_locked_here() {
+        if has_memory() {
             return Err(EDEADLK);
         }
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
-        let raw = self.raw.as_ptr();
+        // SAFETY: The structure is not released while the device is registered, and the memory has
+        // these pages.
+        unsafe {
+            match self.raw {
+                Backing::Process(raw) => self.map_process(raw.as_ptr(), pages, write, fault, tell),
+                Backing::DmaBuf(raw) => dma_buf::map(raw.as_ptr(), pages, fault, tell),
+            }
+        }
+    }
+
+    /// Like [`map`](Self::map), for memory of a process.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be that of this memory and valid, the device must be registered, and the memory
+    /// must have these pages.
+    unsafe fn map_process(
+        &self,
+        raw: *mut bindings::ib_umem_odp,
+        pages: Range<usize>,
+        write: bool,
+        fault: bool,
+        tell: impl FnOnce(&mut dyn Iterator<Item = Result<Option<Page>>>) -> Result,
+    ) -> Result {
         let mask = if write {
             bindings::hmm_pfn_flags_HMM_PFN_WRITE
         } else {
             0
         };
-        // SAFETY: Valid by the type invariant, because the device is registered. On success the
-        // mutex is held.
+        // SAFETY: Guaranteed by the caller. On success the mutex is held.
         let mapped = unsafe {
             let start = (*raw).notifier.interval_tree.start as u64;
             bindings::ib_umem_odp_map_dma_and_lock(
@@ -533,15 +600,14 @@ impl<P: Pager> Memory<P> {
         if mapped < 0 {
             return to_result(mapped);
         }
-        self.locked_by.store(current(), Relaxed);
         let result = without_reclaim(|| {
             tell(&mut pages.map(|index| {
-                // SAFETY: The mutex is held, and the index is in range.
-                unsafe { self.page(index) }
+                // SAFETY: The mutex is held, the device is registered, and the index is in range.
+                unsafe { self.page(raw, index) }
             }))
         });
         // SAFETY: Held since `ib_umem_odp_map_dma_and_lock`.
-        unsafe { self.unlock_raw() };
+        unsafe { self.raw.unlock() };
         result
     }
 
@@ -557,13 +623,13 @@ impl<P: Pager> Memory<P> {
         unsafe { (*raw).map.pfn_list.add(index).read_volatile() }
     }
 
-    /// Returns page `index`, mapped for the device, if it is present.
+    /// Returns page `index` of memory of a process, mapped for the device, if it is present.
     ///
     /// # Safety
     ///
-    /// The mutex must be held, the device must be registered, and the memory must have that page.
-    unsafe fn page(&self, index: usize) -> Result<Option<Page>> {
-        let raw = self.raw.as_ptr();
+    /// `raw` must be that of this memory, its mutex must be held, the device must be registered,
+    /// and the memory must have that page.
+    unsafe fn page(&self, raw: *mut bindings::ib_umem_odp, index: usize) -> Result<Option<Page>> {
         // SAFETY: The mutex is held, and there is such a page.
         let entry = unsafe { Self::entry(raw, index) };
         if entry & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
@@ -591,15 +657,15 @@ impl<P: Pager> Memory<P> {
     /// Returns `ENODEV` and `EDEADLK` as for [`map`](Self::map). The restrictions of
     /// [`Pager::forget`] apply to `f`, too.
     pub fn exclusively<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
-        if self.is_locked_here() {
+        if has_memory() {
             return Err(EDEADLK);
         }
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
         // SAFETY: The structure is not released while the device is registered.
-        unsafe { self.lock_raw() };
+        unsafe { self.raw.lock() };
         let result = without_reclaim(f);
         // SAFETY: Locked above.
-        unsafe { self.unlock_raw() };
+        unsafe { self.raw.unlock() };
         Ok(result)
     }
 
@@ -630,7 +696,7 @@ impl<P: Pager> Memory<P> {
             let tree = &(*raw).notifier.interval_tree;
             let start = (*range).start.max(tree.start);
             // The end of the address space is 0.
-            let last = ((*range).end - 1).min(tree.last);
+            let last = (*range).end.wrapping_sub(1).min(tree.last);
             let numbers = page_numbers(tree.start, start, last);
             // The hardware does not know pages that were never mapped.
             let is_mapped = |index: &usize| {
@@ -640,9 +706,7 @@ impl<P: Pager> Memory<P> {
             if let Some(first) = mapped.find(is_mapped) {
                 let end = mapped.rfind(is_mapped).unwrap_or(first) + 1;
                 if let Some(this) = (*raw).private.cast::<Self>().as_ref() {
-                    this.locked_by.store(current(), Relaxed);
                     without_reclaim(|| this.pager.forget(first..end));
-                    this.locked_by.store(0, Relaxed);
                 }
             }
             bindings::ib_umem_odp_unmap_dma_pages(raw, start as u64, last as u64 + 1);
@@ -673,9 +737,10 @@ fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Returns whether this task holds the mutex of any memory and calls a driver under it, or is
-/// reclaiming memory. In both cases it must not wait for others that may wait for memory.
-fn has_memory() -> bool {
+/// Returns whether this task holds the lock of any memory and calls a driver under it, or is
+/// reclaiming memory. In both cases it must not wait for others that may wait for memory, nor for
+/// the lock of any memory, which may be the same one.
+pub(crate) fn has_memory() -> bool {
     // SAFETY: The current task is valid, and only the task itself changes its flags.
     unsafe { (*Task::current_raw()).flags & bindings::PF_MEMALLOC != 0 }
 }
@@ -692,7 +757,7 @@ impl<P: Pager> Revoke for Memory<P> {
             *released = true;
             // SAFETY: Owned by the type invariant, and released only here. Releasing waits for
             // invalidations in progress.
-            unsafe { bindings::ib_umem_odp_release(self.raw.as_ptr()) };
+            unsafe { bindings::ib_umem_release(self.raw.umem()) };
         }
     }
 }
@@ -712,7 +777,7 @@ pub struct Page {
     pub writable: bool,
 }
 
-// SAFETY: The C structure is protected by its mutex; the pager is `Send`.
+// SAFETY: The C structure is protected by its lock; the pager is `Send`.
 unsafe impl<P: Pager> Send for Memory<P> {}
 
 // SAFETY: The memory may be used by several threads at the same time; the pager is `Sync`.

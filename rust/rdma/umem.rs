@@ -21,7 +21,8 @@ use crate::{
         Call,
         Operations, //
     },
-    dma::Mapper, //
+    dma::Mapper,
+    odp, //
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -31,7 +32,8 @@ mod tests;
 /// (`struct ib_umem`).
 ///
 /// Keep it in an RDMA object, which goes away before the device does. A `Umem` that is dropped
-/// later stays pinned and mapped forever.
+/// later, or that is part of a dma-buf and dropped in a closure or pager callback that runs under
+/// the lock of [on-demand memory](odp), stays pinned and mapped forever.
 ///
 /// # Invariants
 ///
@@ -101,8 +103,9 @@ impl Umem {
     ///
     /// The device may write to the memory if `access` allows it. Errors: `ESRCH` if no process
     /// called the verb, `EBADF` if there is no such file, `EINVAL` if the file is not a dma-buf or
-    /// is too short. Other errors come from the exporter of the dma-buf, for example if it cannot
-    /// pin the memory or the device cannot reach it.
+    /// is too short, `EDEADLK` in a closure or pager callback that runs under the lock of
+    /// [on-demand memory](odp). Other errors come from the exporter of the dma-buf, for example if
+    /// it cannot pin the memory or the device cannot reach it.
     pub fn get_dma_buf<T: Operations>(
         call: &Call<'_, T>,
         fd: c_int,
@@ -111,6 +114,10 @@ impl Umem {
         access: AccessFlags,
     ) -> Result<Self> {
         call.check_process()?;
+        // This locks the dma-buf.
+        if odp::has_memory() {
+            return Err(EDEADLK);
+        }
         // SAFETY: The call proves that the device is registered.
         // CAST: `c_ulong` has the bits of a `size_t`; access flags are bits that C keeps in an
         // `int`.
@@ -196,6 +203,14 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
+        if self.is_dma_buf() && odp::has_memory() {
+            // The same dma-buf may be locked, and releasing locks it again.
+            dev_err!(
+                self.mapper.dma(),
+                "a dma-buf is dropped under the lock of on-demand memory and leaked\n"
+            );
+            return;
+        }
         if let Some(_registered) = self.mapper.enter_to_unmap() {
             // SAFETY: Owned by the type invariant. The guard keeps the device registered.
             unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };

@@ -479,6 +479,254 @@ mod cases {
         })
     }
 
+    /// A dma-buf, and its descriptor.
+    struct TestDmaBuf {
+        raw: *mut bindings::dma_buf,
+        fd: c_int,
+    }
+
+    /// Where a dma-buf is, at first and later.
+    const BASES: [u64; 2] = [0x10_0000_0000, 0x20_0000_0000];
+
+    impl TestDmaBuf {
+        fn new() -> Result<Self> {
+            // SAFETY: A plain call.
+            let raw = unsafe { bindings::test_dma_buf_new(PAGES * PAGE_SIZE, BASES[0]) };
+            let raw = from_err_ptr(raw)?;
+            // SAFETY: The dma-buf is valid. The descriptor owns it from now on.
+            let fd = unsafe { bindings::dma_buf_fd(raw, 0) };
+            if fd < 0 {
+                // SAFETY: Nobody else owns it.
+                unsafe { bindings::dma_buf_put(raw) };
+            }
+            to_result(fd)?;
+            Ok(Self { raw, fd })
+        }
+
+        /// Moves it to that address, or takes it away if this is 0. `EBUSY` if someone still has it
+        /// mapped where it was.
+        fn relocate(&self, base: u64) -> Result {
+            // SAFETY: The descriptor is open.
+            match unsafe { bindings::test_dma_buf_move(self.raw, base) } {
+                0 => Ok(()),
+                _ => Err(EBUSY),
+            }
+        }
+    }
+
+    impl Drop for TestDmaBuf {
+        fn drop(&mut self) {
+            // CAST: A descriptor is not negative.
+            // SAFETY: It is ours.
+            unsafe { bindings::close_fd(self.fd as c_uint) };
+        }
+    }
+
+    /// Offset of what is watched of a dma-buf, its length, and its pages.
+    const PIECE: (usize, usize, usize) = (PAGE_SIZE + 8, (PAGES - 2) * PAGE_SIZE - 16, PAGES - 2);
+
+    /// Watches a part of a dma-buf.
+    fn watch_dma_buf<P: Pager>(
+        device: &TestDevice,
+        mapper: &Arc<Mapper>,
+        buf: &TestDmaBuf,
+        pager: P,
+    ) -> Result<OnDemand<P>> {
+        let access = Access::LocalWrite.into();
+        let (offset, length, _) = PIECE;
+        let fd = buf.fd;
+        // SAFETY: The device is valid, and the mapper its own.
+        let memory = unsafe {
+            Memory::watch_dma_buf(device.as_raw(), mapper, fd, offset, length, access, pager)
+        }?;
+        OnDemand::keep(memory)
+    }
+
+    /// Calls `test` with watched memory of a dma-buf, and the log of its pager.
+    fn with_dma_buf(
+        test: impl FnOnce(&Memory<Arc<Log>>, &TestDmaBuf, &Log, &Mapper) -> Result,
+    ) -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let buf = TestDmaBuf::new()?;
+        let log = new_log()?;
+        let memory = watch_dma_buf(&device, &mapper, &buf, log.clone())?;
+        test(&memory, &buf, &log, &mapper)
+    }
+
+    /// Returns the addresses of pages of a dma-buf that are all present and writable.
+    fn addresses(memory: &Memory<Arc<Log>>, pages: Range<usize>) -> Result<KVec<u64>> {
+        let mut found = KVec::with_capacity(PAGES, GFP_KERNEL)?;
+        memory.map(pages, true, true, |pages| {
+            for page in pages {
+                let page = page?.filter(|page| page.writable).ok_or(EFAULT)?;
+                found.push_within_capacity(page.address)?;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Returns the address of a page of the piece, if the dma-buf begins at `base`.
+    fn address(base: u64, page: usize) -> u64 {
+        let index = page + 1;
+        base + ((index / 3 * 16 + index % 3) * PAGE_SIZE) as u64
+    }
+
+    #[test]
+    fn pages_of_a_dma_buf_come_when_they_are_asked_for() -> Result {
+        with_dma_buf(|memory, _, log, _| {
+            let (_, length, pages) = PIECE;
+            assert!(memory.is_dma_buf());
+            assert_eq!((memory.pages(), memory.offset()), (pages, 8));
+            assert_eq!(memory.len(), length);
+            assert_eq!(*present(memory, 0..pages, true, false)?, [None; 6]);
+            for range in [0..pages, 0..1, 4..pages, 1..4, pages - 1..pages] {
+                let found = addresses(memory, range.clone())?;
+                assert_eq!(found.len(), range.len());
+                assert!(range
+                    .zip(found)
+                    .all(|(page, at)| at == address(BASES[0], page)));
+            }
+            assert_eq!(*present(memory, 2..5, false, false)?, [Some(true); 3]);
+            for wrong in [0..0, 0..pages + 1, pages..pages + 1] {
+                assert_eq!(present(memory, wrong, false, true).err(), Some(EINVAL));
+            }
+            assert!(log.forgotten.lock().is_empty());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_dma_buf_that_moves_is_forgotten_and_found_again() -> Result {
+        with_dma_buf(|memory, buf, log, _| {
+            // Pages that the hardware never got need not be forgotten.
+            buf.relocate(BASES[1])?;
+            assert!(log.forgotten.lock().is_empty());
+            assert_eq!(*addresses(memory, 5..6)?, [address(BASES[1], 5)]);
+            buf.relocate(BASES[0])?;
+            assert_eq!(log.forgotten.lock().pop(), Some(0..6));
+            buf.relocate(BASES[1])?;
+            assert!(log.forgotten.lock().is_empty());
+            assert_eq!(*present(memory, 0..2, false, false)?, [None; 2]);
+            assert_eq!(*addresses(memory, 0..1)?, [address(BASES[1], 0)]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_dma_buf_that_is_gone_has_no_pages() -> Result {
+        with_dma_buf(|memory, buf, log, _| {
+            addresses(memory, 0..6)?;
+            buf.relocate(0)?;
+            assert_eq!(log.forgotten.lock().pop(), Some(0..6));
+            assert_eq!(addresses(memory, 0..1).err(), Some(ENODEV));
+            assert_eq!(*present(memory, 0..2, false, false)?, [None; 2]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_descriptor_of_a_dma_buf_is_not_needed() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let buf = TestDmaBuf::new()?;
+        let memory = watch_dma_buf(&device, &mapper, &buf, new_log()?)?;
+        drop(buf);
+        assert_eq!(*addresses(&memory, 3..4)?, [address(BASES[0], 3)]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_watched_of_dma_bufs_is_limited_and_must_be_there() -> Result {
+        let device = TestDevice::new()?;
+        let (_, length, _) = PIECE;
+        let mapper = device.mapper_with(Watched::with_limit(2 * length - 1))?;
+        let buf = TestDmaBuf::new()?;
+        let watch = || watch_dma_buf(&device, &mapper, &buf, new_log()?).map(Some);
+        let mut first = watch()?;
+        assert_eq!(watch().err(), Some(ENOMEM));
+        first.take();
+        watch()?;
+        let at = |fd, offset, length| {
+            let (raw, access) = (device.as_raw(), Access::LocalWrite.into());
+            // SAFETY: The device is valid, and the mapper its own.
+            unsafe { Memory::watch_dma_buf(raw, &mapper, fd, offset, length, access, new_log()?) }
+                .and_then(OnDemand::keep)
+                .map(drop)
+        };
+        assert_eq!(at(-1, 0, PAGE_SIZE), Err(EBADF));
+        assert_eq!(at(buf.fd, 0, 0), Err(EINVAL));
+        assert_eq!(at(buf.fd, PAGES * PAGE_SIZE, 1), Err(EINVAL));
+        assert_eq!(at(buf.fd, usize::MAX, 2), Err(EINVAL));
+        at(buf.fd, PAGES * PAGE_SIZE - 1, 1)
+    }
+
+    #[test]
+    fn who_has_a_part_of_a_dma_buf_does_not_wait_for_another() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let buf = TestDmaBuf::new()?;
+        let memory = watch_dma_buf(&device, &mapper, &buf, new_log()?)?;
+        let other = watch_dma_buf(&device, &mapper, &buf, new_log()?)?;
+        // The lock of a process's memory is another one, but nobody may take both.
+        let process = ProcessMemory::new(PAGES)?;
+        let access = Access::LocalWrite.into();
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+        let of_process = || unsafe {
+            let (raw, log) = (device.as_raw(), new_log()?);
+            Memory::watch(raw, &mapper, process.address(), PAGE_SIZE, access, log)
+                .and_then(OnDemand::keep)
+        };
+        let nested = || {
+            assert_eq!(other.exclusively(|| ()), Err(EDEADLK));
+            assert_eq!(addresses(&other, 0..1).err(), Some(EDEADLK));
+            let new = watch_dma_buf(&device, &mapper, &buf, new_log()?);
+            assert_eq!(new.err(), Some(EDEADLK));
+            assert_eq!(of_process().err(), Some(EDEADLK));
+            Ok::<_, Error>(())
+        };
+        memory.exclusively(nested)??;
+        memory.map(0..1, true, true, |_| nested())?;
+        other.exclusively(|| ())?;
+        drop(of_process()?);
+
+        let released = other.memory.clone();
+        memory.exclusively(|| drop(other))?;
+        assert!(!*released.released.lock());
+        // This ends what is left.
+        mapper.close();
+        Ok(())
+    }
+
+    #[test]
+    fn nobody_is_told_of_a_dma_buf_of_a_device_that_is_gone() -> Result {
+        with_dma_buf(|memory, buf, log, mapper| {
+            addresses(memory, 0..6)?;
+            mapper.close();
+            buf.relocate(BASES[1])?;
+            assert!(log.forgotten.lock().is_empty());
+            assert_eq!(addresses(memory, 0..1).err(), Some(ENODEV));
+            assert_eq!(memory.exclusively(|| ()), Err(ENODEV));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_forgotten_dma_buf_is_revoked_with_its_device() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let buf = TestDmaBuf::new()?;
+        let log = new_log()?;
+        let memory = watch_dma_buf(&device, &mapper, &buf, log.clone())?;
+        addresses(&memory, 0..6)?;
+        core::mem::forget(memory);
+        mapper.close();
+        buf.relocate(BASES[1])?;
+        assert!(log.forgotten.lock().is_empty());
+        Ok(())
+    }
+
     #[test]
     fn pages_are_counted_from_the_first() {
         let base = 16 * PAGE_SIZE;

@@ -144,10 +144,7 @@ impl Registered {
                 object,
                 user: Some(user),
             } => (object.pd(), user.range(), user.access),
-            Self::OnDemand(paged) => {
-                let (pd, range, access) = paged.registered();
-                (pd, Some(range), access)
-            }
+            Self::OnDemand(paged) => paged.registered(),
             Self::InPlace { user: None, .. } | Self::DeviceMemory { .. } => return Err(EINVAL),
         };
         let access = change.access.unwrap_or(access);
@@ -160,10 +157,17 @@ impl Registered {
             }
             _ => {}
         }
-        // Otherwise a new region replaces the old one, because nothing of an on-demand region can
-        // be reused. A dma-buf cannot be on demand.
-        let range = change.range.or(range).ok_or(EOPNOTSUPP)?;
+        // Otherwise a new region replaces the old one. Of an on-demand region, only the memory of a
+        // dma-buf is reused. Rights do not change whether that stays in place.
         let pd = change.pd.map_or(pd, |pd| pd.number());
+        let Some(range) = change.range.or(range) else {
+            return match self {
+                Self::OnDemand(paged) if !access.contains(Access::OnDemand) => {
+                    paged.replace(pd, access, device_rights(access, &call.data().limits)?)
+                }
+                _ => Err(EOPNOTSUPP),
+            };
+        };
         let new = Self::of_process(call, pd, &range, access)?;
         // This fails while memory windows are bound to the region.
         self.try_destroy()?;
@@ -193,7 +197,7 @@ impl Registered {
 }
 
 /// Checks the length of a region; `EINVAL` if it exceeds the device's limit.
-fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
+pub(crate) fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
     if length > call.data().limits.max_mr_size.get() {
         return Err(EINVAL);
     }
@@ -459,8 +463,14 @@ impl MemoryRegion for Mr {
         access: AccessFlags,
         _handle: Option<&rdma::Dmah<Dmah>>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
-        let get = || UserMemory::get_dma_buf(call, range, access);
-        let registered = Registered::in_place(call, pd.number(), access, get)?;
+        let pd = pd.number();
+        let registered = if call.data().paging.is_some() {
+            let rights = device_rights(access, &call.data().limits)?;
+            Registered::OnDemand(Paged::register_dma_buf(call, pd, range, access, rights)?)
+        } else {
+            let get = || UserMemory::get_dma_buf(call, range, access);
+            Registered::in_place(call, pd, access, get)?
+        };
         Ok(Self::new(registered, None))
     }
 

@@ -3,11 +3,11 @@
 //! Memory regions with on-demand paging.
 //!
 //! The device asks for pages by an event, which a work item of the region handles: it brings the
-//! pages in and passes them to the device. When the process or the kernel changes the memory, the
-//! pages are taken back. Both happen by commands under the mutex of the memory. This mutex is also
-//! taken to reclaim memory, so these commands have preallocated memory ([`PageCommands`]). The
-//! region is destroyed under that mutex as well, so no command for it can come later, when the
-//! device may have reused its key for another region.
+//! pages in and passes them to the device. When the process, the kernel or the exporter of a
+//! dma-buf changes the memory, the pages are taken back. Both happen by commands under the lock of
+//! the memory. This lock is also taken to reclaim memory, so these commands have preallocated
+//! memory ([`PageCommands`]). The region is destroyed under that lock as well, so no command for it
+//! can come later, when the device may have reused its key for another region.
 
 use core::{
     ops::Range,
@@ -16,6 +16,7 @@ use core::{
 
 use kernel::{
     new_mutex,
+    new_spinlock,
     page::PAGE_SIZE,
     prelude::*,
     rbtree::{
@@ -29,7 +30,8 @@ use kernel::{
         },
         Arc,
         ArcBorrow,
-        Mutex, //
+        Mutex,
+        SpinLock, //
     },
     xarray::{
         AllocKind,
@@ -43,7 +45,8 @@ use rdma::{
     },
     mr::{
         self,
-        Advice, //
+        Advice,
+        DmaBufRange, //
     },
     odp::{
         AddressSpace,
@@ -88,6 +91,7 @@ use crate::{
     device::Call,
     feature,
     mr::{
+        checked_length,
         first_address,
         may_have_windows, //
     },
@@ -99,6 +103,9 @@ use crate::{
 
 /// Number of attempts to look up pages while the process changes its memory concurrently.
 const PATIENCE: u32 = 10;
+
+/// How many batches of pages of a dma-buf are passed to the device under its lock at once.
+const BATCHES: usize = 64;
 
 /// Binary logarithm of the size of a piece of an address space. Each piece is a region of its own.
 const PIECE_SHIFT: u8 = 30;
@@ -248,18 +255,25 @@ struct PageRequest {
     fault: bool,
 }
 
-/// The driver's data for the memory of a region.
-#[pin_data]
-struct RegionPager {
-    commands: Arc<PageCommands>,
+/// The region of the device that consists of a memory.
+#[derive(Copy, Clone)]
+struct Region {
     pd: u32,
+    key: u32,
     /// Address by which work requests refer to the first byte.
     iova: u64,
     /// Whether anyone may write to the memory.
     writable: bool,
-    /// Key of the region; 0 before the device has the region and after its destruction. Cleared
-    /// under the mutex of the memory.
-    key: Atomic<u32>,
+}
+
+/// The driver's data for the memory of a region.
+#[pin_data]
+struct RegionPager {
+    commands: Arc<PageCommands>,
+    /// The region; [`None`] before the device has it and after its destruction. Another region, or
+    /// none, takes its place under the lock of the memory.
+    #[pin]
+    region: SpinLock<Option<Region>>,
     #[pin]
     prefetches: Mutex<KVec<PageRequest>>,
     /// Present for a region that spans an address space. The region's own watched memory is then
@@ -271,7 +285,6 @@ struct RegionPager {
 #[pin_data]
 struct Space {
     addresses: AddressSpace,
-    writable: bool,
     faults: Arc<Faults>,
     /// Regions of the pieces that the device asked for, by number; [`None`] once the region is
     /// destroyed.
@@ -283,6 +296,7 @@ impl Space {
     /// Returns the memory of a piece of the region of `whole`, and creates the piece if necessary.
     fn piece(&self, whole: &Memory<BoxedPager>, number: u32) -> Result<Watched> {
         let pager = &whole.pager().0;
+        let (pd, _) = pager.name()?;
         let mut pieces = self.pieces.lock();
         let pieces = Option::as_mut(&mut *pieces).ok_or(ENOENT)?;
         if let Some(piece) = pieces.get(&number) {
@@ -290,11 +304,11 @@ impl Space {
         }
         let node = RBTreeNodeReservation::new(GFP_KERNEL)?;
         let address = u64::from(number) << PIECE_SHIFT;
-        let own = BoxedPager::new(&pager.commands, pager.pd, address, self.writable, None)?;
+        let own = BoxedPager::new(&pager.commands, None)?;
         let memory = Arc::new(self.addresses.watch(address, PIECE, own)?, GFP_KERNEL)?;
         // Accesses to a piece use the rights of the whole region.
         let request = RegisterMr {
-            pd: pager.pd.into(),
+            pd: pd.into(),
             iova: address.into(),
             ..Default::default()
         };
@@ -306,7 +320,7 @@ impl Space {
         let nothing = AccessFlags::default();
         let piece = Paged::create(&self.faults, memory, request, range, nothing)?;
         // The whole region may have been destroyed in the meantime, and its key used again.
-        let attach = || pager.commands.attach(pager.region()?, number, piece.key());
+        let attach = || pager.commands.attach(pager.name()?, number, piece.key());
         whole.exclusively(attach)??;
         let memory = piece.memory.clone();
         pieces.insert(node.into_node(number, piece));
@@ -318,24 +332,33 @@ impl Space {
 pub(crate) struct BoxedPager(Pin<KBox<RegionPager>>);
 
 impl RegionPager {
-    /// Returns the protection domain and key of the region. They are valid while the mutex of the
-    /// memory is held. `ENOENT` if the device does not have the region.
-    fn region(&self) -> Result<(u32, u32)> {
-        match self.key.load(Relaxed) {
-            0 => Err(ENOENT),
-            key => Ok((self.pd, key)),
-        }
+    /// Returns the region. The device has it while the lock of the memory is held. `ENOENT` if
+    /// there is none.
+    fn region(&self) -> Result<Region> {
+        (*self.region.lock()).ok_or(ENOENT)
+    }
+
+    /// Returns the protection domain and the key of the region, like [`region`](Self::region).
+    fn name(&self) -> Result<(u32, u32)> {
+        self.region().map(|region| (region.pd, region.key))
     }
 
     /// Passes pages to the device in batches; a batch is passed as a whole or not at all.
     fn map(&self, memory: &Memory<BoxedPager>, request: &PageRequest) -> Result {
+        // To find a page of a dma-buf takes a walk through its list, so one walk serves for more.
+        let step = if memory.is_dma_buf() {
+            BATCHES * TABLE_PAGES
+        } else {
+            TABLE_PAGES
+        };
         let mut first = request.pages.start;
         while first < request.pages.end {
-            let end = request.pages.end.min(first + TABLE_PAGES);
+            let end = request.pages.end.min(first + step);
             let mut patience = PATIENCE;
             loop {
                 let mapped = memory.map(first..end, request.write, request.fault, |pages| {
-                    self.commands.map(self.region()?, first, pages)
+                    let mut batches = (first..end).step_by(TABLE_PAGES);
+                    batches.try_for_each(|at| self.commands.map(self.name()?, at, pages))
                 });
                 patience -= 1;
                 match mapped {
@@ -358,7 +381,7 @@ impl RegionPager {
             if self.map(memory, &batch(first..end)).is_err() {
                 for page in first..end {
                     if self.map(memory, &batch(page..page + 1)).is_err() {
-                        memory.exclusively(|| self.commands.refuse(self.region()?, page))??;
+                        memory.exclusively(|| self.commands.refuse(self.name()?, page))??;
                     }
                 }
             }
@@ -377,7 +400,7 @@ impl RegionPager {
         for number in request.pages.clone() {
             // CAST: The number of pieces fits.
             if space.piece(memory, number as u32).is_err() {
-                memory.exclusively(|| self.commands.refuse(self.region()?, number))??;
+                memory.exclusively(|| self.commands.refuse(self.name()?, number))??;
             }
         }
         Ok(())
@@ -394,7 +417,7 @@ impl RegionPager {
     /// Answers all page faults of the region.
     fn answer_all(&self, memory: &Memory<BoxedPager>) -> Result {
         loop {
-            let fault = memory.exclusively(|| self.commands.take(self.region()?))??;
+            let fault = memory.exclusively(|| self.commands.take(self.name()?))??;
             let first = fault.first_page.get() as usize;
             let count = fault.page_count.get() as usize;
             if count == 0 {
@@ -418,21 +441,12 @@ impl RegionPager {
 }
 
 impl BoxedPager {
-    /// Creates a pager for a region of `pd` at `iova` that the device does not have yet.
-    fn new(
-        commands: &Arc<PageCommands>,
-        pd: u32,
-        iova: u64,
-        writable: bool,
-        space: Option<Pin<KBox<Space>>>,
-    ) -> Result<Self> {
+    /// Creates a pager for a region that the device does not have yet.
+    fn new(commands: &Arc<PageCommands>, space: Option<Pin<KBox<Space>>>) -> Result<Self> {
         let pager = KBox::pin_init(
             pin_init!(RegionPager {
                 commands: commands.clone(),
-                pd,
-                iova,
-                writable,
-                key: Atomic::new(0),
+                region <- new_spinlock!(None),
                 prefetches <- new_mutex!(KVec::new()),
                 space,
             }),
@@ -447,8 +461,8 @@ impl Pager for BoxedPager {
         if self.0.space.is_some() {
             return;
         }
-        if let Ok(region) = self.0.region() {
-            self.0.commands.unmap(region, &pages);
+        if let Ok(name) = self.0.name() {
+            self.0.commands.unmap(name, &pages);
         }
     }
 
@@ -467,7 +481,7 @@ impl Pager for BoxedPager {
     }
 }
 
-/// Memory of a process that is not pinned.
+/// Memory that is not pinned.
 type Watched = Arc<OnDemand<BoxedPager>>;
 
 /// Regions for which the device may ask for pages, by key.
@@ -503,11 +517,35 @@ impl Faults {
         region.is_some()
     }
 
-    /// Returns the memory of the region of `pd` with that key.
-    fn get(&self, pd: u32, key: u32) -> Option<Watched> {
+    /// Adds a region.
+    fn add(&self, key: u32, memory: &Watched) -> Result {
+        // A region with the same key may still be on its way out.
+        let before = {
+            let mut regions = self.regions.lock();
+            regions.store(key as usize, memory.clone(), GFP_KERNEL)
+        };
+        before.map(drop).map_err(|error| error.error)
+    }
+
+    /// Removes a region, unless another one already has its key.
+    fn remove(&self, key: u32, memory: &Watched) {
+        let mut regions = self.regions.lock();
+        let is_ours = |other: ArcBorrow<'_, _>| ptr::eq(&*other, &**memory);
+        if regions.get(key as usize).is_some_and(is_ours) {
+            let memory = regions.remove(key as usize);
+            // Dropped after the table is unlocked.
+            drop(regions);
+            drop(memory);
+        }
+    }
+
+    /// Returns the region of `pd` with that key, and its memory.
+    fn get(&self, pd: u32, key: u32) -> Option<(Region, Watched)> {
         let regions = self.regions.lock();
         let memory = regions.get(key as usize).map(Watched::from)?;
-        (memory.pager().0.pd == pd).then_some(memory)
+        drop(regions);
+        let region = memory.pager().0.region().ok()?;
+        ((region.pd, region.key) == (pd, key)).then_some((region, memory))
     }
 
     /// Passes pages to the device before it asks for them. `EINVAL` if a piece is not within an
@@ -516,13 +554,13 @@ impl Faults {
     pub(crate) fn advise(&self, pd: u32, advice: Advice, wait: bool, pieces: &[Sge]) -> Result {
         let mut found = KVec::with_capacity(pieces.len(), GFP_KERNEL)?;
         for piece in pieces {
-            let memory = self.get(pd, piece.lkey()).ok_or(EINVAL)?;
+            let (region, memory) = self.get(pd, piece.lkey()).ok_or(EINVAL)?;
             let pager = &memory.pager().0;
             let write = advice == Advice::PrefetchWrite;
-            if write && !pager.writable {
+            if write && !region.writable {
                 return Err(EPERM);
             }
-            let start = piece.address().checked_sub(pager.iova).ok_or(EINVAL)?;
+            let start = piece.address().checked_sub(region.iova).ok_or(EINVAL)?;
             let length = u64::from(piece.length());
             let end = start.checked_add(length).ok_or(EINVAL)?;
             let fault = advice != Advice::PrefetchNoFault;
@@ -592,17 +630,26 @@ fn pieces_of(addresses: Range<u64>) -> Option<impl Iterator<Item = (u32, Range<u
     Some(pieces.filter(|(_, bytes)| !bytes.is_empty()))
 }
 
+/// Checks the length of an on-demand region; `EINVAL` if it is 0 or exceeds the device's limit.
+fn nonzero_length(call: &Call<'_>, length: u64) -> Result<usize> {
+    match checked_length(call, length)? {
+        0 => Err(EINVAL),
+        length => Ok(length),
+    }
+}
+
 /// An on-demand region. Dropping it destroys the region.
 pub(crate) struct Paged {
     object: Object<DeregisterMr>,
     memory: Watched,
     faults: Arc<Faults>,
+    /// The memory in the process or in the dma-buf.
     range: mr::Range,
     access: AccessFlags,
 }
 
 impl Paged {
-    /// Registers memory with these rights in the device's encoding.
+    /// Registers memory of a process with these rights in the device's encoding.
     pub(crate) fn register(
         call: &Call<'_>,
         pd: u32,
@@ -615,7 +662,6 @@ impl Paged {
         let commands = call.data().paging.as_ref().ok_or(EOPNOTSUPP)?;
         let faults = &call.data().faults;
         let iova = first_address(range.iova, access);
-        let writable = access.contains(Access::LocalWrite);
         let (space, start, length) = if is_space {
             if !call.data().features.contains(feature::NESTED_PAGING) {
                 return Err(EOPNOTSUPP);
@@ -626,19 +672,15 @@ impl Paged {
             let addresses = AddressSpace::of_caller(call, access)?;
             let space = pin_init!(Space {
                 addresses,
-                writable,
                 faults: faults.clone(),
                 pieces <- new_mutex!(Some(RBTree::new())),
             });
             // The watched page is unused, but it has the work item that creates the pieces.
             (Some(KBox::pin_init(space, GFP_KERNEL)?), 0, PAGE_SIZE)
         } else {
-            if range.length == 0 || range.length > call.data().limits.max_mr_size.get() {
-                return Err(EINVAL);
-            }
-            (None, range.start, usize::try_from(range.length)?)
+            (None, range.start, nonzero_length(call, range.length)?)
         };
-        let pager = BoxedPager::new(commands, pd, iova, writable, space)?;
+        let pager = BoxedPager::new(commands, space)?;
         let memory = Arc::new(
             OnDemand::new(call, start, length, access, pager)?,
             GFP_KERNEL,
@@ -652,14 +694,79 @@ impl Paged {
         Self::create(faults, memory, request, *range, access)
     }
 
-    /// Registers memory as described by `request`, which does not contain pages yet.
-    fn create(
-        faults: &Arc<Faults>,
-        memory: Watched,
-        request: RegisterMr,
-        range: mr::Range,
+    /// Registers a part of a dma-buf with these rights in the device's encoding.
+    ///
+    /// The device gets all pages at once. If they cannot be brought in, or it cannot reach them,
+    /// registration fails.
+    pub(crate) fn register_dma_buf(
+        call: &Call<'_>,
+        pd: u32,
+        range: &DmaBufRange,
         access: AccessFlags,
+        rights: u32,
     ) -> Result<Self> {
+        let commands = call.data().paging.as_ref().ok_or(EOPNOTSUPP)?;
+        let length = nonzero_length(call, range.length)?;
+        let offset = usize::try_from(range.offset)?;
+        let pager = BoxedPager::new(commands, None)?;
+        let memory = OnDemand::of_dma_buf(call, range.fd, offset, length, access, pager)?;
+        let memory = Arc::new(memory, GFP_KERNEL)?;
+        let request = RegisterMr {
+            pd: pd.into(),
+            access: rights.into(),
+            iova: first_address(range.iova, access).into(),
+            ..Default::default()
+        };
+        let range = mr::Range {
+            start: range.offset,
+            length: range.length,
+            iova: range.iova,
+        };
+        let paged = Self::create(&call.data().faults, memory, request, range, access)?;
+        let all = PageRequest {
+            pages: 0..paged.memory.pages(),
+            write: false,
+            fault: true,
+        };
+        paged.memory.pager().0.map(&paged.memory, &all)?;
+        Ok(paged)
+    }
+
+    /// Gives the memory of a dma-buf to a region of `pd` with these rights, which replaces the
+    /// present one. `EBUSY` if memory windows are bound to it. On error it remains as it was.
+    pub(crate) fn replace(&mut self, pd: u32, access: AccessFlags, rights: u32) -> Result {
+        let request = RegisterMr {
+            pd: pd.into(),
+            access: rights.into(),
+            iova: first_address(self.range.iova, access).into(),
+            ..Default::default()
+        };
+        let (object, region) = Self::describe(&self.memory, request, access)?;
+        self.faults.add(region.key, &self.memory)?;
+        let replaced = self.memory.exclusively(|| {
+            self.object.try_destroy(may_have_windows(self.access))?;
+            *self.memory.pager().0.region.lock() = Some(region);
+            Ok::<_, Error>(())
+        });
+        if let Err(err) = replaced.and_then(|result| result) {
+            self.faults.remove(region.key, &self.memory);
+            return Err(err);
+        }
+        self.faults.remove(self.object.number(), &self.memory);
+        self.object = object;
+        self.access = access;
+        // A process that guessed the key may have caused a page fault already.
+        self.memory.request();
+        Ok(())
+    }
+
+    /// Creates a region of memory on the device, as described by `request`, which does not contain
+    /// pages yet.
+    fn describe(
+        memory: &Watched,
+        request: RegisterMr,
+        access: AccessFlags,
+    ) -> Result<(Object<DeregisterMr>, Region)> {
         let pager = &memory.pager().0;
         let (flags, pages) = match &pager.space {
             Some(_) => (
@@ -682,7 +789,6 @@ impl Paged {
                 },
             ),
         };
-        let unknown = faults.unknown.load(Relaxed);
         let (object, _) = create(
             &pager.commands.control,
             &RegisterMr {
@@ -696,6 +802,25 @@ impl Paged {
         if key == 0 {
             return Err(pager.commands.control.nonsense());
         }
+        let region = Region {
+            pd: request.pd.get(),
+            key,
+            iova: request.iova.get(),
+            writable: access.contains(Access::LocalWrite),
+        };
+        Ok((object, region))
+    }
+
+    /// Registers memory as described by `request`, which does not contain pages yet.
+    fn create(
+        faults: &Arc<Faults>,
+        memory: Watched,
+        request: RegisterMr,
+        range: mr::Range,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let unknown = faults.unknown.load(Relaxed);
+        let (object, region) = Self::describe(&memory, request, access)?;
         let paged = Self {
             object,
             memory,
@@ -703,13 +828,8 @@ impl Paged {
             range,
             access,
         };
-        paged.memory.pager().0.key.store(key, Relaxed);
-        // A region with the same key may still be on its way out.
-        let before = {
-            let mut regions = paged.faults.regions.lock();
-            regions.store(key as usize, paged.memory.clone(), GFP_KERNEL)
-        };
-        before.map_err(|error| error.error)?;
+        *paged.memory.pager().0.region.lock() = Some(region);
+        paged.faults.add(region.key, &paged.memory)?;
         // A process that guessed the key may have caused a page fault before the region was in the
         // table, and the device does not raise the event again.
         if faults.unknown.load(Relaxed) != unknown {
@@ -723,34 +843,29 @@ impl Paged {
         self.object.number()
     }
 
-    /// Returns what was registered: the protection domain, the memory and the rights.
-    pub(crate) fn registered(&self) -> (u32, mr::Range, AccessFlags) {
-        (self.object.pd(), self.range, self.access)
+    /// Returns what was registered: the protection domain, the memory in the process if it is not
+    /// a dma-buf, and the rights.
+    pub(crate) fn registered(&self) -> (u32, Option<mr::Range>, AccessFlags) {
+        let range = (!self.memory.is_dma_buf()).then_some(self.range);
+        (self.object.pd(), range, self.access)
     }
 
     /// Destroys the region, unless memory windows are bound to it (`EBUSY`).
     pub(crate) fn try_destroy(&self) -> Result {
-        let number = &self.memory.pager().0.key;
-        let key = self.memory.exclusively(|| {
+        let pager = &self.memory.pager().0;
+        let region = self.memory.exclusively(|| {
             self.object.try_destroy(may_have_windows(self.access))?;
-            Ok::<_, Error>(number.xchg(0, Relaxed))
+            Ok::<_, Error>(pager.region.lock().take())
         })??;
-        if key == 0 {
+        let Some(region) = region else {
             return Ok(());
-        }
-        if let Some(space) = &self.memory.pager().0.space {
+        };
+        if let Some(space) = &pager.space {
             // The device asks for no more pieces, and concurrent creation of a piece fails.
             let pieces = space.pieces.lock().take();
             drop(pieces);
         }
-        let mut regions = self.faults.regions.lock();
-        let is_ours = |memory: ArcBorrow<'_, _>| ptr::eq(&*memory, &*self.memory);
-        if regions.get(key as usize).is_some_and(is_ours) {
-            let memory = regions.remove(key as usize);
-            // Dropped after the table is unlocked.
-            drop(regions);
-            drop(memory);
-        }
+        self.faults.remove(region.key, &self.memory);
         Ok(())
     }
 
