@@ -14,6 +14,7 @@ pub mod flows;
 pub mod fork;
 pub mod import;
 pub mod limits;
+pub mod moving;
 pub mod multicast;
 pub mod null;
 pub mod pacing;
@@ -81,6 +82,7 @@ pub fn cases() -> Vec<Case> {
         pacing::CASES,
         paging::CASES,
         dma_buf::CASES,
+        moving::CASES,
         device_memory::CASES,
         null::CASES,
         regions::CASES,

@@ -76,13 +76,13 @@ fn run(args: &Args) -> Outcome<usize> {
     }
     if args.flag("outlive") {
         let mut env = Env::new(device.as_deref(), gid, false, peer).during("connecting")?;
-        outlive(&mut env)?;
+        outlive(&mut env, true)?;
         println!("all requests were flushed");
         return Ok(0);
     }
     if args.flag("recover") {
         let mut env = Env::new(device.as_deref(), gid, false, peer).during("connecting")?;
-        outlive(&mut env)?;
+        outlive(&mut env, false)?;
         peer = recover(env, device.as_deref())?;
         println!("the device is back");
     }

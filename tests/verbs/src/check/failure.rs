@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::moving::{BEGIN, Restless};
 use super::peer::Peer;
 use super::{Env, Link, LinkConfig, SOON, expect};
 use crate::ensure;
@@ -71,8 +72,9 @@ fn expect_flushed(cq: &Cq, base: u64, patience: Duration) -> Outcome<()> {
     Ok(())
 }
 
-/// Waits for the device to fail, which it is told to by what this prints.
-pub fn outlive(env: &mut Env) -> Outcome<()> {
+/// Waits for the device to fail, which it is told to by what this prints. If `moving`, the process also has a dma-buf
+/// whose exporter moves it all the time, and goes on with it.
+pub fn outlive(env: &mut Env, moving: bool) -> Outcome<()> {
     // Polled by either interface, and one with an event.
     let channel = Channel::new(&env.context).during("ibv_create_comp_channel")?;
     let mut links = Vec::new();
@@ -87,6 +89,14 @@ pub fn outlive(env: &mut Env) -> Outcome<()> {
     // One whose requests are done when the device fails. Nobody polled the last of them.
     let done = env.link(&LinkConfig::default())?;
     let write = SendOp::Write(env.peer.all.addr, env.peer.all.rkey);
+    let mut moved = None;
+    if moving {
+        let buf = Restless::new()?;
+        let region = buf.region(env)?;
+        done.send(100, write, &[region.sge(BEGIN, 64)])?;
+        done.expect(100, WC_SUCCESS)?;
+        moved = Some((buf, region));
+    }
     for round in 0..3 {
         for n in 0..3 {
             let flags = if n == 2 { SEND_SIGNALED } else { 0 };
@@ -127,7 +137,13 @@ pub fn outlive(env: &mut Env) -> Outcome<()> {
     }
     done.recv(5, &[])?;
     expect(&done.cq, 5, WC_WR_FLUSH_ERR)?;
-    done.expect_quiet()
+    done.expect_quiet()?;
+    if let Some((buf, region)) = moved {
+        buf.moves_on()?;
+        drop(region);
+        buf.rest()?;
+    }
+    Ok(())
 }
 
 /// A device that failed has told its users so. They let go of all that they have, and soon open it anew.

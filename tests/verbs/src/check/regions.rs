@@ -120,7 +120,9 @@ fn change_each(env: &Env, kind: Kind) -> Outcome<()> {
         let in_ways = |e| Failure(format!("in the ways {ways}: {e}"));
         kind.change(&mut mr, &change).map_err(in_ways)?;
         // Pages that come and go are nothing that another region could keep.
-        let rekeyed = moves || kind == Kind::OnDemand || kind == Kind::Loosened && narrows;
+        let rekeyed = moves
+            || matches!(kind, Kind::OnDemand | Kind::DmaBuf)
+            || kind == Kind::Loosened && narrows;
 
         let begin = if moves { INSIDE } else { 0 };
         let (now, not) = if leaves {
