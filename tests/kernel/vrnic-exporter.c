@@ -43,6 +43,7 @@ struct buffer {
 };
 
 struct owner {
+	/* Protects the pointer. */
 	struct mutex lock;
 	struct dma_buf *dmabuf;
 };
@@ -55,7 +56,7 @@ static struct sg_table *buffer_map(struct dma_buf_attachment *attach, enum dma_d
 
 	if (buffer->revoked)
 		return ERR_PTR(-ENODEV);
-	table = kzalloc(sizeof(*table), GFP_KERNEL);
+	table = kzalloc_obj(*table);
 	if (!table)
 		return ERR_PTR(-ENOMEM);
 	ret = sg_alloc_table_from_pages(table, buffer->places[buffer->here], buffer->count, 0,
@@ -168,7 +169,7 @@ static void page_leave(struct page *page)
 
 static struct buffer *buffer_alloc(unsigned int count)
 {
-	struct buffer *buffer = kzalloc(sizeof(*buffer), GFP_KERNEL);
+	struct buffer *buffer = kzalloc_obj(*buffer);
 	unsigned int place, i;
 
 	if (!buffer)
@@ -325,7 +326,7 @@ static long owner_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 
 static int owner_open(struct inode *inode, struct file *file)
 {
-	struct owner *owner = kzalloc(sizeof(*owner), GFP_KERNEL);
+	struct owner *owner = kzalloc_obj(*owner);
 
 	if (!owner)
 		return -ENOMEM;

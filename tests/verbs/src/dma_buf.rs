@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! dma-bufs: those that udmabuf makes of a process's own memory, and those that a module of `tests/kernel` moves and takes
-//! away. They stand in for dma-bufs of other devices' memory.
+//! dma-bufs: those that udmabuf makes of a process's own memory, and those that a module of `tests/kernel` moves and
+//! takes away. They stand in for dma-bufs of other devices' memory.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
