@@ -16,6 +16,7 @@
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 
@@ -220,7 +221,10 @@ static int buffer_clear(struct dma_buf *dmabuf)
 		return -ENODEV;
 	if (buffer->pinned)
 		return -EBUSY;
+	/* Other exporters do this to reclaim memory, so have lockdep look at it as such. */
+	fs_reclaim_acquire(GFP_KERNEL);
 	dma_buf_invalidate_mappings(dmabuf);
+	fs_reclaim_release(GFP_KERNEL);
 	dma_resv_wait_timeout(dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, false, MAX_SCHEDULE_TIMEOUT);
 	if (buffer->mapped)
 		return -EBUSY;
