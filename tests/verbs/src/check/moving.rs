@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::paging::has_paging;
 use super::pair::{Pair, same};
 use super::{Case, Env, expect};
 use crate::dma_buf::{DmaBuf, Exporter};
@@ -15,8 +14,8 @@ use crate::ensure;
 use crate::memory::PAGE;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, Change, Errno, Mr, Pd, QPS_ERR, SendOp,
-    WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_REM_OP_ERR, WC_SUCCESS,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, Change, Errno, Mr, Pd,
+    QPS_ERR, SendOp, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_REM_OP_ERR, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -32,7 +31,7 @@ const LENGTH: usize = 32 * PAGE;
 pub(super) const BEGIN: usize = 3 * PAGE + 104;
 const SIZE: usize = 20 * PAGE + 1000;
 /// Rounds of traffic.
-const ROUNDS: u64 = 60;
+const ROUNDS: u64 = 36;
 /// Time between two moves: enough to bring the pages of a message back and use them, on a busy machine too.
 const PAUSE: Duration = Duration::from_millis(4);
 
@@ -106,6 +105,11 @@ impl Drop for Restless {
     }
 }
 
+/// Whether the device can follow a dma-buf that moves: if it has on-demand paging.
+fn follows(env: &Env) -> bool {
+    env.vrnic && Mr::new(&env.pd, PAGE, ACCESS_ALL | ACCESS_ON_DEMAND).is_ok()
+}
+
 fn region(env: &Env, buf: &DmaBuf) -> Outcome<Mr> {
     Mr::of_dma_buf(&env.pd, &buf.piece(BEGIN, SIZE), ACCESS_ALL).during("ibv_reg_dmabuf_mr")
 }
@@ -143,7 +147,7 @@ fn moves(env: &mut Env) -> Outcome<()> {
     if !env.vrnic {
         return Ok(());
     }
-    if !has_paging(env)? {
+    if !follows(env) {
         return stays(env);
     }
     let (near, far) = (Restless::new()?, Restless::new()?);
@@ -192,7 +196,7 @@ fn moves(env: &mut Env) -> Outcome<()> {
 
 /// Once it is taken away, every access fails, at either end and in either role, and nobody else is harmed.
 fn revoked(env: &mut Env) -> Outcome<()> {
-    if !env.vrnic || !has_paging(env)? {
+    if !follows(env) {
         return Ok(());
     }
     let (buf, exporter) = DmaBuf::moving(LENGTH).during("EXPORTER_EXPORT")?;
@@ -262,14 +266,14 @@ fn revoked(env: &mut Env) -> Outcome<()> {
 
 /// Its region gets other rights and another protection domain meanwhile.
 fn changes(env: &mut Env) -> Outcome<()> {
-    if !env.vrnic || !has_paging(env)? {
+    if !follows(env) {
         return Ok(());
     }
     let buf = Restless::new()?;
     let elsewhere = Pd::new(&env.context).during("ibv_alloc_pd")?;
     let plain = env.buffer()?;
     let mut region = buf.region(env)?;
-    for round in 0..12 {
+    for round in 0..8 {
         let (pd, other) = if round % 2 == 0 {
             (&elsewhere, &env.pd)
         } else {
@@ -313,13 +317,13 @@ fn changes(env: &mut Env) -> Outcome<()> {
 
 /// Regions come and go meanwhile, several at the same time.
 fn deregistered(env: &mut Env) -> Outcome<()> {
-    if !env.vrnic || !has_paging(env)? {
+    if !follows(env) {
         return Ok(());
     }
     let buf = Restless::new()?;
     let plain = env.buffer()?;
     let mut last = None;
-    for round in 0..40 {
+    for round in 0..24 {
         let region = buf.region(env)?;
         let pair = Pair::new(env)?;
         plain.memory().fill(0, 8 * PAGE, round, 0);

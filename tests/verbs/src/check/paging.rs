@@ -35,7 +35,7 @@ const BORDER: usize = 1 << 40;
 const ROUNDS: u64 = 60;
 
 /// Whether the device has such regions; other devices need not.
-pub(super) fn has_paging(env: &Env) -> Outcome<bool> {
+fn has_paging(env: &Env) -> Outcome<bool> {
     match Mr::new(&env.pd, PAGE, ACCESS_ALL | ACCESS_ON_DEMAND) {
         Ok(_) => Ok(true),
         Err(_) if !env.vrnic => Ok(false),
