@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! State whose users never wait for each other: who finds it in use leaves the work to the one who uses it.
 //!
-//! A user notes what is to be done elsewhere, and then calls [`Attended::attend`]. This either gets the lock and does
-//! everything that is noted, or finds the lock taken. In that case, whoever has it looks for notes once more after it
-//! has unlocked. Between its note and its attempt, the user has a full fence; between unlocking and looking, the other
-//! one has one, too. So either the attempt comes after the unlocking and succeeds, or the other one sees the note.
+//! A user notes what is to be done, and then calls [`Attended::attend`]. This either gets the lock and does everything
+//! that is noted, or finds the lock taken. In that case, whoever has it looks for notes once more after it has
+//! unlocked. Between its note and its attempt, the user has a full fence; between unlocking and looking, the other one
+//! has one, too. So either the attempt comes after the unlocking and succeeds, or the other one sees the note.
+//!
+//! The work is done under the lock. So once [`Attended::change`] has returned, nothing is done with the state from
+//! before the change.
 //!
 //! `tests/model.rs` explores all orders in which two threads can run this.
 
@@ -25,13 +28,8 @@ impl<T> Attended<T> {
     }
 
     /// Calls `work` as long as `is_due` says that something is noted, unless another thread has the state, which then
-    /// does it. Never waits. What `work` returns is dropped while others may have the state.
-    pub fn attend<R>(
-        &self,
-        is_due: impl Fn() -> bool,
-        mut work: impl FnMut(&mut T) -> R,
-        mut then: impl FnMut(R),
-    ) {
+    /// does it. Never waits for the state.
+    pub fn attend(&self, is_due: impl Fn() -> bool, mut work: impl FnMut(&mut T)) {
         loop {
             fence(Ordering::SeqCst);
             if !is_due() {
@@ -40,9 +38,7 @@ impl<T> Attended<T> {
             let Some(mut state) = self.try_lock() else {
                 return;
             };
-            let result = work(&mut state);
-            drop(state);
-            then(result);
+            work(&mut state);
         }
     }
 

@@ -328,7 +328,7 @@ fn what_is_noted_while_another_one_has_the_state_is_done() {
                     *done += u32::from(note.swap(false, Ordering::Relaxed));
                 }
             };
-            state.attend(is_due, work, |()| {});
+            state.attend(is_due, work);
         };
         let threads = [0, 1].map(|index| {
             let (state, notes) = (state.clone(), notes.clone());
@@ -343,6 +343,36 @@ fn what_is_noted_while_another_one_has_the_state_is_done() {
             thread.join().unwrap();
         }
         assert_eq!(state.change(|done| *done), 12);
+    });
+}
+
+#[test]
+fn nothing_is_done_with_state_from_before_a_change() {
+    explore(3, || {
+        let (state, note) = (Arc::new(Attended::new(0)), Arc::new(AtomicBool::new(false)));
+        let done = Arc::new([(); 2].map(|()| AtomicBool::new(false)));
+        let attend = |state: &Attended<usize>, note: &AtomicBool, done: &[AtomicBool; 2]| {
+            let is_due = || note.load(Ordering::Relaxed);
+            let work = |index: &mut usize| {
+                note.store(false, Ordering::Relaxed);
+                done[*index].store(true, Ordering::Relaxed);
+            };
+            state.attend(is_due, work);
+        };
+        let user = thread::spawn({
+            let (state, note, done) = (state.clone(), note.clone(), done.clone());
+            move || {
+                note.store(true, Ordering::Relaxed);
+                attend(&state, &note, &done);
+            }
+        });
+        state.change(|index| *index = 1);
+        let before = done[0].load(Ordering::Relaxed);
+        attend(&state, &note, &done);
+        user.join().unwrap();
+        let [old, new] = [0, 1].map(|index| done[index].load(Ordering::Relaxed));
+        assert_eq!(old, before, "done after the change");
+        assert!(old || new);
     });
 }
 

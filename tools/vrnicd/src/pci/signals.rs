@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -45,12 +44,14 @@ impl EventFd {
 }
 
 /// The vectors by their number.
-type Vectors = Box<[Option<Arc<EventFd>>]>;
+type Vectors = Box<[Option<EventFd>]>;
 
 /// State shared by the front end's thread and the worker.
 ///
 /// The front end locks `vectors` to change them. The worker never waits for that: if the front end is at it, the front
-/// end raises the interrupt itself when it is done.
+/// end raises the interrupt itself when it is done. The worker writes to eventfds under the lock. So when the front end
+/// has told the VMM that a vector has another eventfd, the old one gets no more interrupts, which nobody would read. A
+/// VMM that makes such a write block holds up its own front end, and that only once, for as long as a write is limited.
 pub struct Signals {
     vectors: Attended<Vectors>,
     vector_count: u32,
@@ -97,7 +98,7 @@ impl Signals {
         let Some(end) = start.checked_add(eventfds.len()) else {
             return false;
         };
-        let mut new: Vec<_> = eventfds.map(|eventfd| eventfd.map(Arc::new)).collect();
+        let mut new: Vec<_> = eventfds.collect();
         let connected = self.vectors.change(|vectors| {
             let slots = vectors.get_mut(start..end)?;
             slots.swap_with_slice(&mut new);
@@ -126,20 +127,14 @@ impl Signals {
 
     /// Raises the vectors that are due, unless another thread has the vectors, which does it then.
     fn raise_due(&self) {
-        let take = |vectors: &mut Vectors| {
-            let mut taken = Vec::new();
-            self.due.drain(|vector| {
-                taken.extend(vectors[vector].clone().map(|eventfd| (vector, eventfd)));
-            });
-            taken
-        };
         self.vectors.attend(
             || !self.due.is_empty(),
-            take,
-            |taken| {
-                for (vector, eventfd) in taken {
-                    self.signal(vector, &eventfd);
-                }
+            |vectors| {
+                self.due.drain(|vector| {
+                    if let Some(eventfd) = &vectors[vector] {
+                        self.signal(vector, eventfd);
+                    }
+                });
             },
         );
     }
@@ -268,7 +263,7 @@ mod tests {
             signals.queue_used(0);
             assert_eq!(raised(&counter), 0);
             let ours = EventFd::new(theirs.try_clone().unwrap()).unwrap();
-            vectors[0] = Some(Arc::new(ours));
+            vectors[0] = Some(ours);
         });
         signals.raise_due();
         assert_eq!((raised(&counter), raised(&theirs.into())), (0, 1));
@@ -301,6 +296,33 @@ mod tests {
             }
             over.store(true, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn a_replaced_eventfd_gets_nothing_more() {
+        let (signals, old) = connected();
+        // The worker's write lasts until it is interrupted, or somebody reads.
+        rustix::io::write(&old, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl_setfl(&old, OFlags::empty()).unwrap();
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                watchdog::start().unwrap();
+                begun.store(true, Ordering::Release);
+                signals.queue_used(0);
+                watchdog::rest();
+            });
+            while !begun.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            let new = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            let new = EventFd::new(new).unwrap();
+            assert!(signals.connect(0, [Some(new)].into_iter()));
+            fcntl_setfl(&old, OFlags::NONBLOCK).unwrap();
+            assert_eq!(raised(&old), u64::MAX - 1);
+        });
+        assert_eq!(raised(&old), 0, "a signal came after the change");
     }
 
     #[test]
