@@ -32,13 +32,13 @@
 //!   taken, it goes on, and tries again in its next turn. An interrupt whose vector is being changed is left to the
 //!   thread that changes it (`attended`).
 //! * The tables of GIDs come to it (`inbox::Latest`). Captures are locked for writing only while no turn is under way.
+//! * It reads the map of a guest's memory while the front end changes it (`guest_memory::map`).
 //!
-//! What is left is not on this path. A command that changes GIDs or groups locks their tables. Commands, events and
-//! registrations look at the map of the guest's memory, which its front end may be changing. The end of a recording has
-//! a lock of its own. The channels to the threads that write captures, recordings and persistent memory are those of
-//! the standard library, which locks them for an instant to wake a thread that sleeps there. A worker without units
-//! waits for the roster. A worker that answers a question waits for all units, and keeps the others from beginning
-//! turns.
+//! What is left is not on this path. A command that changes GIDs or groups locks their tables. A reset and a question
+//! wait for the map of the guest's memory, if its front end is changing it. The end of a recording has a lock of its
+//! own. The channels to the threads that write captures, recordings and persistent memory are those of the standard
+//! library, which locks them for an instant to wake a thread that sleeps there. A worker without units waits for the
+//! roster. A worker that answers a question waits for all units, and keeps the others from beginning turns.
 //!
 //! The order of locks is: the gate, units by their index, and last the GIDs, the captures or the roster.
 

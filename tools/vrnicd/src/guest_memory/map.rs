@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The bus address space of one VM.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tracing::warn;
+use arc_swap::ArcSwap;
+use imbl::OrdMap;
 use vrnic_vfio_user::mapping::FileId;
 use vrnic_vfio_user::session::MAX_DMA_MAPS;
 
 use super::{Mapping, sigbus};
+use crate::quota::{Quota, limited};
 
 /// Largest number of translations of one VM; reported to the VMM.
 pub const MAX_TRANSLATIONS: usize = MAX_DMA_MAPS;
@@ -53,28 +54,43 @@ pub struct Piece {
     pub writable: bool,
 }
 
+/// Translations by the first address of each. Copies share what is equal, so a change is cheap.
+type Translations = OrdMap<u64, Translation>;
+
 #[derive(Default)]
 struct Inner {
-    translations: BTreeMap<u64, Translation>,
+    translations: Translations,
     /// Every file seen so far, mapped once. Unused files are kept because a VMM removes memory and adds it again at
     /// each reset.
     mappings: Vec<Arc<Mapping>>,
 }
 
 /// Guest memory of one VM. The front end's thread changes it. A worker looks up addresses when memory is registered,
-/// and in the control and event queues, but not for requests and their data. The lock is held only to look at the map
-/// or to change it: what may take time, or block on a file of a hostile VMM, happens before or after that.
+/// and in the control and event queues, but not for requests and their data. It never waits for the front end, except
+/// after a reset, to release files. What may take time, or block on a file of a hostile VMM, happens without the lock.
 #[derive(Default)]
 pub struct GuestMemory {
-    inner: RwLock<Inner>,
+    inner: Mutex<Inner>,
+    /// The translations as they were after the last change. Whoever looks up an address needs no lock.
+    published: ArcSwap<Translations>,
+    /// How much the VMM may still add to the log.
+    quota: Quota,
 }
 
 impl GuestMemory {
     /// Creates a map without memory.
     pub fn new() -> Self {
+        Self::with_log(Quota::default())
+    }
+
+    /// Creates a map without memory, whose VMM may add so much to the log.
+    pub fn with_log(quota: Quota) -> Self {
         // Fails only if the handler is already installed.
         let _ = sigbus::install();
-        Self::default()
+        Self {
+            quota,
+            ..Self::default()
+        }
     }
 
     /// Maps `length` bytes at bus address `address` to `offset` in the file behind `fd`.
@@ -93,7 +109,7 @@ impl GuestMemory {
         let file_end = offset.checked_add(length).ok_or(MapError::Invalid)?;
         let file = File::of(fd)?;
         let known = {
-            let inner = self.read();
+            let inner = self.lock();
             inner.check(address, end)?;
             inner.mapping_of(&file, file_end)
         };
@@ -101,9 +117,9 @@ impl GuestMemory {
             mapping
         } else {
             self.release_unused();
-            self.read().check_limits(0)?;
+            self.lock().check_limits(0)?;
             let mapping = Mapping::new(fd).map_err(|error| {
-                warn!(%error, "memory of the VM is refused");
+                limited!(self.quota, warn, %error, "memory of the VM is refused");
                 MapError::Invalid
             })?;
             if mapping.len() < file_end {
@@ -111,7 +127,7 @@ impl GuestMemory {
             }
             Arc::new(mapping)
         };
-        let mut inner = self.write();
+        let mut inner = self.lock();
         inner.check(address, end)?;
         if !inner.mappings.iter().any(|it| Arc::ptr_eq(it, &mapping)) {
             inner.check_limits(mapping.len())?;
@@ -127,6 +143,7 @@ impl GuestMemory {
                 writable,
             },
         );
+        self.publish(inner);
         Ok(())
     }
 
@@ -134,7 +151,7 @@ impl GuestMemory {
     /// without a descriptor. Fails without changing anything if the range splits a mapped one.
     pub fn unmap(&self, address: u64, length: u64) -> Result<(), MapError> {
         let end = address.checked_add(length).ok_or(MapError::Invalid)?;
-        let mut inner = self.write();
+        let mut inner = self.lock();
         let cut = |(start, there): (&u64, &Translation)| {
             let there_end = start + there.length;
             (*start < address && there_end > address) || (*start < end && there_end > end)
@@ -158,35 +175,32 @@ impl GuestMemory {
             .range(address..end)
             .map(|(start, _)| *start)
             .collect();
-        let gone: Vec<_> = gone
-            .into_iter()
-            .filter_map(|start| inner.translations.remove(&start))
-            .collect();
-        // Freed after the lock.
-        drop(inner);
-        drop(gone);
+        for start in gone {
+            inner.translations.remove(&start);
+        }
+        self.publish(inner);
         Ok(())
     }
 
     /// Removes all translations.
     pub fn unmap_all(&self) {
-        let gone = std::mem::take(&mut self.write().translations);
-        // Freed after the lock.
-        drop(gone);
+        let mut inner = self.lock();
+        inner.translations = Translations::new();
+        self.publish(inner);
     }
 
     /// Unmaps files that are used neither by a translation nor by registered memory. Called after a reset of the
     /// device.
     pub fn release_unused(&self) {
-        let unused = self.write().take_unused();
+        let unused = self.lock().take_unused();
         // Unmapped here, after the lock is free again.
         drop(unused);
     }
 
     /// Returns the contiguous piece of a file that begins at `address`, at most `length` bytes of it.
     pub fn piece(&self, address: u64, length: u64) -> Option<Piece> {
-        let inner = self.read();
-        let (start, first) = inner.translations.range(..=address).next_back()?;
+        let translations = self.published.load();
+        let (start, first) = translations.get_prev(&address)?;
         let inside = address - start;
         if inside >= first.length {
             return None;
@@ -200,7 +214,7 @@ impl GuestMemory {
         // Firmware splits RAM into several ranges that are adjacent in the file as well, so join them.
         let mut next_address = start + first.length;
         while piece.length < length {
-            match inner.translations.get(&next_address) {
+            match translations.get(&next_address) {
                 Some(next)
                     if Arc::ptr_eq(&next.mapping, &piece.mapping)
                         && next.offset == piece.offset + piece.length
@@ -218,27 +232,32 @@ impl GuestMemory {
 
     /// Returns the file that holds most of the memory. It is the same for all devices of a VM and differs between VMs.
     pub fn largest_file(&self) -> Option<FileId> {
-        let inner = self.read();
+        let inner = self.lock();
         let largest = inner.mappings.iter().max_by_key(|mapping| mapping.len());
         largest.map(|mapping| mapping.file())
     }
 
     /// Returns the number of translations and their total size in bytes, for the log.
     pub fn summary(&self) -> (usize, u64) {
-        let inner = self.read();
+        let inner = self.lock();
         (
             inner.translations.len(),
             inner.translations.values().map(|there| there.length).sum(),
         )
     }
 
-    // A panic cannot leave `Inner` in an inconsistent state: each change is a single insertion or removal.
-    fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    /// Shows changed translations to those who look up addresses, and unlocks. From then on, nobody begins to look at
+    /// the old ones.
+    fn publish(&self, inner: MutexGuard<'_, Inner>) {
+        let old = self.published.swap(Arc::new(inner.translations.clone()));
+        drop(inner);
+        // Freed after the lock.
+        drop(old);
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
-        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    // A panic cannot leave `Inner` in an inconsistent state: each change is a single insertion or removal.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -384,6 +403,21 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_looked_up_while_the_front_end_is_stuck() {
+        let memory = GuestMemory::new();
+        memory.map(0, 0x1000, &memfd(0x1000), 0, true).unwrap();
+        // The front end, in the midst of a change.
+        let mut stuck = memory.lock();
+        stuck.translations.remove(&0);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| memory.piece(0x10, 1).is_some());
+            assert!(looks.join().unwrap());
+        });
+        memory.publish(stuck);
+        assert!(memory.piece(0x10, 1).is_none());
+    }
+
+    #[test]
     fn a_file_is_mapped_once_and_goes_when_unused() {
         let memory = GuestMemory::new();
         let fd = memfd(0x10000);
@@ -392,13 +426,13 @@ mod tests {
                 .map(page * 0x2000, 0x1000, &fd, page * 0x1000, true)
                 .unwrap();
         }
-        assert_eq!(memory.read().mappings.len(), 1);
+        assert_eq!(memory.lock().mappings.len(), 1);
         let held = memory.piece(0, 1).unwrap();
         memory.unmap_all();
         memory.release_unused();
-        assert_eq!(memory.read().mappings.len(), 1, "a piece still uses it");
+        assert_eq!(memory.lock().mappings.len(), 1, "a piece still uses it");
         drop(held);
         memory.release_unused();
-        assert_eq!(memory.read().mappings.len(), 0);
+        assert_eq!(memory.lock().mappings.len(), 0);
     }
 }
