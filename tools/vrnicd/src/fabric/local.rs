@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The network inside this process.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use imbl::OrdMap;
 use vrnic_engine::Segment;
 use vrnic_engine::segment::{Gid, Group};
 
@@ -28,16 +28,24 @@ pub struct Local {
 #[derive(Default)]
 struct Known {
     view: View,
+    /// The GIDs of each device.
+    gids: Vec<BTreeSet<Gid>>,
+    /// The multicast groups of each device.
+    groups: Vec<BTreeSet<Group>>,
     /// The workers, to which changes are told.
     workers: Vec<Arc<Latest<View>>>,
 }
 
-/// The tables at one time.
+/// The tables at one time. Every worker has a copy. Copies share what has not changed, so a device pays for its own
+/// GIDs and groups when it changes them, and not for those of everybody.
 #[derive(Clone, Default)]
 struct View {
-    tables: Arc<Tables>,
-    members: Arc<Members>,
+    owners: Devices<Gid>,
+    members: Devices<Group>,
 }
+
+/// The devices that have a GID, or members of a multicast group, in the order in which they came.
+pub type Devices<K> = OrdMap<K, Vec<usize>>;
 
 impl Known {
     /// Tells all workers of a change.
@@ -50,19 +58,33 @@ impl Known {
     }
 }
 
-/// The devices that have members of each multicast group.
-pub type Members = HashMap<Group, BTreeSet<usize>>;
+/// Sets what `device` has to `after`. `all` is what each device has, and `devices` says the same from the other side.
+fn set<K: Ord + Copy>(
+    devices: &mut Devices<K>,
+    all: &mut Vec<BTreeSet<K>>,
+    device: usize,
+    after: impl Iterator<Item = K>,
+) {
+    if all.len() <= device {
+        all.resize(device + 1, BTreeSet::new());
+    }
+    let before = std::mem::replace(&mut all[device], after.collect());
+    for key in before.difference(&all[device]) {
+        let Some(having) = devices.get_mut(key) else {
+            continue;
+        };
+        having.retain(|&other| other != device);
+        if having.is_empty() {
+            devices.remove(key);
+        }
+    }
+    for key in all[device].difference(&before) {
+        devices.entry(*key).or_default().push(device);
+    }
+}
 
 /// A device exchanges much with another one if at least one of this many of its segments goes there.
 const MUCH: u64 = 16;
-
-/// The GIDs at one time.
-#[derive(Clone, Default)]
-struct Tables {
-    /// GIDs of each device.
-    devices: Vec<Vec<Gid>>,
-    owners: HashMap<Gid, usize>,
-}
 
 /// What one worker knows of the GIDs.
 pub struct Routes {
@@ -93,43 +115,23 @@ impl Local {
 
     /// Sets the GIDs of device `device`.
     pub fn set_gids(&self, device: usize, gids: impl Iterator<Item = Gid>) {
-        let mut known = self.lock();
-        let Tables { devices, owners } = Arc::make_mut(&mut known.view.tables);
-        if devices.len() <= device {
-            devices.resize(device + 1, Vec::new());
-        }
-        devices[device] = gids.collect();
-        let kept = &devices[device];
-        owners.retain(|gid, owner| *owner != device || kept.contains(gid));
-        for (owner, gids) in devices.iter().enumerate() {
-            for gid in gids {
-                if let Entry::Vacant(vacant) = owners.entry(*gid) {
-                    vacant.insert(owner);
-                }
-            }
-        }
+        let known = &mut *self.lock();
+        set(&mut known.view.owners, &mut known.gids, device, gids);
         known.tell();
     }
 
     /// Sets the multicast groups in which device `device` has members.
     pub fn set_groups(&self, device: usize, groups: impl Iterator<Item = Group>) {
-        let mut known = self.lock();
-        let members = Arc::make_mut(&mut known.view.members);
-        members.retain(|_, devices| {
-            devices.remove(&device);
-            !devices.is_empty()
-        });
-        for group in groups {
-            members.entry(group).or_default().insert(device);
-        }
+        let known = &mut *self.lock();
+        set(&mut known.view.members, &mut known.groups, device, groups);
         known.tell();
     }
 
     /// Returns whether a device has a GID.
     #[cfg(test)]
     pub fn has_gid(&self, device: usize, gid: &Gid) -> bool {
-        let devices = &self.lock().view.tables.devices;
-        devices.get(device).is_some_and(|gids| gids.contains(gid))
+        let gids = &self.lock().gids;
+        gids.get(device).is_some_and(|gids| gids.contains(gid))
     }
 
     /// Returns a worker's view.
@@ -165,7 +167,7 @@ impl Routes {
             way.count += 1;
             return way.route;
         }
-        let route = self.view.tables.find(from, segment);
+        let route = self.view.find(from, segment);
         if self.last.len() <= from {
             self.last.resize(from + 1, None);
         }
@@ -182,7 +184,7 @@ impl Routes {
     }
 
     /// Returns the devices that have members of each multicast group.
-    pub fn members(&self) -> Arc<Members> {
+    pub fn members(&self) -> Devices<Group> {
         self.view.members.clone()
     }
 
@@ -218,28 +220,22 @@ impl Routes {
     }
 }
 
-impl Tables {
+impl View {
     fn find(&self, from: usize, segment: &Segment<'_>) -> Route {
-        let destination = &segment.path.destination;
+        let having = |gid| self.owners.get(gid).map_or(&[][..], Vec::as_slice);
+        let destination = having(&segment.path.destination);
         let multicast = segment.path.is_multicast();
-        if !multicast
-            && self
-                .devices
-                .get(from)
-                .is_some_and(|gids| gids.contains(destination))
-        {
+        if !multicast && destination.contains(&from) {
             return Route::Device(from);
         }
-        let owner = self.owners.get(&segment.path.source);
-        if owner.is_some_and(|&owner| owner != from) {
+        let source = having(&segment.path.source).first();
+        if source.is_some_and(|&owner| owner != from) {
             return Route::Nowhere;
         }
         if multicast {
             return Route::Group;
         }
-        self.owners
-            .get(destination)
-            .map_or(Route::Nowhere, |&owner| Route::Device(owner))
+        (destination.first()).map_or(Route::Nowhere, |&owner| Route::Device(owner))
     }
 }
 
@@ -346,6 +342,20 @@ mod tests {
         assert_eq!(routes.route(2, &to([1; 16])), Route::Device(1));
         local.set_gids(0, [[1; 16]].into_iter());
         assert_eq!(routes.route(2, &to([1; 16])), Route::Device(1));
+    }
+
+    #[test]
+    fn the_next_owner_of_a_gid_is_who_came_next() {
+        let local = Local::new();
+        let mut routes = local.routes();
+        for device in [2, 1, 0] {
+            local.set_gids(device, [[1; 16]].into_iter());
+        }
+        for owner in [2, 1, 0] {
+            assert_eq!(routes.route(3, &to([1; 16])), Route::Device(owner));
+            local.set_gids(owner, std::iter::empty());
+        }
+        assert!(local.lock().view.owners.is_empty());
     }
 
     #[test]
