@@ -124,23 +124,23 @@ impl Qp {
 
     /// Adapts the queues to a new state of the queue pair.
     fn state_changed(&self, state: c_int) {
-        let (mut send, mut receive) = (self.send.lock(), self.receive.lock());
         if state == IBV_QPS_RESET {
             // Nothing completes any more. A completion that was not polled must not be taken for
-            // that of a later request with the same index.
+            // that of a later request with the same index. A thread that keeps a completion queue
+            // may post, so nobody waits for a completion queue with the lock of another one.
             let [send_cq, receive_cq] = self.completion_queues();
-            let forget = |cq: Option<&Cq>, reset: &mut dyn FnMut()| match cq {
+            let forget = |cq: Option<&Cq>, reset: &dyn Fn()| match cq {
                 Some(cq) => cq.queue.with(|polled| {
                     polled.forget(self.number());
                     reset();
                 }),
                 None => reset(),
             };
-            forget(send_cq, &mut || send.reset());
-            forget(receive_cq, &mut || receive.reset());
+            forget(send_cq, &|| self.send.lock().reset());
+            forget(receive_cq, &|| self.receive.lock().reset());
         } else {
-            send.set_accepts(state >= IBV_QPS_RTS);
-            receive.set_accepts(true);
+            self.send.lock().set_accepts(state >= IBV_QPS_RTS);
+            self.receive.lock().set_accepts(true);
         }
     }
 }

@@ -96,16 +96,15 @@ impl Wq {
 
     /// Adapts the queue to its new state.
     fn state_changed(&self, state: c_int) {
-        let mut receive = self.receive.lock();
         if state == IBV_WQS_RESET {
             // As for queue pairs: nothing completes any more, and no completion that was not polled
             // may be taken for that of a later request.
             self.cq().queue.with(|polled| {
                 polled.forget(self.number());
-                receive.reset();
+                self.receive.lock().reset();
             });
         } else {
-            receive.set_accepts(true);
+            self.receive.lock().set_accepts(true);
         }
     }
 }
