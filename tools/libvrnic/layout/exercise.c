@@ -6,6 +6,8 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -571,9 +573,13 @@ int ibv_cmd_destroy_rwq_ind_table(struct ibv_rwq_ind_table *table)
 	return fail_next;
 }
 
+/* Number of times that a queue pair was changed. */
+static atomic_uint modified;
+
 int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
 		      size_t cmd_size)
 {
+	modified++;
 	return fail_next;
 }
 
@@ -978,6 +984,45 @@ static void ignored_overrun(struct ibv_context *context, struct ibv_pd *pd)
 		CHECK(!post_send(qp, 708 + i));
 	take_bits();
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
+}
+
+static void *reset(void *qp)
+{
+	CHECK(!modify(qp, IBV_QPS_RESET));
+	return NULL;
+}
+
+/* A thread may post to a queue pair while it polls, even if another thread resets the queue pair. */
+static void reset_while_polling(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 3 };
+	struct ibv_cq_ex *ex = ops.create_cq_ex(context, &attr);
+	struct ibv_poll_cq_attr poll = {};
+	unsigned int before;
+	pthread_t thread;
+	struct ibv_qp *qp;
+
+	CHECK(ex);
+	completions = 0;
+	qp = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 17);
+	CHECK(!post_send(qp, 1));
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	CHECK(!ibv_start_poll(ex, &poll) && ex->wr_id == 1);
+	before = modified;
+	CHECK(!pthread_create(&thread, NULL, reset, qp));
+	while (modified == before)
+		sched_yield();
+	/* The other thread is about to wait for the completion queue. */
+	usleep(10000);
+	alarm(60);
+	post_receive(qp, 2);
+	post_send(qp, 3);
+	ibv_end_poll(ex);
+	CHECK(!pthread_join(thread, NULL));
+	alarm(0);
+	CHECK(ibv_start_poll(ex, &poll) == ENOENT && post_send(qp, 4) == EINVAL);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
 static uint64_t time_of_day(void)
@@ -1509,11 +1554,12 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	wr.bind_mw.mw = mw;
 	wr.bind_mw.rkey = 0xffffff77;
 	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, 4, 5, 6 };
-	CHECK(!ibv_post_send(qp, &wr, &bad) && mw->rkey == 0x11223377 && get32(send_entry(2) + 40) == 0x11223377);
+	/* Where the application chooses the key, it keeps account of it. */
+	CHECK(!ibv_post_send(qp, &wr, &bad) && mw->rkey == 0x11223301 && get32(send_entry(2) + 40) == 0x11223377);
 	wr.sg_list = &sge;
 	wr.num_sge = 1;
 	wr.bind_mw.rkey = 0;
-	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && mw->rkey == 0x11223377 && sent() == 3);
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && mw->rkey == 0x11223301 && sent() == 3);
 	wr = (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = 0x11223377 };
 	CHECK(!ibv_post_send(qp, &wr, &bad) && send_entry(3)[0] == 7 && get32(send_entry(3) + 16) == 0x11223377);
 	wr.opcode = 0x20;
@@ -1523,7 +1569,7 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	ibv_wr_start(ex);
 	ibv_wr_bind_mw(ex, mw, 0x80, &(struct ibv_mw_bind_info){ mr, 7, 8, 9 });
 	ibv_wr_local_inv(ex, 0x11223380);
-	CHECK(!ibv_wr_complete(ex) && sent() == 6 && mw->rkey == 0x11223380);
+	CHECK(!ibv_wr_complete(ex) && sent() == 6 && mw->rkey == 0x11223301);
 	CHECK(send_entry(4)[0] == 8 && get32(send_entry(4) + 40) == 0x11223380 && get64(send_entry(4) + 32) == 8);
 	CHECK(send_entry(5)[0] == 7 && get32(send_entry(5) + 16) == 0x11223380);
 	ibv_wr_start(ex);
@@ -2434,6 +2480,7 @@ void exercise(void)
 		completion_queues(context, pd);
 		clocks(context, pd);
 		ignored_overrun(context, pd);
+		reset_while_polling(context, pd);
 		nothing_completes(context, pd);
 		take_bits();
 		kernel_rings = 0;

@@ -87,7 +87,13 @@ impl Kind {
     fn post(self, link: &Link, mw: &Mw, bind: Bind<'_>) -> Outcome<()> {
         match self {
             Kind::One => link.qp.bind(BINDING, mw, bind).during("ibv_bind_mw"),
-            Kind::Two(_) => link.send(BINDING, SendOp::Bind(mw, next(mw.rkey()), bind), &[]),
+            Kind::Two(_) => {
+                let (before, key) = (mw.rkey(), next(mw.rkey()));
+                link.send(BINDING, SendOp::Bind(mw, key, bind), &[])?;
+                ensure!(mw.rkey() == before, "the application chooses the key");
+                mw.set_rkey(key);
+                Ok(())
+            }
         }
     }
 

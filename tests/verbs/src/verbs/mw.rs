@@ -33,6 +33,12 @@ impl Mw {
         })
     }
 
+    /// Notes the key of a bind that was posted, where libibverbs leaves that to the application.
+    pub fn set_rkey(&self, rkey: u32) {
+        // SAFETY: the window is allocated, and the key is the application's to change.
+        unsafe { (*self.raw).rkey = rkey };
+    }
+
     /// The key that it has, or will have once the bind that was posted last is done.
     #[must_use]
     pub fn rkey(&self) -> u32 {

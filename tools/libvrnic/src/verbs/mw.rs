@@ -57,30 +57,25 @@ fn key_of(mw: &ibv_mw, rkey: u32) -> u32 {
     mw.rkey & KEY_INDEX_MASK | rkey & !KEY_INDEX_MASK
 }
 
-/// Returns the target of a request to bind a window, and the window's new key.
+/// Returns the target of a request to bind a window, which gets the key of that `rkey`.
 ///
 /// # Safety
 ///
 /// The verbs contract: a region, or null to end the binding.
-pub unsafe fn bind_target(
-    mw: &ibv_mw,
-    rkey: u32,
-    info: &ibv_mw_bind_info,
-) -> (Target<'static>, u32) {
-    let window = key_of(mw, rkey);
+pub unsafe fn bind_target(mw: &ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Target<'static> {
     // SAFETY: By contract.
     let region = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey);
-    let target = Target::Window {
+    Target::Window {
         address: info.addr,
         length: info.length,
-        window,
+        window: key_of(mw, rkey),
         region,
         access: info.mw_access_flags,
-    };
-    (target, window)
+    }
 }
 
-/// Binds a window of type 1, which gets its next key.
+/// Binds a window of type 1, which gets its next key. The other requests to bind leave `rkey` of the
+/// window as it is, as those of other providers do: there, the application chooses the key.
 pub unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
@@ -94,11 +89,16 @@ pub unsafe extern "C" fn bind_mw(
         wr.wr_id = (*bind).wr_id;
         wr.opcode = IBV_WR_BIND_MW;
         wr.send_flags = (*bind).send_flags & !IBV_SEND_INLINE;
+        let rkey = (*mw).rkey.wrapping_add(1);
         wr.bind_mw.bind_mw = wr_bind_mw {
             mw,
-            rkey: (*mw).rkey.wrapping_add(1),
+            rkey,
             bind_info: (*bind).bind_info,
         };
-        post_send(qp, &raw mut wr, &raw mut bad)
+        let error = post_send(qp, &raw mut wr, &raw mut bad);
+        if error == 0 {
+            (*mw).rkey = key_of(&*mw, rkey);
+        }
+        error
     }
 }

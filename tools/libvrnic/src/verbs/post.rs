@@ -145,7 +145,6 @@ unsafe fn push_other(
     opcode: SendOpcode,
     wr: &ibv_send_wr,
 ) -> Result<(), Refused> {
-    let mut bound = None;
     let mut header: &[u8] = &[];
     // SAFETY: By contract, the opcode decides what the union contains.
     unsafe {
@@ -169,10 +168,8 @@ unsafe fn push_other(
             }
             SendOpcode::BindWindow => {
                 let bind = &wr.bind_mw.bind_mw;
-                let mw = bind.mw.as_mut().ok_or(Refused::Invalid)?;
-                let (target, key) = bind_target(mw, bind.rkey, &bind.bind_info);
-                bound = Some((mw, key));
-                (target, 0)
+                let mw = bind.mw.as_ref().ok_or(Refused::Invalid)?;
+                (bind_target(mw, bind.rkey, &bind.bind_info), 0)
             }
             SendOpcode::SendSegmented => {
                 let tso = wr.bind_mw.tso;
@@ -183,12 +180,8 @@ unsafe fn push_other(
             // The structure has no room for the arguments of the others.
             _ => return Err(Refused::Invalid),
         };
-        push_to(queue, wr, opcode, target, immediate, header)?;
+        push_to(queue, wr, opcode, target, immediate, header)
     }
-    if let Some((mw, key)) = bound {
-        mw.rkey = key;
-    }
-    Ok(())
 }
 
 /// Queues one request, whose target and immediate data are known.

@@ -169,9 +169,8 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: The verbs contract.
     unsafe {
-        let (target, key) = bind_target(&*mw, rkey, &*info);
+        let target = bind_target(&*mw, rkey, &*info);
         add(qp, SendOpcode::BindWindow, 0, target);
-        (*mw).rkey = key;
     }
 }
 
