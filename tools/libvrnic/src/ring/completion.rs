@@ -36,10 +36,16 @@ impl CompletionRing {
         }
     }
 
+    /// Returns the entry with index `index`.
+    #[inline]
+    fn entry(&self, index: u32) -> Shared {
+        self.entries.at(index).part(0, CQE_STRIDE as usize)
+    }
+
     /// Returns the entry with index `index`, if the device has written it.
     #[inline]
     fn written(&self, index: u32) -> Option<Shared> {
-        let entry = self.entries.at(index).part(0, CQE_STRIDE as usize);
+        let entry = self.entry(index);
         // Acquire: the device wrote the rest of the entry before its phase.
         let seen = entry.byte(PHASE_OFFSET).load(Ordering::Acquire);
         (seen == phase(index, self.count)).then_some(entry)
@@ -58,8 +64,9 @@ pub struct CompletionQueue {
     ignores_overrun: bool,
     /// The latest request for an event.
     arm: Arm,
-    /// Whether an event for any completion has been requested and has not come yet.
-    any_wanted: bool,
+    /// Number of requests for an event for any completion, less the events that came. An event does
+    /// not say which request it answers, so this is how many may still be waiting.
+    any_wanted: u32,
     /// The queues whose completions arrive here, by their numbers.
     queues: Vec<Option<Arc<Outstanding>>>,
     /// Unused numbers of queues.
@@ -78,7 +85,7 @@ impl CompletionQueue {
             published: 0,
             ignores_overrun: false,
             arm: Arm::default(),
-            any_wanted: false,
+            any_wanted: 0,
             queues: Vec::new(),
             free: Vec::new(),
             shared: Vec::new(),
@@ -204,19 +211,24 @@ impl CompletionQueue {
             .or_else(|| self.queues.iter().flatten().find_map(|queue| queue.flush()))
     }
 
-    /// Takes out the completions of a queue pair.
+    /// Takes out the completions of a queue pair, which no longer has any on their way.
     pub fn forget(&mut self, qpn: u32) {
         self.skip_lost();
         for ahead in 0..self.ring.count {
-            let Some(entry) = self.ring.written(self.next.wrapping_add(ahead)) else {
+            let index = self.next.wrapping_add(ahead);
+            let written = self.ring.written(index).is_some();
+            // If the device overwrites completions, those before this one may be of its next pass.
+            if !written && !self.ignores_overrun {
                 break;
-            };
-            // The driver may write to an entry until it returns the entry to the device.
+            }
+            let entry = self.ring.entry(index);
+            // The driver may write to an entry until it returns the entry to the device. Nobody
+            // reads one again that was polled.
             let number = entry.word(QPN_OFFSET);
             if u32::from_le(number.load(Ordering::Relaxed)) == qpn {
                 number.store(FORGOTTEN.to_le(), Ordering::Relaxed);
                 let name = Name::from_wire(entry.read::<Cqe>(0).wr_id.get());
-                if SharedReceives::has(name) {
+                if written && SharedReceives::has(name) {
                     // The name may since have been reused for another receive.
                     self.complete(name);
                 }
@@ -279,8 +291,8 @@ impl CompletionQueue {
     pub fn request_event(&mut self, solicited_only: bool) {
         self.arm = self.arm.again(solicited_only);
         if !solicited_only {
-            self.any_wanted = true;
-        } else if self.any_wanted {
+            self.any_wanted = self.any_wanted.saturating_add(1);
+        } else if self.any_wanted > 0 {
             // A narrower request does not cancel a wider one (IBTA volume 1, 11.4.2.2).
             self.arm = self.arm.widen();
         }
@@ -294,7 +306,7 @@ impl CompletionQueue {
 
     /// Records that the requested event came.
     pub fn event_came(&mut self) {
-        self.any_wanted = false;
+        self.any_wanted = self.any_wanted.saturating_sub(1);
     }
 }
 
@@ -460,6 +472,39 @@ mod tests {
     }
 
     #[test]
+    fn completions_of_a_queue_pair_are_forgotten_while_others_are_overwritten() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut polled = CompletionQueue::new(memory, layout);
+        polled.ignore_overrun();
+        let (_gone, gone) = requests(&mut polled, 100, 6);
+        for index in 0..6 {
+            put(&memory, index, 4, Name { queue: gone, index }, 7);
+        }
+        // The device has announced only those before.
+        let announce = |index| {
+            memory
+                .word(offset::DEVICE_INDEX)
+                .store(index, Ordering::Release);
+        };
+        announce(4);
+        polled.forget(7);
+        polled.detach(gone);
+        let (_new, new) = requests(&mut polled, 200, 5);
+        assert_eq!(new, gone, "numbers come back");
+        announce(6);
+        assert!(
+            polled.pop().is_none(),
+            "a request of the new queue completed"
+        );
+        let name = Name {
+            queue: new,
+            index: 0,
+        };
+        put(&memory, 6, 4, name, 7);
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 200);
+    }
+
+    #[test]
     fn what_nobody_posted_does_not_complete() {
         let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
         let mut polled = CompletionQueue::new(memory, layout);
@@ -608,6 +653,22 @@ mod tests {
         queue.request_event(true);
         assert!(armed().wants(false));
         assert_eq!(armed().sequence(), 3, "each request is a new one");
+        queue.event_came();
+        queue.request_event(true);
+        assert!(!armed().wants(false));
+    }
+
+    #[test]
+    fn an_event_does_not_answer_a_request_that_came_after_it() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut queue = CompletionQueue::new(memory, layout);
+        let armed = || Arm::from_raw(memory.word(offset::ARM).load(Ordering::Relaxed));
+        queue.request_event(false);
+        // The event is raised here, and fetched after the next request.
+        queue.request_event(false);
+        queue.event_came();
+        queue.request_event(true);
+        assert!(armed().wants(false), "the second request waits still");
         queue.event_came();
         queue.request_event(true);
         assert!(!armed().wants(false));
