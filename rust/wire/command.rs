@@ -121,6 +121,16 @@ wire_enum! {
         QueryCounterSet = 0x0082,
         /// [`DestroyCounterSet`].
         DestroyCounterSet = 0x0083,
+        /// [`CreateCompletionCounter`].
+        CreateCompletionCounter = 0x0084,
+        /// [`AttachCompletionCounter`].
+        AttachCompletionCounter = 0x0085,
+        /// [`ModifyCompletionCounter`].
+        ModifyCompletionCounter = 0x0086,
+        /// [`QueryCompletionCounter`].
+        QueryCompletionCounter = 0x0087,
+        /// [`DestroyCompletionCounter`].
+        DestroyCompletionCounter = 0x0088,
         /// [`CreateXrcd`].
         CreateXrcd = 0x0090,
         /// [`DestroyXrcd`].
@@ -249,6 +259,7 @@ macro_rules! command {
 #[repr(C)]
 pub struct Empty {}
 
+mod completion_counter;
 mod context;
 mod counter;
 mod cq;
@@ -265,6 +276,7 @@ mod srq;
 mod subnet;
 mod xrc;
 
+pub use completion_counter::*;
 pub use context::*;
 pub use counter::*;
 pub use cq::*;

@@ -115,6 +115,9 @@ pub const F_RECEIVE_OPTIONS: u32 = 51;
 /// Feature bit: the device counts the frames of each flow. Needs [`F_RAW_PACKETS`].
 pub const F_FLOW_COUNTERS: u32 = 52;
 
+/// Feature bit: the device has completion counters.
+pub const F_COMPLETION_COUNTERS: u32 = 53;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -77,12 +77,14 @@ pub struct DeviceLimits {
     /// Maximum number of entries of a [`CreateScalingQp`](super::CreateScalingQp); 0 without the
     /// feature.
     pub max_scaling_entries: U32,
+    /// Maximum number of completion counters; 0 without the feature.
+    pub max_completion_counters: U32,
 }
-assert_layout!(DeviceLimits, 128, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
+assert_layout!(DeviceLimits, 132, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
     max_fast_registration_pages @ 84, max_mw @ 88, max_srq @ 92, max_multicast_groups @ 96,
     max_rate_limit @ 116, max_segmented_length @ 120,
-    max_scaling_entries @ 124);
+    max_scaling_entries @ 124, max_completion_counters @ 128);
 
 /// Queries the time of the device's clock.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -13,13 +13,13 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::cq_flags, command::fault_flags, command::flow_flags, command::hash_fields,
-    command::mad_flags, command::modify_port_flags, command::mr_flags, command::qp_flags,
-    command::reregister_flags, completion, completion::flags as cqe_flags,
-    completion::packet_flags, config, counter, event, memory, memory::access, memory::page_flags,
-    notify, notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port,
-    port::capability, qp, qp::attribute, ring, ring::flags as ring_flags, work, work::lid_flags,
-    work::placement, work::send_flags,
+    command, command::counted_operations, command::cq_flags, command::fault_flags,
+    command::flow_flags, command::hash_fields, command::mad_flags, command::modify_port_flags,
+    command::mr_flags, command::qp_flags, command::reregister_flags, completion,
+    completion::flags as cqe_flags, completion::packet_flags, config, counter, event, memory,
+    memory::access, memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
+    notify::flags as notify_flags, port, port::capability, qp, qp::attribute, ring,
+    ring::flags as ring_flags, work, work::lid_flags, work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
@@ -206,6 +206,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
             max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd,
             max_rate_limit, max_segmented_length, max_scaling_entries,
+            max_completion_counters,
         }
         command::Clock { time }
         command::QueryPort { port, reserved }
@@ -282,6 +283,13 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::BindCounterSet { qpn, counter_set }
         command::QueryCounterSet { counter_set, reserved }
         command::DestroyCounterSet { counter_set, reserved }
+        command::CompletionCounts { completions, errors }
+        command::CreateCompletionCounter { context, reserved, pages }
+        command::CompletionCounterCreated { counter, reserved }
+        command::AttachCompletionCounter { qpn, counter, operations, reserved }
+        command::ModifyCompletionCounter { counter, count, change, value }
+        command::QueryCompletionCounter { counter, reserved }
+        command::DestroyCompletionCounter { counter, reserved }
         command::CreateXrcd { reserved }
         command::XrcdCreated { xrcdn, reserved }
         command::DestroyXrcd { xrcdn, reserved }
@@ -455,6 +463,8 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "QP_STATE": qp::QpState;
         "MIGRATION": qp::Migration;
         "FLOW": command::FlowType;
+        "COMPLETION_COUNT": command::CompletionCount;
+        "COUNT": command::CountChange;
         "EVENT": event::EventType;
     }
     for &mtu in port::Mtu::ALL {
@@ -482,12 +492,15 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
             F_SEGMENTATION, F_RECEIVE_SCALING, F_RECEIVE_OPTIONS,
-            F_FLOW_COUNTERS,
+            F_FLOW_COUNTERS, F_COMPLETION_COUNTERS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND, NESTED }
         "VIRTIO_RDMA_FLOW_FLAG_": flow_flags { DONT_TRAP }
+        "VIRTIO_RDMA_COUNTED_": counted_operations {
+            SEND, RECEIVE, READ, REMOTE_READ, WRITE, REMOTE_WRITE,
+        }
         "VIRTIO_RDMA_": command { HASH_KEY_LENGTH, MAX_SCALING_ENTRIES }
         "VIRTIO_RDMA_HASH_": hash_fields {
             SOURCE_IPV4, DESTINATION_IPV4, SOURCE_IPV6, DESTINATION_IPV6, SOURCE_TCP,
@@ -744,6 +757,11 @@ fn commands_agree() {
             row::<command::BindCounterSet>(),
             row::<command::QueryCounterSet>(),
             row::<command::DestroyCounterSet>(),
+            row::<command::CreateCompletionCounter>(),
+            row::<command::AttachCompletionCounter>(),
+            row::<command::ModifyCompletionCounter>(),
+            row::<command::QueryCompletionCounter>(),
+            row::<command::DestroyCompletionCounter>(),
             row::<command::CreateXrcd>(),
             row::<command::DestroyXrcd>(),
             row::<command::CreateXrcSrq>(),

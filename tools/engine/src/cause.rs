@@ -123,6 +123,14 @@ causes! {
     ScalingEntries = 175 => "number of receive queues is not a power of two within the limit",
     /// The fields of a hash are unknown, exclude each other, or there are none.
     HashFields = 176 => "fields of the hash are not valid",
+    /// No such completion counter.
+    UnknownCompletionCounter = 190 => "no such completion counter",
+    /// There are no operations to count, or they, the count or its change are unknown.
+    CountedOperations = 191 => "operations, count or change of a completion counter are not valid",
+    /// A completion counter already counts one of the operations.
+    CountedAlready = 192 => "a completion counter counts this operation of the queue pair already",
+    /// Completion counters are attached to queue pairs before they begin to work.
+    CountedLate = 193 => "queue pair of a completion counter is past the state INIT",
     /// No such counter set.
     UnknownCounterSet = 164 => "no such counter set",
     /// Unknown port state.

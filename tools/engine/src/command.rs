@@ -2,6 +2,7 @@
 
 //! Control commands: conversion from bytes to typed requests, execution, and conversion of the replies to bytes.
 
+mod completion_counter;
 mod context;
 mod counter;
 mod cq;
@@ -24,16 +25,17 @@ use crate::{
 };
 use vrnic_wire::{
     command::{
-        self, AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid,
-        Command, CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreateFlow,
-        CreatePd, CreateQp, CreateScalingQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw,
-        DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd,
-        DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages, ModifyCq, ModifyPort,
-        ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock, QueryCounterSet,
-        QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp,
-        QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
-        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
-        TakePageFault, UnmapPages, mr_flags,
+        self, AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
+        BindCounterSet, ClearGid, Command, CommandCode, CommandHeader, CreateCompletionCounter,
+        CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd, CreateQp, CreateScalingQp,
+        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyCompletionCounter,
+        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
+        DestroySrq, DestroyXrcd, DetachMulticast, MapPages, ModifyCompletionCounter, ModifyCq,
+        ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock,
+        QueryCompletionCounter, QueryCounterSet, QueryCounters, QueryDevice, QueryFlow, QueryGids,
+        QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages,
+        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
+        SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -134,6 +136,9 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
         }
         CommandCode::ReregisterMr => ReregisterMr::read_from_bytes(body).ok()?.pages,
         CommandCode::AllocateMr => AllocateMr::read_from_bytes(body).ok()?.table,
+        CommandCode::CreateCompletionCounter => {
+            CreateCompletionCounter::read_from_bytes(body).ok()?.pages
+        }
         CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
         CommandCode::ResizeCq => ResizeCq::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
@@ -214,6 +219,11 @@ fn dispatch<M: Memory>(
         CommandCode::BindCounterSet => run::<BindCounterSet, M>,
         CommandCode::QueryCounterSet => run::<QueryCounterSet, M>,
         CommandCode::DestroyCounterSet => run::<DestroyCounterSet, M>,
+        CommandCode::CreateCompletionCounter => run::<CreateCompletionCounter, M>,
+        CommandCode::AttachCompletionCounter => run::<AttachCompletionCounter, M>,
+        CommandCode::ModifyCompletionCounter => run::<ModifyCompletionCounter, M>,
+        CommandCode::QueryCompletionCounter => run::<QueryCompletionCounter, M>,
+        CommandCode::DestroyCompletionCounter => run::<DestroyCompletionCounter, M>,
         CommandCode::CreateXrcd => run::<CreateXrcd, M>,
         CommandCode::DestroyXrcd => run::<DestroyXrcd, M>,
         CommandCode::CreateXrcSrq => run::<CreateXrcSrq, M>,
@@ -258,10 +268,15 @@ fn status_of(cause: Cause) -> Status {
         | Cause::WindowKey
         | Cause::NotAttached
         | Cause::UnknownCounterSet
+        | Cause::UnknownCompletionCounter
         | Cause::UnknownXrcd
         | Cause::UnknownFlow
         | Cause::UnknownPort => Status::NotFound,
-        Cause::InUse | Cause::GsiExists | Cause::RegionBound | Cause::Attached => Status::Busy,
+        Cause::InUse
+        | Cause::GsiExists
+        | Cause::RegionBound
+        | Cause::Attached
+        | Cause::CountedAlready => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {
             Status::NoResources
         }
@@ -270,7 +285,9 @@ fn status_of(cause: Cause) -> Status {
         | Cause::PageListUnmapped
         | Cause::PageMisaligned
         | Cause::PageUnmapped => Status::BadAddress,
-        Cause::Transition | Cause::CurrentState | Cause::MigrationState => Status::BadState,
+        Cause::Transition | Cause::CurrentState | Cause::MigrationState | Cause::CountedLate => {
+            Status::BadState
+        }
         Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly | Cause::RegionFixed => {
             Status::NotPermitted
         }

@@ -175,6 +175,21 @@ pub struct GroupSnapshot {
     pub members: Vec<u32>,
 }
 
+/// A completion counter.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct CompletionCounterSnapshot {
+    /// Number.
+    pub number: u32,
+    /// Context that owns it.
+    pub context: u32,
+    /// Number of queue pairs that have it.
+    pub queue_pairs: u32,
+    /// Number of operations that succeeded.
+    pub completions: u64,
+    /// Number of operations that failed or were flushed.
+    pub errors: u64,
+}
+
 /// A flow.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct FlowSnapshot {
@@ -352,6 +367,16 @@ impl Engine {
     pub fn flow_page(&self, first: usize, limit: usize) -> Option<Vec<FlowSnapshot>> {
         let page: Vec<_> = self.flows.iter().skip(first).take(limit).collect();
         (!page.is_empty()).then_some(page)
+    }
+
+    /// Returns the completion counters in up to `limit` slots, from slot `first` on; `None` if `first` is beyond the
+    /// last slot.
+    pub fn completion_counter_page(
+        &self,
+        first: usize,
+        limit: usize,
+    ) -> Option<Vec<CompletionCounterSnapshot>> {
+        self.resources.completion_counters.page(first, limit)
     }
 
     /// Takes the oldest explanation of something that went wrong. The device keeps a few hundred.

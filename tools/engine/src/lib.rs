@@ -29,6 +29,7 @@ mod buffer;
 pub mod cause;
 mod checksum;
 mod command;
+mod completion_counter;
 mod context;
 mod counter;
 mod cq;
@@ -77,7 +78,8 @@ pub use device::Rnic;
 pub use explain::Explanation;
 pub use fault::Faults;
 pub use inspect::{
-    CqSnapshot, FlowSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot, Named, Queue, SrqSnapshot,
+    CompletionCounterSnapshot, CqSnapshot, FlowSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot,
+    Named, Queue, SrqSnapshot,
 };
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;

@@ -141,6 +141,8 @@ pub struct Features {
     pub receive_options: bool,
     /// [`config::F_FLOW_COUNTERS`].
     pub flow_counters: bool,
+    /// [`config::F_COMPLETION_COUNTERS`].
+    pub completion_counters: bool,
 }
 
 impl Features {
@@ -171,6 +173,7 @@ impl Features {
         receive_scaling: true,
         receive_options: true,
         flow_counters: true,
+        completion_counters: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -201,6 +204,7 @@ impl Features {
             receive_scaling: bits & 1 << config::F_RECEIVE_SCALING != 0,
             receive_options: bits & 1 << config::F_RECEIVE_OPTIONS != 0,
             flow_counters: bits & 1 << config::F_FLOW_COUNTERS != 0,
+            completion_counters: bits & 1 << config::F_COMPLETION_COUNTERS != 0,
         }
     }
 
@@ -231,6 +235,7 @@ impl Features {
             | (self.receive_scaling as u64) << config::F_RECEIVE_SCALING
             | (self.receive_options as u64) << config::F_RECEIVE_OPTIONS
             | (self.flow_counters as u64) << config::F_FLOW_COUNTERS
+            | (self.completion_counters as u64) << config::F_COMPLETION_COUNTERS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.
@@ -254,6 +259,9 @@ pub const MAX_MESSAGE: u32 = 1 << 31;
 
 /// Largest number of XRC domains of a device.
 pub const MAX_XRCDS: u32 = 65536;
+
+/// Largest number of completion counters of a device.
+pub const MAX_COMPLETION_COUNTERS: u32 = 4096;
 
 /// Frequency of the clock for completion timestamps: they are in nanoseconds.
 pub const CLOCK_KHZ: u32 = 1_000_000;
@@ -356,6 +364,11 @@ impl Limits {
                 0
             }
             .into(),
+            max_completion_counters: if features.completion_counters {
+                MAX_COMPLETION_COUNTERS.into()
+            } else {
+                0.into()
+            },
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod attributes;
 mod congestion;
+mod counting;
 mod credit;
 mod datagram;
 mod explain;
@@ -18,6 +19,7 @@ mod transition;
 
 use crate::{
     cause::Cause,
+    completion_counter::Counting,
     context::Owner,
     explain::{Access, Explanation, Happening},
     fault::{Occasion, Seam, Subject},
@@ -145,6 +147,8 @@ pub(crate) struct Qp {
     pub(crate) reminder: Option<Instant>,
     /// Counter set of the queue pair. If there is none, only the port's counters count.
     pub(crate) counter_set: Option<u32>,
+    /// What completion counters count. Most queue pairs have none.
+    counting: Option<Box<Counting>>,
     /// How often the queue pair is in tables of others.
     pub(crate) uses: usize,
 }
@@ -173,6 +177,7 @@ impl Qp {
             awaited: None,
             reminder: None,
             counter_set: None,
+            counting: None,
             uses: 0,
         }
     }

@@ -4,6 +4,7 @@
 
 use crate::{
     cause::Cause,
+    completion_counter::CompletionCounters,
     counter::Counters,
     cq::{Cq, Notice, Pushed},
     event::{AsyncEvents, CompletionEvents},
@@ -117,6 +118,7 @@ pub(crate) struct Resources {
     /// Datagrams that were sent to groups with members on this device.
     pub(crate) looped: Vec<Segment<'static>>,
     pub(crate) counters: Counters,
+    pub(crate) completion_counters: CompletionCounters,
     pub(crate) async_events: AsyncEvents,
     pub(crate) completion_events: CompletionEvents,
     /// Timers of queue pairs.
@@ -178,6 +180,7 @@ impl Resources {
             groups: Groups::new(&limits),
             looped: Vec::new(),
             counters: Counters::new(limits.counter_sets),
+            completion_counters: CompletionCounters::default(),
             async_events: AsyncEvents::default(),
             completion_events: CompletionEvents::new(vectors),
             timers: Timers::default(),
@@ -250,18 +253,20 @@ impl Resources {
         }
     }
 
-    /// Writes a completion to the completion queue `cqn`.
+    /// Writes a completion to the completion queue `cqn`. Returns its status, which a fault may have changed.
     pub(crate) fn complete<M: Memory>(
         &mut self,
         cqn: u32,
         cqe: Cqe,
         solicited: bool,
         io: &Io<'_, M>,
-    ) {
+    ) -> u8 {
         if self.faults.is_busy() {
             return self.complete_among_faults(cqn, cqe, solicited, io);
         }
+        let status = cqe.status;
         self.write_completion(cqn, cqe, solicited, io);
+        status
     }
 
     /// Writes a completion that no fault delays.

@@ -245,6 +245,8 @@ pub struct Snapshot {
     pub attachments: usize,
     /// Counter sets.
     pub counter_sets: u32,
+    /// Completion counters.
+    pub completion_counters: u32,
     /// Flows.
     pub flows: usize,
     /// Queue pairs with work.
@@ -1142,6 +1144,7 @@ impl Engine {
             qps: self.qps.len(),
             attachments: self.resources.groups.attachments(),
             counter_sets: self.resources.counters.sets(),
+            completion_counters: self.resources.completion_counters.len(),
             flows: self.flows.len(),
             ready_qps: self.qps.ready.len(),
             translations: self.translations,

@@ -3,6 +3,7 @@
 //! The tests of the engine through its public interface. They are one program, because building one for each file takes
 //! several times as long.
 
+mod completion_counters;
 mod completion_queues;
 mod conduct;
 mod counters;

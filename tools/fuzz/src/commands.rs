@@ -16,17 +16,18 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid, Command,
-        CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreateFlow,
-        CreatePd, CreateQp, CreateScalingQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw,
-        DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd,
-        DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH,
-        MAX_SCALING_ENTRIES, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
-        NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
-        QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq,
-        QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell,
-        SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, hash_fields, mr_flags,
-        qp_flags,
+        AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
+        BindCounterSet, ClearGid, Command, CommandCode, CommandHeader, CreateCompletionCounter,
+        CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd, CreateQp, CreateScalingQp,
+        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyCompletionCounter,
+        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
+        DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH, MAX_SCALING_ENTRIES,
+        MapPages, ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths,
+        ModifySrq, NameContext, ProcessMad, QueryClock, QueryCompletionCounter, QueryCounterSet,
+        QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp,
+        QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
+        hash_fields, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -113,6 +114,7 @@ fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
             seen.srqs,
             keys,
             (seen.attachments, seen.counter_sets, seen.flows),
+            seen.completion_counters,
             seen.translations,
         )
     };
@@ -314,6 +316,13 @@ impl Scene {
             CommandCode::DestroyCounterSet => {
                 objects.counter_sets.retain(|&number| number != named(0));
             }
+            CommandCode::CreateCompletionCounter => {
+                objects.completion_counters.push(first_word(&reply));
+            }
+            CommandCode::DestroyCompletionCounter => {
+                let counters = &mut objects.completion_counters;
+                counters.retain(|&number| number != named(0));
+            }
             CommandCode::CreateFlow => objects.flows.push(first_word(&reply)),
             CommandCode::DestroyFlow => objects.flows.retain(|&number| number != named(0)),
             CommandCode::CreateXrcd => objects.xrcds.push(first_word(&reply)),
@@ -488,6 +497,35 @@ impl Scene {
             }),
             CommandCode::DestroyCounterSet => bytes_of(DestroyCounterSet {
                 counter_set: any(&self.objects.counter_sets, input).into(),
+                reserved,
+            }),
+            CommandCode::CreateCompletionCounter => {
+                let (pages, at) = self.list(input.pick(&[16, 16, 16, 8, 4096]), input);
+                start = at;
+                bytes_of(CreateCompletionCounter {
+                    context,
+                    reserved,
+                    pages,
+                })
+            }
+            CommandCode::AttachCompletionCounter => bytes_of(AttachCompletionCounter {
+                qpn: any(&self.objects.qps, input).into(),
+                counter: any(&self.objects.completion_counters, input).into(),
+                operations: (input.below(130) as u32).into(),
+                reserved,
+            }),
+            CommandCode::ModifyCompletionCounter => bytes_of(ModifyCompletionCounter {
+                counter: any(&self.objects.completion_counters, input).into(),
+                count: (input.below(3) as u16).into(),
+                change: (input.below(3) as u16).into(),
+                value: input.pick(&[0, 1, u64::MAX, 1 << 63]).into(),
+            }),
+            CommandCode::QueryCompletionCounter => bytes_of(QueryCompletionCounter {
+                counter: any(&self.objects.completion_counters, input).into(),
+                reserved,
+            }),
+            CommandCode::DestroyCompletionCounter => bytes_of(DestroyCompletionCounter {
+                counter: any(&self.objects.completion_counters, input).into(),
                 reserved,
             }),
             CommandCode::AttachMulticast => bytes_of(AttachMulticast {

@@ -7,8 +7,8 @@ use vrnic_engine::{
     testing::{Connection, Guest},
 };
 use vrnic_wire::command::{
-    DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp,
-    DestroySrq, DestroyXrcd,
+    DeallocateMw, DeregisterMr, DestroyCompletionCounter, DestroyContext, DestroyCounterSet,
+    DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
 };
 
 /// Numbers of objects that exist.
@@ -30,6 +30,8 @@ pub struct Objects {
     pub srqs: Vec<u32>,
     /// Counter sets.
     pub counter_sets: Vec<u32>,
+    /// Completion counters.
+    pub completion_counters: Vec<u32>,
     /// XRC domains.
     pub xrcds: Vec<u32>,
     /// Flows, which go with their queue pairs.
@@ -70,6 +72,11 @@ impl Objects {
                 reserved,
             };
             guest.command(rnic, request).expect("counter set");
+        }
+        for counter in self.completion_counters {
+            let counter = counter.into();
+            let request = DestroyCompletionCounter { counter, reserved };
+            guest.command(rnic, request).expect("completion counter");
         }
         for srqn in self.srqs {
             let srqn = srqn.into();
@@ -124,9 +131,10 @@ impl Objects {
                 left.translations,
                 left.attachments,
                 left.counter_sets,
+                left.completion_counters,
                 left.xrcds
             ),
-            (0, 0, 0, 0)
+            (0, 0, 0, 0, 0)
         );
     }
 }

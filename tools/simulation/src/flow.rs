@@ -7,6 +7,7 @@
 //! executed once.
 
 mod check;
+mod count;
 mod grant;
 mod request;
 
@@ -16,6 +17,7 @@ use crate::{
     plan::{Deed, FlowPlan, Kind},
 };
 pub use check::Circumstances;
+use count::Counters;
 use grant::Grant;
 use request::QKEY;
 use std::time::Duration;
@@ -132,6 +134,8 @@ pub struct End {
     window: Option<Window>,
     /// A window that only this end uses, and whether it is bound.
     scratch: Option<(Grant, bool)>,
+    /// Completion counters. Targets have none: they belong to no context.
+    counters: Option<Counters>,
     posted: Vec<Posted>,
     messages: Vec<Message>,
     /// Value of the peer's word once everything posted has completed.
@@ -183,6 +187,8 @@ impl Flow {
                 ..QpOptions::default()
             };
             let qp = device.qp(options, plan.shared[side], plan.cqs[side]);
+            let is_target = options.qp_type == QpType::XrcTarget;
+            let counters = (!is_target).then(|| Counters::new(qp.qpn, device));
             let arena = device.guest.arena(layout.length());
             let rights = access::QUEUE_PAIR | access::PLACEMENT;
             let (length, is_paged) = (layout.length(), plan.paging[side].is_some());
@@ -216,6 +222,7 @@ impl Flow {
                     is_stale: false,
                 }),
                 scratch: scratch.map(|grant| (grant, false)),
+                counters,
                 posted: Vec::new(),
                 messages: Vec::new(),
                 word: 0,
@@ -504,6 +511,9 @@ impl Flow {
             for grant in given.into_iter().chain(scratch) {
                 grant.free(device);
             }
+            if let Some(counters) = end.counters.take() {
+                counters.free(device);
+            }
             if end.deregistered.is_none() {
                 device.command(DeregisterMr {
                     pd: pd.into(),
@@ -562,6 +572,6 @@ impl Flow {
         };
         let region = layout.length().div_ceil(4096);
         // A paged region is copied for a moment, and fast registrations have tables.
-        region + region / 3 + 50
+        region + region / 3 + 55
     }
 }

@@ -76,6 +76,8 @@ enum Command {
     Groups(Choice),
     /// List flows: which frames go to which raw packet queue pairs, in the order in which they are tried.
     Flows(Choice),
+    /// List completion counters: how many operations of queue pairs succeeded and failed.
+    CompletionCounters(Choice),
     /// List memory regions, up to 65536 per device.
     Mrs(Choice),
     /// List memory windows, and what they are bound to.
@@ -254,6 +256,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Srqs(choice) => list(client, choice, json, Client::srqs),
         Command::Groups(choice) => list(client, choice, json, Client::groups),
         Command::Flows(choice) => list(client, choice, json, Client::flows),
+        Command::CompletionCounters(choice) => {
+            list(client, choice, json, Client::completion_counters)
+        }
         Command::Mrs(choice) => list(client, choice, json, Client::mrs),
         Command::Mws(choice) => list(client, choice, json, Client::mws),
         Command::Counters { choice, all } => {

@@ -8,8 +8,8 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, BoundMw, Capture, Cq, Device, Explanation, Flow, Gid, Group, Mr, Mw, Port, Qp,
-    RateLimit, Recording, Srq, SubnetLane, SubnetLink, SwitchPort,
+    Address, BoundMw, Capture, CompletionCounter, Cq, Device, Explanation, Flow, Gid, Group, Mr,
+    Mw, Port, Qp, RateLimit, Recording, Srq, SubnetLane, SubnetLink, SwitchPort,
 };
 
 use crate::Of;
@@ -346,6 +346,27 @@ impl Row for Flow {
     }
 }
 
+impl Row for CompletionCounter {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE",
+        "COUNTER",
+        "CONTEXT",
+        "QPS",
+        "COMPLETIONS",
+        "ERRORS",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.counter.to_string(),
+            self.context.to_string(),
+            self.qps.to_string(),
+            self.completions.to_string(),
+            self.errors.to_string(),
+        ]
+    }
+}
+
 impl Row for Mr {
     const HEADS: &'static [&'static str] =
         &["DEVICE", "KEY", "PD", "IOVA", "LENGTH", "RANGES", "ACCESS"];
@@ -614,6 +635,21 @@ mod tests {
                 ["a", "1", "17", "normal", "3", "no", "5", "300", shown].map(str::to_owned)
             );
         }
+        let counter = Of {
+            device: "a".into(),
+            item: CompletionCounter {
+                counter: 1,
+                context: 3,
+                qps: 2,
+                completions: 500,
+                errors: 7,
+            },
+        };
+        assert_eq!(counter.cells().len(), Of::<CompletionCounter>::HEADS.len());
+        assert_eq!(
+            counter.cells(),
+            ["a", "1", "3", "2", "500", "7"].map(str::to_owned)
+        );
         let shown = render(&[mr]);
         let lines: Vec<_> = shown.lines().collect();
         assert!(lines[0].starts_with("DEVICE  KEY"), "{shown}");

@@ -73,7 +73,7 @@ impl Resolution {
 
 impl Engine {
     /// Resolves a page list to a buffer. Part or all of it may have been resolved in advance.
-    fn resolve_buffer<M: Memory>(
+    pub(super) fn resolve_buffer<M: Memory>(
         &mut self,
         list: &PageList,
         io: &Io<'_, M>,

@@ -452,6 +452,7 @@ impl Execute for DestroyQp {
         rnic.resources.kept.forget(qpn);
         rnic.resources.faults.forget_qp(qpn);
         rnic.resources.counters.rebind(qp.counter_set, None);
+        qp.detach_counters(&mut rnic.resources.completion_counters);
         rnic.translations -= created.translations;
         if let Some(context) = rnic.contexts.get_mut(created.context) {
             context.free_slot(created.slot);

@@ -78,7 +78,7 @@ impl Resources {
         self.explain(what);
     }
 
-    /// Writes a completion while faults are armed.
+    /// Writes a completion while faults are armed. Returns its status.
     #[cold]
     pub(crate) fn complete_among_faults<M: Memory>(
         &mut self,
@@ -86,7 +86,7 @@ impl Resources {
         mut cqe: Cqe,
         solicited: bool,
         io: &Io<'_, M>,
-    ) {
+    ) -> u8 {
         let qpn = cqe.qpn.get();
         let send = is_send(&cqe);
         let mut notify = false;
@@ -103,13 +103,17 @@ impl Resources {
                     fail(&mut cqe, status, vendor);
                     self.faults.victims.push((qpn, send));
                 }
-                Act::LoseCompletion => return,
+                Act::LoseCompletion => return cqe.status,
                 Act::HoldCompletion => due = Some(io.now + strike.args.delay),
-                Act::Overrun => return self.fail_cq(cqn, Cause::Provoked, io.memory),
+                Act::Overrun => {
+                    self.fail_cq(cqn, Cause::Provoked, io.memory);
+                    return cqe.status;
+                }
                 Act::SpuriousNotice => notify = true,
                 _ => {}
             }
         }
+        let status = cqe.status;
         // Completions of a queue stay in order.
         let last = self.faults.later.last_completion(cqn);
         match due.max(last) {
@@ -128,6 +132,7 @@ impl Resources {
         if notify {
             self.raise_notice(cqn);
         }
+        status
     }
 
     /// Makes a completion queue fail.

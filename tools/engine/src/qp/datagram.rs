@@ -123,7 +123,9 @@ impl Qp {
                     {
                         let mut cqe = self.cqe(wr_id, opcode, Status::Success, None);
                         cqe.byte_length = request.length.into();
-                        resources.complete(self.created.send_cqn, cqe, false, io);
+                        self.complete_request(opcode, cqe, false, resources, io);
+                    } else {
+                        self.count_unsignalled(opcode, resources, io);
                     }
                     self.note_drained(resources);
                 }
@@ -134,7 +136,7 @@ impl Qp {
                     }
                     let cqe = self.cqe(wr_id, opcode, status, Some(cause));
                     self.explain_completion((wr_id, opcode), status, cause, None, resources);
-                    resources.complete(self.created.send_cqn, cqe, true, io);
+                    self.complete_request(opcode, cqe, true, resources, io);
                     self.state = QpState::SendQueueError;
                     turn.spend(0);
                 }

@@ -5,6 +5,7 @@
 use super::Qp;
 use crate::{
     cause::Cause,
+    completion_counter::Counted,
     memory::Memory,
     resources::{Io, Resources},
     turn::Turn,
@@ -62,7 +63,7 @@ impl Qp {
         let cqe = self.cqe(wr_id, opcode, Status::Flushed, Some(Cause::QpInError));
         let what = (wr_id, opcode);
         self.explain_completion(what, Status::Flushed, Cause::QpInError, None, resources);
-        resources.complete(self.created.send_cqn, cqe, true, io);
+        self.complete_request(opcode, cqe, true, resources, io);
     }
 
     /// Flushes the receive queue, oldest first, after the receive of an incomplete message.
@@ -106,7 +107,8 @@ impl Qp {
                         None,
                         resources,
                     );
-                    resources.complete(self.created.recv_cqn, cqe, true, io);
+                    let status = resources.complete(self.created.recv_cqn, cqe, true, io);
+                    self.count(Counted::Receive, status, resources, io);
                 }
                 Err(cause) => {
                     self.created.rq.give_up();

@@ -5,6 +5,7 @@
 use super::Qp;
 use crate::{
     cause::Cause,
+    completion_counter::Counted,
     keys::Accessor,
     memory::Memory,
     resources::{Io, Resources},
@@ -209,7 +210,8 @@ impl Qp {
         if let Some(taken) = self.receive.taken.take() {
             let mut cqe = self.cqe(taken.wr_id, opcode, Status::Success, None);
             fill(&mut cqe);
-            resources.complete(self.receiver.cqn, cqe, solicited, io);
+            let status = resources.complete(self.receiver.cqn, cqe, solicited, io);
+            self.count(Counted::Receive, status, resources, io);
         }
     }
 
@@ -230,7 +232,8 @@ impl Qp {
                 None,
                 resources,
             );
-            resources.complete(self.receiver.cqn, cqe, true, io);
+            let status = resources.complete(self.receiver.cqn, cqe, true, io);
+            self.count(Counted::Receive, status, resources, io);
         }
     }
 }

@@ -19,6 +19,7 @@ pub(in crate::qp) use kept::MAX_AHEAD;
 use super::{Qp, Receiver};
 use crate::{
     cause::Cause,
+    completion_counter::Counted,
     explain::Access,
     fault::{Direction, Occasion, Seam},
     limits::MAX_MESSAGE,
@@ -205,6 +206,9 @@ pub(super) struct Responder {
     flushing: Option<Flushing>,
     /// PSN of the last such flush that was answered.
     flushed: Option<Psn>,
+    /// Last PSNs of accepted reads whose data were not all sent before the peer repeated the read. They are to be
+    /// counted then.
+    uncounted: VecDeque<Psn>,
     /// Whether early packets are kept.
     keeping: bool,
     /// Objects that the pending negative acknowledgement concerns.
@@ -707,6 +711,7 @@ impl Qp {
                 io,
             );
         }
+        self.count(Counted::RemoteWrite, Status::Success.raw(), resources, io);
         Ok(Outcome::Done(1))
     }
 

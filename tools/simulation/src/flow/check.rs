@@ -334,6 +334,9 @@ impl Flow {
             );
         }
         self.check_receives(side, loses || lies, lives, excuse, &what);
+        if lives && !loses {
+            end.check_counts(&what);
+        }
         if excuse.is_none() {
             let state = end.stopped;
             assert_eq!(state, Some(QpState::ReadyToSend), "{what}: the state");

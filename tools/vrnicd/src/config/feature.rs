@@ -59,6 +59,8 @@ pub enum Feature {
     ReceiveOptions,
     /// Counters of flows, which need raw packets.
     FlowCounters,
+    /// Completion counters.
+    CompletionCounters,
 }
 
 impl Feature {
@@ -90,6 +92,7 @@ impl Feature {
             Self::ReceiveScaling => config::F_RECEIVE_SCALING,
             Self::ReceiveOptions => config::F_RECEIVE_OPTIONS,
             Self::FlowCounters => config::F_FLOW_COUNTERS,
+            Self::CompletionCounters => config::F_COMPLETION_COUNTERS,
         }
     }
 }
@@ -126,7 +129,8 @@ mod tests {
                      'memory-placement', 'completion-queue-changes', 'multicast', 'port-state', 'on-demand-paging', \
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
                      'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
-                     'segmentation', 'receive-scaling', 'receive-options', 'flow-counters']";
+                     'segmentation', 'receive-scaling', 'receive-options', 'flow-counters', \
+                     'completion-counters']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);

@@ -7,7 +7,8 @@ use std::net::Ipv6Addr;
 use vrnic_engine::explain::Happening;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
-    CqSnapshot, Explanation, GroupSnapshot, MrSnapshot, MwSnapshot, QpSnapshot, Rnic, SrqSnapshot,
+    CompletionCounterSnapshot, CqSnapshot, Explanation, GroupSnapshot, MrSnapshot, MwSnapshot,
+    QpSnapshot, Rnic, SrqSnapshot,
 };
 use vrnic_wire::command::CommandCode;
 use vrnic_wire::counter::Counter;
@@ -18,7 +19,8 @@ use vrnic_wire::qp::QpType;
 use super::inspector::Topic;
 use super::protocol::{self};
 use super::protocol::{
-    Access, BoundMw, Cq, Device, Gid, Group, Mr, Mw, Page, Port, Qp, Reply, Request, Srq,
+    Access, BoundMw, CompletionCounter, Cq, Device, Gid, Group, Mr, Mw, Page, Port, Qp, Reply,
+    Request, Srq,
 };
 use crate::config::Mac;
 use crate::device::{self, Shared};
@@ -137,6 +139,7 @@ fn about_all(
         | Request::Srqs { device, .. }
         | Request::Groups { device, .. }
         | Request::Flows { device, .. }
+        | Request::CompletionCounters { device, .. }
         | Request::SetLink { device, .. }
         | Request::SetRateLimit { device, .. }
         | Request::Mrs { device, .. }
@@ -192,7 +195,12 @@ fn about(request: &Request, device: &mut device::Device, now: Instant) -> Reply 
         }
         Request::Flows { from, .. } => {
             let found = device.rnic().and_then(|rnic| rnic.flow_page(from, PAGE));
-            Reply::Flows(page(found, from, flow::view))
+            Reply::Flows(page(found, from, |flow| flow::view(&flow)))
+        }
+        Request::CompletionCounters { from, .. } => {
+            let rnic = device.rnic();
+            let found = rnic.and_then(|rnic| rnic.completion_counter_page(from, PAGE));
+            Reply::CompletionCounters(page(found, from, completion_counter))
         }
         Request::Mrs { from, .. } if from < MAX_REGIONS => {
             let found = device.rnic().and_then(|rnic| rnic.mr_page(from, PAGE));
@@ -413,6 +421,16 @@ fn group(group: GroupSnapshot) -> Group {
     Group {
         gid: Ipv6Addr::from(group.gid).to_string(),
         qpns: group.members,
+    }
+}
+
+fn completion_counter(counter: CompletionCounterSnapshot) -> CompletionCounter {
+    CompletionCounter {
+        counter: counter.number,
+        context: counter.context,
+        qps: counter.queue_pairs,
+        completions: counter.completions,
+        errors: counter.errors,
     }
 }
 

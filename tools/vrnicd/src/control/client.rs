@@ -12,8 +12,9 @@ use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Capture, Cq, Device, Explanation, Fault, Firing, Flow, Gid, Group, MAX_REPLY, Mr, Mw,
-    Page, Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLane, SubnetLink, SwitchPort, Trace,
+    Address, Capture, CompletionCounter, Cq, Device, Explanation, Fault, Firing, Flow, Gid, Group,
+    MAX_REPLY, Mr, Mw, Page, Qp, RateLimit, Recording, Reply, Request, Srq, SubnetLane, SubnetLink,
+    SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -131,6 +132,17 @@ impl Client {
     pub fn flows(&mut self, device: &str) -> Result<Vec<Flow>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Flows { device, from }, Reply::Flows)
+        })
+    }
+
+    /// Returns all completion counters of a device.
+    pub fn completion_counters(&mut self, device: &str) -> Result<Vec<CompletionCounter>> {
+        self.pages(device, |client, device, from| {
+            ask!(
+                client,
+                Request::CompletionCounters { device, from },
+                Reply::CompletionCounters
+            )
         })
     }
 

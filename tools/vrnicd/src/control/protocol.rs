@@ -67,6 +67,14 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Some completion counters of a device: [`Reply::CompletionCounters`].
+    CompletionCounters {
+        /// Name of the device.
+        device: String,
+        /// Start of the page.
+        #[serde(default)]
+        from: usize,
+    },
     /// Some memory regions of a device: [`Reply::Mrs`].
     Mrs {
         /// Name of the device.
@@ -253,6 +261,8 @@ pub enum Reply {
     Groups(Page<Group>),
     /// A page of flows.
     Flows(Page<Flow>),
+    /// A page of completion counters.
+    CompletionCounters(Page<CompletionCounter>),
     /// A page of memory regions.
     Mrs(Page<Mr>),
     /// A page of memory windows.
@@ -540,6 +550,21 @@ pub struct Flow {
     /// Names and values of the fields that a frame must have. A slash follows a value of which only some bits count:
     /// `10.77.0.0/16`, `0x0005/0xfff`. Every frame fits if there are none.
     pub fields: Vec<(String, String)>,
+}
+
+/// A completion counter.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct CompletionCounter {
+    /// Number.
+    pub counter: u32,
+    /// Context that owns it.
+    pub context: u32,
+    /// Number of queue pairs that have it.
+    pub qps: u32,
+    /// Number of operations that succeeded.
+    pub completions: u64,
+    /// Number of operations that failed or were flushed.
+    pub errors: u64,
 }
 
 /// A memory region.

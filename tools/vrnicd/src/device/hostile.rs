@@ -82,6 +82,7 @@ fn effect_of(code: CommandCode) -> Effect {
         | Code::CreateCq
         | Code::CreateQp
         | Code::CreateSrq
+        | Code::CreateCompletionCounter
         | Code::CreateXrcSrq => Effect::Takes,
         Code::ClearGid
         | Code::DestroyContext
@@ -94,6 +95,7 @@ fn effect_of(code: CommandCode) -> Effect {
         | Code::DestroySrq
         | Code::DetachMulticast
         | Code::DestroyCounterSet
+        | Code::DestroyCompletionCounter
         | Code::DestroyXrcd
         | Code::DestroyFlow => Effect::GivesBack,
         Code::ReregisterMr | Code::ResizeCq | Code::ResizeSrq => Effect::Moves,
@@ -128,6 +130,9 @@ fn effect_of(code: CommandCode) -> Effect {
         | Code::CreateCounterSet
         | Code::BindCounterSet
         | Code::QueryCounterSet
+        | Code::AttachCompletionCounter
+        | Code::ModifyCompletionCounter
+        | Code::QueryCompletionCounter
         | Code::CreateXrcd
         | Code::CreateScalingQp
         | Code::CreateFlow => Effect::Nothing,

@@ -203,7 +203,9 @@ impl Qp {
             {
                 let mut cqe = self.cqe(done.request.wr_id, done.opcode(), Status::Success, None);
                 cqe.byte_length = done.request.length.into();
-                resources.complete(self.created.send_cqn, cqe, false, io);
+                self.complete_request(done.opcode(), cqe, false, resources, io);
+            } else {
+                self.count_unsignalled(done.opcode(), resources, io);
             }
         }
     }
@@ -229,7 +231,7 @@ impl Qp {
             let cqe = self.cqe(failed.request.wr_id, failed.opcode(), status, Some(cause));
             let (what, psn) = ((failed.request.wr_id, failed.opcode()), failed.first_psn);
             self.explain_completion(what, status, cause, Some(psn), resources);
-            resources.complete(self.created.send_cqn, cqe, true, io);
+            self.complete_request(failed.opcode(), cqe, true, resources, io);
         }
         if self.is_unreliable() {
             self.state = QpState::SendQueueError;

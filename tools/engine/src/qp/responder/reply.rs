@@ -5,6 +5,7 @@
 use super::{Answer, Fault, Reply, Response};
 use crate::{
     cause::Cause,
+    completion_counter::Counted,
     memory::Memory,
     pages::Half,
     persistence::Flushing,
@@ -123,13 +124,40 @@ impl Qp {
 
     /// Drops the responses from `psn` on, which are useless to a peer that starts again from there.
     fn forget_responses(&mut self, psn: Psn) {
-        let responses = &mut self.responder.responses;
-        while responses
-            .back()
-            .is_some_and(|last| last.psn.distance_from(psn) >= 0)
-        {
-            responses.pop_back();
+        let counts = self.counts(Counted::RemoteRead);
+        let responder = &mut self.responder;
+        let stale = |last: &Response| last.psn.distance_from(psn) >= 0;
+        while let Some(&last) = responder.responses.back().filter(|last| stale(last)) {
+            responder.responses.pop_back();
+            if counts
+                && !last.repeated
+                && let Answer::Data { left, .. } = last.answer
+            {
+                // A peer that does not come back for its reads gets no more room than it can have outstanding.
+                if responder.uncounted.len() >= usize::from(self.attributes.max_dest_rd_atomic) {
+                    responder.uncounted.pop_front();
+                }
+                let packets = left.length.div_ceil(self.mtu).max(1);
+                responder.uncounted.push_back(last.psn.add(packets - 1));
+            }
         }
+    }
+
+    /// Counts a read whose last data were sent for the first time.
+    fn count_read<M: Memory>(
+        &mut self,
+        response: &Response,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        if response.repeated {
+            let uncounted = &mut self.responder.uncounted;
+            let Some(place) = uncounted.iter().position(|&last| last == response.psn) else {
+                return;
+            };
+            uncounted.remove(place);
+        }
+        self.count(Counted::RemoteRead, Status::Success.raw(), resources, io);
     }
 
     /// Asks the peer to repeat an accepted request after a delay, because it cannot be answered yet.
@@ -336,7 +364,9 @@ impl Qp {
         }
         self.note_access(Half::Reader);
         // Before the packet arrives, an invalidation may complete, and the guest may use the memory for something else.
-        let payload = if resources.keys.is_revocable(left.rkey) {
+        // The same holds for a guest that is told by a counter that its data were read.
+        let copied = resources.keys.is_revocable(left.rkey) || self.counts(Counted::RemoteRead);
+        let payload = if copied {
             copy_of(ranges, io)
         } else {
             Ok(payload_of(ranges, io))
@@ -364,6 +394,9 @@ impl Qp {
             };
         }
         self.send_response(response.psn, body, payload, resources, io);
+        if ends {
+            self.count_read(response, resources, io);
+        }
         Some(length.into())
     }
 
