@@ -28,6 +28,7 @@ use crate::{
         AddressHandle, //
     },
     bindings,
+    comp_cntr::CompletionCounter,
     compat,
     counter::Counter,
     cq::CompletionQueue,
@@ -234,6 +235,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type FlowRule: FlowRule<Driver = Self>;
     /// The driver's counters of flows, or [`Unsupported`](crate::Unsupported).
     type FlowCounters: FlowCounters<Driver = Self>;
+    /// The driver's completion counters, or [`Unsupported`](crate::Unsupported).
+    type CompletionCounter: CompletionCounter<Driver = Self>;
     /// The driver's address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
     /// The pager that faults in pages of on-demand memory regions, or

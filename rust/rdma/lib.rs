@@ -7,14 +7,15 @@
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
 //! [`SharedReceiveQueue`], [`ReceiveWorkQueue`], [`IndirectionTable`], [`MemoryRegion`],
-//! [`MemoryWindow`], [`DmBuffer`], [`DmaHandle`], [`FlowRule`] and [`FlowCounters`]. It uses
-//! [`Unsupported`] for kinds that its devices lack. The implementing type *is* the object: the core
-//! allocates the C structure with room for the driver's type (this crate does so for memory
-//! regions, device memory, receive work queues and flows), and a create verb constructs the type in
-//! place. A destroy verb has two steps: first the driver makes the hardware release the object,
-//! then [`Drop`] runs. The first step cannot fail, except for memory regions: for all other objects
-//! the core frees or forgets the memory whatever the driver returns. Address handles and device
-//! memory have only the second step, because the hardware need not know about them.
+//! [`MemoryWindow`], [`DmBuffer`], [`DmaHandle`], [`FlowRule`], [`FlowCounters`] and
+//! [`CompletionCounter`]. It uses [`Unsupported`] for kinds that its devices lack. The implementing
+//! type *is* the object: the core allocates the C structure with room for the driver's type (this
+//! crate does so for memory regions, device memory, receive work queues and flows), and a create
+//! verb constructs the type in place. A destroy verb has two steps: first the driver makes the
+//! hardware release the object, then [`Drop`] runs. The first step cannot fail, except for memory
+//! regions: for all other objects the core frees or forgets the memory whatever the driver returns.
+//! Address handles and device memory have only the second step, because the hardware need not know
+//! about them.
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them
@@ -119,6 +120,7 @@ mod object;
 
 pub mod access;
 pub mod ah;
+pub mod comp_cntr;
 pub mod counter;
 pub mod cq;
 pub mod device;
@@ -157,6 +159,10 @@ pub mod xrc;
 pub use ah::{
     AddressHandle,
     Ah, //
+};
+pub use comp_cntr::{
+    CompCntr,
+    CompletionCounter, //
 };
 pub use cq::{
     CompletionQueue,

@@ -29,6 +29,7 @@ use kernel::{
 use crate::{
     ah::Ah,
     bindings,
+    comp_cntr::CompCntr,
     cq::Cq,
     device::{
         Call,
@@ -76,6 +77,8 @@ c_enum! {
         MemoryWindow = bindings::uverbs_default_objects_UVERBS_OBJECT_MW,
         /// Device memory.
         DeviceMemory = bindings::uverbs_default_objects_UVERBS_OBJECT_DM,
+        /// Completion counters.
+        CompletionCounter = bindings::uverbs_default_objects_UVERBS_OBJECT_COMP_CNTR,
     }
 }
 
@@ -300,7 +303,7 @@ mod sealed {
 }
 
 /// An object to which processes have handles: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`],
-/// [`Mw`] or [`Dm`].
+/// [`Mw`], [`Dm`] or [`CompCntr`].
 pub trait NamedObject: sealed::FromObject {
     /// The driver.
     type Driver: Operations;
@@ -330,6 +333,7 @@ from_object! {
     Mr<MemoryRegion>,
     Mw<MemoryWindow>,
     Dm<DmBuffer>,
+    CompCntr<CompletionCounter>,
 }
 
 impl<O: crate::QueuePair> sealed::FromObject for Qp<O> {
@@ -365,6 +369,7 @@ named_object! {
     Mr<MemoryRegion>: MemoryRegion,
     Mw<MemoryWindow>: MemoryWindow,
     Dm<DmBuffer>: DeviceMemory,
+    CompCntr<CompletionCounter>: CompletionCounter,
 }
 
 /// A driver's own method that processes can call (`struct uverbs_method_def`).

@@ -15,6 +15,14 @@ use crate::{
         self,
         AddressHandle, //
     },
+    comp_cntr::{
+        Capabilities,
+        Change,
+        CompCntr,
+        CompletionCounter,
+        CountedOperations,
+        Entry, //
+    },
     device::{
         Call,
         Operations, //
@@ -135,6 +143,49 @@ impl<T: Operations<DmaHandle = Self>> DmaHandle for Unsupported<T> {
 
     fn dealloc(handle: &Dmah<Self>, _call: &Call<'_, T>) {
         match handle.never {}
+    }
+}
+
+impl<T: Operations<CompletionCounter = Self>> CompletionCounter for Unsupported<T> {
+    type Driver = T;
+
+    const IS_SUPPORTED: bool = false;
+
+    fn capabilities(_call: &Call<'_, T>) -> Result<Capabilities> {
+        Err(EOPNOTSUPP)
+    }
+
+    fn create(
+        _call: &Call<'_, T>,
+        _context: &Ucontext<T::UserContext>,
+    ) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
+    }
+
+    fn modify(
+        counter: &CompCntr<Self>,
+        _call: &Call<'_, T>,
+        _entry: Entry,
+        _change: Change,
+    ) -> Result {
+        match counter.never {}
+    }
+
+    fn read(counter: &CompCntr<Self>, _call: &Call<'_, T>, _entry: Entry) -> Result<u64> {
+        match counter.never {}
+    }
+
+    fn attach(
+        counter: &CompCntr<Self>,
+        _call: &Call<'_, T>,
+        _qp: &Qp<T::QueuePair>,
+        _operations: CountedOperations,
+    ) -> Result {
+        match counter.never {}
+    }
+
+    fn destroy(counter: &CompCntr<Self>, _call: &Call<'_, T>) {
+        match counter.never {}
     }
 }
 

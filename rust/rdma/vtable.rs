@@ -20,6 +20,11 @@ use crate::{
         Ah, //
     },
     bindings,
+    comp_cntr::{
+        self,
+        CompCntr,
+        CompletionCounter, //
+    },
     counter,
     cq::{
         self,
@@ -268,6 +273,31 @@ impl<T: Operations> VTable<T> {
             counters::destroy_callback::<T>,
         ),
 
+        query_comp_cntr_caps: when(
+            T::CompletionCounter::IS_SUPPORTED,
+            comp_cntr::capabilities_callback::<T>,
+        ),
+        create_comp_cntr: when(
+            T::CompletionCounter::IS_SUPPORTED,
+            comp_cntr::create_callback::<T>,
+        ),
+        modify_comp_cntr: when(
+            T::CompletionCounter::IS_SUPPORTED,
+            comp_cntr::modify_callback::<T>,
+        ),
+        read_comp_cntr: when(
+            T::CompletionCounter::IS_SUPPORTED,
+            comp_cntr::read_callback::<T>,
+        ),
+        qp_attach_comp_cntr: when(
+            T::CompletionCounter::IS_SUPPORTED,
+            comp_cntr::attach_callback::<T>,
+        ),
+        destroy_comp_cntr: when(
+            T::CompletionCounter::IS_SUPPORTED,
+            comp_cntr::destroy_callback::<T>,
+        ),
+
         create_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::create_callback::<T>),
         modify_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::modify_callback::<T>),
         destroy_wq: when(T::ReceiveWorkQueue::IS_SUPPORTED, wq::destroy_callback::<T>),
@@ -289,6 +319,11 @@ impl<T: Operations> VTable<T> {
 
         size_ib_ah: if T::AddressHandle::IS_SUPPORTED {
             Ah::<T::AddressHandle>::SIZE
+        } else {
+            0
+        },
+        size_ib_comp_cntr: if T::CompletionCounter::IS_SUPPORTED {
+            CompCntr::<T::CompletionCounter>::SIZE
         } else {
             0
         },

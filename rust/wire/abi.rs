@@ -38,6 +38,13 @@ pub mod ioctl {
     pub const QUERY_DM_ATTR_HANDLE: u16 = 0;
     /// Attribute of [`METHOD_QUERY_DM`]: [`QueryDmResponse`](super::QueryDmResponse).
     pub const QUERY_DM_ATTR_RESP: u16 = 1;
+    /// Method of completion counters that says where the counts are.
+    pub const METHOD_QUERY_COMP_CNTR: u16 = 0;
+    /// Attribute of [`METHOD_QUERY_COMP_CNTR`]: handle of the counter.
+    pub const QUERY_COMP_CNTR_ATTR_HANDLE: u16 = 0;
+    /// Attribute of [`METHOD_QUERY_COMP_CNTR`]:
+    /// [`QueryCompCntrResponse`](super::QueryCompCntrResponse).
+    pub const QUERY_COMP_CNTR_ATTR_RESP: u16 = 1;
 }
 
 /// Asserts the size of a structure, a multiple of 8 bytes, and the offsets of the named fields.
@@ -157,6 +164,21 @@ pub struct QueryDmResponse {
     pub length: u64,
 }
 assert_abi!(QueryDmResponse, 32, map_offset @ 8, map_length @ 16, length @ 24);
+
+/// Response of the method that locates the counts of a completion counter.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryCompCntrResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// `mmap` offset of the counts, [`CompletionCounts`](crate::command::CompletionCounts).
+    pub map_offset: u64,
+    /// Length of that mapping in bytes, whole pages; the counts are at its start.
+    pub map_length: u64,
+}
+assert_abi!(QueryCompCntrResponse, 24, map_offset @ 8, map_length @ 16);
 
 /// A [`RingLayout`] in native byte order.
 #[derive(
@@ -391,6 +413,8 @@ mod tests {
         check!("vrnic_query_clock_resp", QueryClockResponse: comp_mask, reserved_20, time);
         check!("vrnic_query_dm_resp", QueryDmResponse: comp_mask, reserved_20, map_offset,
             map_length, length);
+        check!("vrnic_query_comp_cntr_resp", QueryCompCntrResponse: comp_mask, reserved_20,
+            map_offset, map_length);
         check!("vrnic_ring", Ring: header_offset, entries_offset, entries, stride);
         check!("vrnic_create_cq_req", CreateCqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
@@ -410,7 +434,7 @@ mod tests {
         check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
         assert_eq!(
             HEADER.matches("\nstruct ").count(),
-            15,
+            16,
             "every structure is checked"
         );
     }
@@ -492,9 +516,23 @@ mod tests {
                 ("VRNIC_QUERY_DM_ATTR_RESP", QUERY_DM_ATTR_RESP),
             ],
         );
+        check_numbers(
+            "vrnic_comp_cntr_methods",
+            &[("VRNIC_METHOD_QUERY_COMP_CNTR", METHOD_QUERY_COMP_CNTR)],
+        );
+        check_numbers(
+            "vrnic_query_comp_cntr_attrs",
+            &[
+                (
+                    "VRNIC_QUERY_COMP_CNTR_ATTR_HANDLE",
+                    QUERY_COMP_CNTR_ATTR_HANDLE,
+                ),
+                ("VRNIC_QUERY_COMP_CNTR_ATTR_RESP", QUERY_COMP_CNTR_ATTR_RESP),
+            ],
+        );
         assert_eq!(
             HEADER.matches("\nenum ").count(),
-            7,
+            9,
             "every enumeration is checked"
         );
     }

@@ -147,6 +147,7 @@ impl<U: AnyUsers> Operations for Driver<U> {
     type DmaHandle = Unsupported<Self>;
     type FlowRule = Unsupported<Self>;
     type FlowCounters = Unsupported<Self>;
+    type CompletionCounter = Unsupported<Self>;
     type AddressHandle = Unsupported<Self>;
     type Pager = Unsupported<Self>;
 

@@ -134,6 +134,7 @@ pub fn all_threads<T: Operations>(data: T::RegistrationData<'_>) {
     object::<T::DmaHandle>();
     object::<T::FlowRule>();
     object::<T::FlowCounters>();
+    object::<T::CompletionCounter>();
     object::<T::AddressHandle>();
     object::<T::Pager>();
 }

@@ -66,6 +66,17 @@ enum vrnic_query_dm_attrs {
 	VRNIC_QUERY_DM_ATTR_RESP,
 };
 
+/* Methods of UVERBS_OBJECT_COMP_CNTR. */
+enum vrnic_comp_cntr_methods {
+	VRNIC_METHOD_QUERY_COMP_CNTR = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* Says where the counts are: struct vrnic_query_comp_cntr_resp for the handle. */
+enum vrnic_query_comp_cntr_attrs {
+	VRNIC_QUERY_COMP_CNTR_ATTR_HANDLE = (1U << UVERBS_ID_NS_SHIFT),
+	VRNIC_QUERY_COMP_CNTR_ATTR_RESP,
+};
+
 /**
  * struct vrnic_alloc_context_req - request of ALLOC_CONTEXT
  * @comp_mask: 0
@@ -168,6 +179,23 @@ struct vrnic_query_dm_resp {
 	__aligned_u64 map_offset;
 	__aligned_u64 map_length;
 	__aligned_u64 length;
+};
+
+/**
+ * struct vrnic_query_comp_cntr_resp - location of the counts of a completion
+ *	counter
+ * @comp_mask: 0
+ * @reserved_20: 0
+ * @map_offset: mmap() offset of the counts: the number of completions and the
+ *	number of errors, each a little-endian __u64
+ * @map_length: length of that mapping in bytes, whole pages; the counts are at
+ *	its start
+ */
+struct vrnic_query_comp_cntr_resp {
+	__u32 comp_mask;
+	__u8 reserved_20[4];
+	__aligned_u64 map_offset;
+	__aligned_u64 map_length;
 };
 
 /**

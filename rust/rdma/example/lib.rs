@@ -177,6 +177,7 @@ impl Operations for Efa {
     type DmaHandle = Unsupported<Self>;
     type FlowRule = Unsupported<Self>;
     type FlowCounters = Unsupported<Self>;
+    type CompletionCounter = Unsupported<Self>;
     type AddressHandle = Handle;
     type Pager = Unsupported<Self>;
 

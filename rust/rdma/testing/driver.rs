@@ -39,6 +39,7 @@ use crate::{
 };
 
 mod ah;
+mod comp_cntr;
 mod cq;
 mod dm;
 mod dmah;

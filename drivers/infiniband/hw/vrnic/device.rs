@@ -49,6 +49,10 @@ use vrnic_wire::{
 
 use crate::{
     ah::Ah,
+    comp_cntr::{
+        CompCntr,
+        QueryCompCntr, //
+    },
     counter,
     cq::Cq,
     dm::{
@@ -264,6 +268,7 @@ impl Operations for Vrnic {
     type DmaHandle = Dmah;
     type FlowRule = Flow;
     type FlowCounters = flow::Counters;
+    type CompletionCounter = CompCntr;
     type AddressHandle = Ah;
     type Pager = BoxedPager;
 
@@ -274,6 +279,7 @@ impl Operations for Vrnic {
         Addition::method::<FindPd>(),
         Addition::method::<QueryClock>(),
         Addition::method::<QueryDm>(),
+        Addition::method::<QueryCompCntr>(),
     ];
     const PORT_COUNTERS: &'static [Counter] = &counter::COUNTERS;
 

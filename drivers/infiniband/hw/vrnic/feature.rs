@@ -14,6 +14,7 @@ use vrnic_wire::config::{
     DOORBELL_PAGE_SIZE,
     F_CHECKSUMS,
     F_CLOCK,
+    F_COMPLETION_COUNTERS,
     F_COMPLETION_QUEUE_CHANGES,
     F_CONTEXT_NAMES,
     F_COUNTER_SETS,
@@ -125,6 +126,9 @@ pub(crate) const RECEIVE_OPTIONS: Feature = Feature::device(F_RECEIVE_OPTIONS);
 /// The device counts the frames of each flow.
 pub(crate) const FLOW_COUNTERS: Feature = Feature::device(F_FLOW_COUNTERS);
 
+/// The device has completion counters. Without them its limit for them is 0.
+pub(crate) const COMPLETION_COUNTERS: Feature = Feature::device(F_COMPLETION_COUNTERS);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -157,6 +161,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         RECEIVE_SCALING,
         RECEIVE_OPTIONS,
         FLOW_COUNTERS,
+        COMPLETION_COUNTERS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);

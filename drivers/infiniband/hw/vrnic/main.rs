@@ -14,6 +14,7 @@
 #![recursion_limit = "256"]
 
 mod ah;
+mod comp_cntr;
 mod control;
 mod counter;
 mod cq;

@@ -17,6 +17,7 @@ use vrnic_wire::command::{
     AllocateMr,
     AllocateMw,
     Command,
+    CreateCompletionCounter,
     CreateContext,
     CreateCq,
     CreateFlow,
@@ -28,6 +29,7 @@ use vrnic_wire::command::{
     CreateXrcd,
     DeallocateMw,
     DeregisterMr,
+    DestroyCompletionCounter,
     DestroyContext,
     DestroyCq,
     DestroyFlow,
@@ -75,6 +77,7 @@ destroy! {
     DestroySrq { srqn } "shared receive queue", events: true;
     DestroyXrcd { xrcdn } "XRC domain", events: false;
     DestroyFlow { flow } "flow", events: false;
+    DestroyCompletionCounter { counter } "completion counter", events: false;
     DeregisterMr { key } "memory region", events: false;
     DeallocateMw { key } "memory window", events: false;
 }
@@ -111,6 +114,10 @@ create! {
     CreateXrcSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
     CreateXrcd => |_, reply| DestroyXrcd { xrcdn: reply.xrcdn, ..Default::default() };
     CreateFlow => |_, reply| DestroyFlow { flow: reply.flow, ..Default::default() };
+    CreateCompletionCounter => |_, reply| DestroyCompletionCounter {
+        counter: reply.counter,
+        ..Default::default()
+    };
     RegisterMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMw => |request, reply| DeallocateMw { pd: request.pd, key: reply.key };

@@ -81,6 +81,8 @@ responses! {
     QueryClockResponse;
     /// Response of the method that locates a device memory buffer.
     QueryDmResponse;
+    /// Response of the method that locates the counts of a completion counter.
+    QueryCompCntrResponse;
     /// Response of CREATE_CQ.
     CreateCqResponse;
     /// Response of CREATE_QP and CREATE_WQ.

@@ -21,6 +21,7 @@ use super::Object;
 use crate::{
     access::AccessFlags,
     ah,
+    comp_cntr,
     cq::{
         Cq,
         CqInitAttr, //
@@ -106,6 +107,11 @@ pub(crate) enum Asked {
     Flow(u32, flow::Type, u16, bool, [Option<flow::Spec>; 3]),
     /// Number of the counters of the last flow.
     FlowWithCounters(u32),
+    CompletionCounter,
+    /// Identified by the number of the completion counter.
+    Count(u32, comp_cntr::Entry, comp_cntr::Change),
+    /// Numbers of the queue pair and of the completion counter.
+    AttachCounter(u32, u32, comp_cntr::CountedOperations),
     /// Identified by the number of the buffer.
     DmRegion(u32, DmRange, AccessFlags),
     XrcDomain,

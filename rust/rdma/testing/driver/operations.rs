@@ -173,6 +173,7 @@ impl Operations for TestDriver {
     type DmaHandle = Object;
     type FlowRule = Object;
     type FlowCounters = Object;
+    type CompletionCounter = Object;
     type AddressHandle = Object;
     type Pager = Object;
 
