@@ -132,6 +132,11 @@ int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer
 }
 
 /* There is one protection domain, and a clock. */
+#if LEVEL >= 18
+/* Whether the kernel does not know where the counts of completion counters are. */
+static int unmapped_counters;
+#endif
+
 int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 {
 	struct ib_uverbs_attr *attr = cmd->hdr.attrs;
@@ -152,6 +157,11 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 #endif
 	int count = cmd->hdr.object_id == UVERBS_OBJECT_DM ? 2 : 1;
 
+#if LEVEL >= 18
+	if (cmd->hdr.object_id == UVERBS_OBJECT_COMP_CNTR)
+		count = 2;
+#endif
+
 	CHECK(!cmd->next && cmd->next_attr == attr + count && cmd->last_attr == attr + count && !cmd->buffer_error);
 	CHECK(cmd->hdr.method_id == 1 << UVERBS_ID_NS_SHIFT);
 	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY);
@@ -166,6 +176,19 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 		memcpy((void *)(uintptr_t)attr[1].data, &out, sizeof(out));
 		return 0;
 	}
+#if LEVEL >= 18
+	if (cmd->hdr.object_id == UVERBS_OBJECT_COMP_CNTR) {
+		/* It is mapped after the device memory. */
+		struct vrnic_query_comp_cntr_resp out = { .map_offset = 12288, .map_length = 4096 };
+
+		CHECK(!attr->len && attr[1].attr_id == (1 << UVERBS_ID_NS_SHIFT) + 1);
+		CHECK(attr[1].flags == UVERBS_ATTR_F_MANDATORY && attr[1].len == sizeof(out) && attr->data == 16);
+		if (unmapped_counters)
+			return ENOENT;
+		memcpy((void *)(uintptr_t)attr[1].data, &out, sizeof(out));
+		return 0;
+	}
+#endif
 	if (cmd->hdr.object_id == UVERBS_OBJECT_DEVICE) {
 		struct vrnic_query_clock_resp out = { .time = device_time };
 
@@ -231,6 +254,59 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 	vmr->ibv_mr.lkey = 5;
 	return fail_next;
 }
+
+#if LEVEL >= 18
+static unsigned int destroyed_comp_cntrs;
+/* The last change of a completion counter: of which value, how, and by how much. */
+static char changed_value, change;
+static uint64_t change_amount;
+static uint32_t attached_operations;
+
+int ibv_cmd_create_comp_cntr(struct ibv_context *context, struct ibv_comp_cntr *comp_cntr,
+			     struct ibv_command_buffer *link)
+{
+	CHECK(context && !link && comp_cntr->context == context);
+	comp_cntr->handle = 16;
+	return fail_next;
+}
+
+int ibv_cmd_destroy_comp_cntr(struct ibv_comp_cntr *comp_cntr)
+{
+	CHECK(comp_cntr->handle == 16);
+	destroyed_comp_cntrs += !fail_next;
+	return fail_next;
+}
+
+#define CHANGE(name, value, how)                                                                                       \
+	int name(struct ibv_comp_cntr *comp_cntr, uint64_t amount)                                                     \
+	{                                                                                                              \
+		CHECK(comp_cntr->handle == 16);                                                                        \
+		changed_value = value;                                                                                 \
+		change = how;                                                                                          \
+		change_amount = amount;                                                                                \
+		return fail_next;                                                                                      \
+	}
+
+CHANGE(ibv_cmd_set_comp_cntr, 'c', 's')
+CHANGE(ibv_cmd_set_err_comp_cntr, 'e', 's')
+CHANGE(ibv_cmd_inc_comp_cntr, 'c', 'i')
+CHANGE(ibv_cmd_inc_err_comp_cntr, 'e', 'i')
+
+int ibv_cmd_qp_attach_comp_cntr(struct ibv_qp *qp, struct ibv_comp_cntr *comp_cntr,
+				struct ibv_qp_attach_comp_cntr_attr *attr)
+{
+	CHECK(qp && comp_cntr->handle == 16 && !attr->comp_mask);
+	attached_operations = attr->op_mask;
+	return fail_next;
+}
+
+int ibv_cmd_query_comp_cntr_caps(struct ibv_context *context, struct ibv_comp_cntr_caps *caps, size_t caps_size)
+{
+	CHECK(context && caps_size == sizeof(*caps));
+	caps->max_counters = 17;
+	return fail_next;
+}
+#endif
 
 #if RELEASE >= 59
 int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_init_attr *attr)
@@ -806,7 +882,7 @@ static struct ibv_context *open_device(void)
 	int fd = memfd_create("uverbs", 0);
 	struct verbs_context *context;
 
-	CHECK(fd >= 0 && !ftruncate(fd, 3 * 4096));
+	CHECK(fd >= 0 && !ftruncate(fd, 4 * 4096));
 	doorbell = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	CHECK(doorbell != MAP_FAILED);
 	notify = doorbell + 1024;
@@ -2173,6 +2249,56 @@ static void counters(struct ibv_context *context)
 	CHECK(!ops.destroy_counters(counters) && destroyed_counters == 1);
 }
 
+#if LEVEL >= 18
+/* The kernel changes the values; the program reads them from memory. */
+static void completion_counters(struct ibv_context *context)
+{
+	struct ibv_comp_cntr_init_attr attr = {};
+	struct ibv_qp_attach_comp_cntr_attr operations = { .op_mask = IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE };
+	struct ibv_comp_cntr_caps caps = {};
+	uint64_t counts[2] = { 0x0102030405060708, UINT64_MAX }, value;
+	struct ibv_qp qp = { .context = context };
+	struct ibv_comp_cntr *counter;
+
+	CHECK(!ops.query_comp_cntr_caps(context, &caps, sizeof(caps)) && caps.max_counters == 17);
+	attr.comp_mask = 1;
+	CHECK(!ops.create_comp_cntr(context, &attr) && errno == EOPNOTSUPP);
+	attr = (struct ibv_comp_cntr_init_attr){ .flags = 1 };
+	CHECK(!ops.create_comp_cntr(context, &attr) && errno == EOPNOTSUPP);
+	attr = (struct ibv_comp_cntr_init_attr){ .type = IBV_COMP_CNTR_TYPE_BYTES };
+	CHECK(!ops.create_comp_cntr(context, &attr) && errno == EOPNOTSUPP);
+	attr.type = IBV_COMP_CNTR_TYPE_WRS;
+	destroyed_comp_cntrs = 0;
+	fail_next = ENOMEM;
+	CHECK(!ops.create_comp_cntr(context, &attr) && errno == ENOMEM && !destroyed_comp_cntrs);
+	fail_next = 0;
+	unmapped_counters = 1;
+	CHECK(!ops.create_comp_cntr(context, &attr) && errno == ENOENT && destroyed_comp_cntrs == 1);
+	unmapped_counters = 0;
+	counter = ops.create_comp_cntr(context, &attr);
+	CHECK(counter && counter->context == context && counter->handle == 16);
+
+	CHECK(!ops.read_comp_cntr(counter, &value) && !value);
+	CHECK(pwrite(context->cmd_fd, counts, sizeof(counts), 12288) == sizeof(counts));
+	CHECK(!ops.read_comp_cntr(counter, &value) && value == counts[0]);
+	CHECK(!ops.read_err_comp_cntr(counter, &value) && value == counts[1]);
+	CHECK(!ops.set_comp_cntr(counter, 1) && changed_value == 'c' && change == 's' && change_amount == 1);
+	CHECK(!ops.set_err_comp_cntr(counter, 2) && changed_value == 'e' && change == 's' && change_amount == 2);
+	CHECK(!ops.inc_comp_cntr(counter, 3) && changed_value == 'c' && change == 'i' && change_amount == 3);
+	CHECK(!ops.inc_err_comp_cntr(counter, 4) && changed_value == 'e' && change == 'i' && change_amount == 4);
+	CHECK(!ops.qp_attach_comp_cntr(&qp, counter, &operations) && attached_operations == operations.op_mask);
+	operations.op_mask |= 1 << 6;
+	CHECK(ops.qp_attach_comp_cntr(&qp, counter, &operations) == EOPNOTSUPP);
+	operations = (struct ibv_qp_attach_comp_cntr_attr){ .comp_mask = 1, .op_mask = 1 };
+	CHECK(ops.qp_attach_comp_cntr(&qp, counter, &operations) == EOPNOTSUPP);
+
+	fail_next = EBUSY;
+	CHECK(ops.destroy_comp_cntr(counter) == EBUSY && destroyed_comp_cntrs == 1);
+	fail_next = 0;
+	CHECK(!ops.destroy_comp_cntr(counter) && destroyed_comp_cntrs == 2);
+}
+#endif
+
 /* The header of segments is in the entry, in front of the elements. */
 static void segments(struct ibv_context *context, struct ibv_pd *pd)
 {
@@ -2502,6 +2628,9 @@ void exercise(void)
 		domains(context, pd);
 		allocators(context, pd);
 		device_memory(context, pd);
+#if LEVEL >= 18
+		completion_counters(context);
+#endif
 		raw_packets(context, pd, cq);
 		work_queues(context, pd);
 		importing(context);

@@ -44,6 +44,24 @@ int ibv_cmd_free_dmah(struct verbs_dmah *dmah);
 struct ibv_dmah *op_alloc_dmah(struct ibv_context *, struct ibv_dmah_init_attr *);
 int op_dealloc_dmah(struct ibv_dmah *);
 #endif
+#if LEVEL >= 18
+int ibv_cmd_create_comp_cntr(struct ibv_context *context, struct ibv_comp_cntr *comp_cntr,
+			     struct ibv_command_buffer *link);
+int ibv_cmd_destroy_comp_cntr(struct ibv_comp_cntr *comp_cntr);
+int ibv_cmd_set_comp_cntr(struct ibv_comp_cntr *comp_cntr, uint64_t value);
+int ibv_cmd_set_err_comp_cntr(struct ibv_comp_cntr *comp_cntr, uint64_t value);
+int ibv_cmd_inc_comp_cntr(struct ibv_comp_cntr *comp_cntr, uint64_t amount);
+int ibv_cmd_inc_err_comp_cntr(struct ibv_comp_cntr *comp_cntr, uint64_t amount);
+int ibv_cmd_qp_attach_comp_cntr(struct ibv_qp *qp, struct ibv_comp_cntr *comp_cntr,
+				struct ibv_qp_attach_comp_cntr_attr *attr);
+int ibv_cmd_query_comp_cntr_caps(struct ibv_context *context, struct ibv_comp_cntr_caps *caps, size_t caps_size);
+struct ibv_comp_cntr *op_create_comp_cntr(struct ibv_context *, struct ibv_comp_cntr_init_attr *);
+int op_destroy_comp_cntr(struct ibv_comp_cntr *);
+int op_set_comp_cntr(struct ibv_comp_cntr *, uint64_t);
+int op_read_comp_cntr(struct ibv_comp_cntr *, uint64_t *);
+int op_qp_attach_comp_cntr(struct ibv_qp *, struct ibv_comp_cntr *, struct ibv_qp_attach_comp_cntr_attr *);
+int op_query_comp_cntr_caps(struct ibv_context *, struct ibv_comp_cntr_caps *, size_t);
+#endif
 #if LEVEL >= 16
 int op_query_port_speed(struct ibv_context *, uint32_t, uint64_t *);
 #endif
@@ -266,6 +284,18 @@ SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
 #if LEVEL >= 16
 SAME_TYPE(query_port_speed, op_query_port_speed);
+#endif
+#if LEVEL >= 18
+SAME_TYPE(create_comp_cntr, op_create_comp_cntr);
+SAME_TYPE(destroy_comp_cntr, op_destroy_comp_cntr);
+SAME_TYPE(set_comp_cntr, op_set_comp_cntr);
+SAME_TYPE(set_err_comp_cntr, op_set_comp_cntr);
+SAME_TYPE(inc_comp_cntr, op_set_comp_cntr);
+SAME_TYPE(inc_err_comp_cntr, op_set_comp_cntr);
+SAME_TYPE(read_comp_cntr, op_read_comp_cntr);
+SAME_TYPE(read_err_comp_cntr, op_read_comp_cntr);
+SAME_TYPE(qp_attach_comp_cntr, op_qp_attach_comp_cntr);
+SAME_TYPE(query_comp_cntr_caps, op_query_comp_cntr_caps);
 #endif
 #if RELEASE >= 59
 SAME_TYPE(reg_mr_ex, op_reg_mr_ex);

@@ -72,6 +72,14 @@ fn questions_of(level: &Level) -> Questions {
         ];
         all.extend(constants.map(|(name, value)| (String::from(name), value.into())));
     }
+    if level.number >= 18 {
+        layout(&driver::ibv_comp_cntr::LAYOUT, &mut all);
+        layout(&driver::ibv_comp_cntr_init_attr::LAYOUT, &mut all);
+        layout(&driver::ibv_qp_attach_comp_cntr_attr::LAYOUT, &mut all);
+        let object = ioctl::UVERBS_OBJECT_COMP_CNTR;
+        all.push((String::from("UVERBS_OBJECT_COMP_CNTR"), object.into()));
+        all.push((String::from("IBV_COMP_CNTR_TYPE_WRS"), 0));
+    }
     all
 }
 
@@ -193,11 +201,14 @@ fn tables_of_operations_have_the_known_number_of_members() {
 #[test]
 fn a_table_has_the_operations_of_its_level_only() {
     unsafe extern "C" fn operation() {}
+    unsafe extern "C" fn count(_: *mut driver::ibv_comp_cntr, _: u64) -> core::ffi::c_int {
+        0
+    }
     let own: super::Unused = Some(operation);
     let operations = verbs_context_ops {
         alloc_buf: own,
         create_flow_action_esp: own,
-        set_err_comp_cntr: own,
+        set_err_comp_cntr: Some(count),
         ..verbs_context_ops::EMPTY
     };
     for level in &LEVELS {

@@ -128,6 +128,44 @@ c_struct!(
 );
 
 c_struct!(
+    /// A completion counter, at level 18 and newer.
+    ibv_comp_cntr {
+        context: *mut ibv_context,
+        handle: u32,
+    }
+);
+
+/// Attributes of a new completion counter, at level 18 and newer.
+#[repr(C)]
+pub struct ibv_comp_cntr_init_attr {
+    pub comp_mask: u32,
+    pub counter_type: c_int,
+    pub flags: u32,
+}
+
+impl ibv_comp_cntr_init_attr {
+    /// For comparison with the C header.
+    pub const LAYOUT: super::Layout = super::Layout {
+        name: "struct ibv_comp_cntr_init_attr",
+        size: size_of::<Self>(),
+        align: align_of::<Self>(),
+        members: &[
+            ("comp_mask", core::mem::offset_of!(Self, comp_mask)),
+            ("type", core::mem::offset_of!(Self, counter_type)),
+            ("flags", core::mem::offset_of!(Self, flags)),
+        ],
+    };
+}
+
+c_struct!(
+    /// What a completion counter counts for a queue pair, at level 18 and newer.
+    ibv_qp_attach_comp_cntr_attr {
+        comp_mask: u32,
+        op_mask: u32,
+    }
+);
+
+c_struct!(
     /// Counters of flows.
     verbs_counters {
         counters: ibv_counters,
@@ -229,6 +267,8 @@ pub mod op {
         *mut ibv_counter_attach_attr,
         *mut ibv_flow,
     ) -> c_int;
+    pub type create_comp_cntr =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_comp_cntr_init_attr) -> *mut ibv_comp_cntr;
     pub type create_counters =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters;
     pub type create_flow = unsafe extern "C" fn(*mut ibv_qp, *mut Opaque) -> *mut ibv_flow;
@@ -251,6 +291,7 @@ pub mod op {
     pub type dereg_mr = unsafe extern "C" fn(*mut verbs_mr) -> c_int;
     pub type destroy_ah = unsafe extern "C" fn(*mut ibv_ah) -> c_int;
     pub type destroy_cq = unsafe extern "C" fn(*mut ibv_cq) -> c_int;
+    pub type destroy_comp_cntr = unsafe extern "C" fn(*mut ibv_comp_cntr) -> c_int;
     pub type destroy_counters = unsafe extern "C" fn(*mut ibv_counters) -> c_int;
     pub type destroy_flow = unsafe extern "C" fn(*mut ibv_flow) -> c_int;
     pub type destroy_qp = unsafe extern "C" fn(*mut ibv_qp) -> c_int;
@@ -265,6 +306,8 @@ pub mod op {
     pub type import_dm = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_dm;
     pub type import_mr = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
     pub type import_pd = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd;
+    pub type inc_comp_cntr = set_comp_cntr;
+    pub type inc_err_comp_cntr = set_comp_cntr;
     pub type modify_cq = unsafe extern "C" fn(*mut ibv_cq, *mut Opaque) -> c_int;
     pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     pub type modify_qp_rate_limit =
@@ -280,6 +323,13 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
     pub type post_srq_recv =
         unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+    pub type qp_attach_comp_cntr = unsafe extern "C" fn(
+        *mut ibv_qp,
+        *mut ibv_comp_cntr,
+        *mut ibv_qp_attach_comp_cntr_attr,
+    ) -> c_int;
+    pub type query_comp_cntr_caps =
+        unsafe extern "C" fn(*mut ibv_context, *mut Opaque, usize) -> c_int;
     pub type query_device_ex = unsafe extern "C" fn(
         *mut ibv_context,
         *const c_void,
@@ -292,6 +342,8 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     pub type query_rt_values = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;
     pub type query_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
+    pub type read_comp_cntr = unsafe extern "C" fn(*mut ibv_comp_cntr, *mut u64) -> c_int;
+    pub type read_err_comp_cntr = read_comp_cntr;
     pub type reg_dm_mr =
         unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr;
     pub type reg_dmabuf_mr =
@@ -303,6 +355,8 @@ pub mod op {
     pub type rereg_mr =
         unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     pub type resize_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+    pub type set_comp_cntr = unsafe extern "C" fn(*mut ibv_comp_cntr, u64) -> c_int;
+    pub type set_err_comp_cntr = set_comp_cntr;
     pub type unimport_dm = unsafe extern "C" fn(*mut ibv_dm);
     pub type unimport_mr = unsafe extern "C" fn(*mut ibv_mr);
     pub type unimport_pd = unsafe extern "C" fn(*mut ibv_pd);

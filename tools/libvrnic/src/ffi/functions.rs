@@ -94,6 +94,34 @@ unsafe extern "C" {
         vmr: *mut verbs_mr,
         driver: *mut Opaque,
     ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_create_comp_cntr(
+        context: *mut ibv_context,
+        comp_cntr: *mut ibv_comp_cntr,
+        link: *mut ibv_command_buffer,
+    ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_destroy_comp_cntr(comp_cntr: *mut ibv_comp_cntr) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_set_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_set_err_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_inc_comp_cntr(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_inc_err_comp_cntr(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_qp_attach_comp_cntr(
+        qp: *mut ibv_qp,
+        comp_cntr: *mut ibv_comp_cntr,
+        attr: *mut ibv_qp_attach_comp_cntr_attr,
+    ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_query_comp_cntr_caps(
+        context: *mut ibv_context,
+        caps: *mut Opaque,
+        caps_size: usize,
+    ) -> c_int;
     #[cfg(feature = "pabi59")]
     pub fn ibv_cmd_reg_mr_ex(
         pd: *mut ibv_pd,

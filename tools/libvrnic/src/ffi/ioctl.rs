@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing, the clock, the
-//! speed of a port and device memory need them.
+//! speed of a port, device memory and completion counters need them.
 
 use core::ptr;
 
@@ -71,6 +71,9 @@ pub const UVERBS_OBJECT_DEVICE: u16 = 0;
 pub const UVERBS_OBJECT_PD: u16 = 1;
 /// Device memory.
 pub const UVERBS_OBJECT_DM: u16 = 14;
+/// A completion counter, at level 18 and newer.
+#[cfg(any(feature = "pabi65", test))]
+pub const UVERBS_OBJECT_COMP_CNTR: u16 = 19;
 /// Returns the driver's response from the creation of the context.
 pub const UVERBS_METHOD_QUERY_CONTEXT: u16 = 4;
 /// Returns the speed of a port, at level 16 and newer.

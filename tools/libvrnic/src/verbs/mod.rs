@@ -10,6 +10,8 @@
 
 pub mod ah;
 pub mod allocator;
+#[cfg(feature = "pabi65")]
+pub mod comp_cntr;
 pub mod context;
 pub mod counters;
 pub mod cq;
@@ -52,6 +54,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     close_xrcd: Some(xrcd::close_xrcd),
     cq_event: Some(cq::cq_event),
     create_ah: Some(ah::create_ah),
+    #[cfg(feature = "pabi65")]
+    create_comp_cntr: Some(comp_cntr::create_comp_cntr),
     create_counters: Some(counters::create_counters),
     create_cq: Some(cq::create_cq),
     create_cq_ex: Some(cq::create_cq_ex),
@@ -69,6 +73,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     dealloc_td: Some(pd::dealloc_td),
     dereg_mr: Some(mr::dereg_mr),
     destroy_ah: Some(ah::destroy_ah),
+    #[cfg(feature = "pabi65")]
+    destroy_comp_cntr: Some(comp_cntr::destroy_comp_cntr),
     destroy_counters: Some(counters::destroy_counters),
     destroy_cq: Some(cq::destroy_cq),
     destroy_flow: Some(flow::destroy_flow),
@@ -83,6 +89,10 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     import_dm: Some(dm::import_dm),
     import_mr: Some(mr::import_mr),
     import_pd: Some(pd::import_pd),
+    #[cfg(feature = "pabi65")]
+    inc_comp_cntr: Some(crate::ffi::functions::ibv_cmd_inc_comp_cntr),
+    #[cfg(feature = "pabi65")]
+    inc_err_comp_cntr: Some(crate::ffi::functions::ibv_cmd_inc_err_comp_cntr),
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
@@ -94,13 +104,21 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     post_recv: Some(post::post_recv),
     post_send: Some(post::post_send),
     post_srq_recv: Some(srq::post_srq_recv),
+    #[cfg(feature = "pabi65")]
+    qp_attach_comp_cntr: Some(comp_cntr::qp_attach_comp_cntr),
+    #[cfg(feature = "pabi65")]
+    query_comp_cntr_caps: Some(crate::ffi::functions::ibv_cmd_query_comp_cntr_caps),
     query_device_ex: Some(context::query_device_ex),
     query_port: Some(context::query_port),
     query_port_speed: Some(context::query_port_speed),
     query_qp: Some(qp::query_qp),
     query_rt_values: Some(context::query_rt_values),
     query_srq: Some(srq::query_srq),
+    #[cfg(feature = "pabi65")]
+    read_comp_cntr: Some(comp_cntr::read_comp_cntr),
     read_counters: Some(counters::read_counters),
+    #[cfg(feature = "pabi65")]
+    read_err_comp_cntr: Some(comp_cntr::read_err_comp_cntr),
     reg_dm_mr: Some(dm::reg_dm_mr),
     reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),
@@ -109,6 +127,10 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),
     resize_cq: Some(cq::resize_cq),
+    #[cfg(feature = "pabi65")]
+    set_comp_cntr: Some(crate::ffi::functions::ibv_cmd_set_comp_cntr),
+    #[cfg(feature = "pabi65")]
+    set_err_comp_cntr: Some(crate::ffi::functions::ibv_cmd_set_err_comp_cntr),
     unimport_dm: Some(dm::unimport_dm),
     unimport_mr: Some(mr::unimport_mr),
     unimport_pd: Some(pd::unimport_pd),
