@@ -45,6 +45,14 @@ for vm in $peers; do
 	pair $vm a $port "ucmatose-65 -b ${!ip} $ucmatose" "ucmatose-65 -s ${!ip} $ucmatose"
 done
 
+# Completion counters are verbs of this release: here the provider reads them from memory.
+check="/vrnic/userland/lib/ld-linux-x86-64.so.2 --library-path /vrnic/userland/lib \$(command -v vrnic-verbs-check)"
+options="--device $DEV --gid $GID_INDEX"
+on -t 100 b sh -c "exec $check $options --server" &
+server=$!
+on -t 100 a sh -c "exec $check $options --client $IP_b completion-counters"
+wait $server || fail "the server of the completion counters failed"
+
 # One end from each release: they exchange the same.
 on -t 60 b ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 &
 server=$!

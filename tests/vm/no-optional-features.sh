@@ -6,7 +6,7 @@
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh
-# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration", "rate-limits", "raw-packets", "checksums", "segmentation", "receive-scaling", "receive-options", "flow-counters"]
+# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration", "rate-limits", "raw-packets", "checksums", "segmentation", "receive-scaling", "receive-options", "flow-counters", "completion-counters"]
 . "$LAB_LIB"
 
 on -t 60 a ibv_devinfo -v -d "$DEV" >"$LAB_DIR/devinfo"
@@ -31,6 +31,9 @@ wait $server || fail "the server of rping failed"
 ! on -t 60 a ibv_uc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "UC queue pairs can be created"
 ! on -t 60 a ibv_srq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "shared receive queues can be created"
 ! on -t 60 a ibv_xsrq_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 || fail "XRC domains can be created"
+
+! on -t 60 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" completion-counters-requests >/dev/null 2>&1 ||
+	fail "completion counters can be created"
 
 # Only InfiniBand ports have the counters of performance management.
 on a test ! -e "/sys/class/infiniband/$DEV/ports/1/counters" ||

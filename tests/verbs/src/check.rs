@@ -4,6 +4,7 @@
 //! (loopback) or on another machine.
 
 pub mod access;
+pub mod completion_counters;
 pub mod completions;
 pub mod conduct;
 pub mod device_memory;
@@ -76,6 +77,7 @@ pub fn cases() -> Vec<Case> {
     [
         access::CASES,
         completions::CASES,
+        completion_counters::CASES,
         errors::CASES,
         conduct::CASES,
         queues::CASES,

@@ -497,6 +497,35 @@ pub struct ibv_srq_init_attr {
 }
 
 #[repr(C)]
+#[derive(Debug)]
+pub struct ibv_comp_cntr {
+    pub context: *mut ibv_context,
+    pub handle: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub struct ibv_comp_cntr_init_attr {
+    pub comp_mask: u32,
+    pub kind: c_int,
+    pub flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub struct ibv_comp_cntr_caps {
+    pub max_value: u64,
+    pub max_counters: u32,
+    pub supported_qp_attach_ops: u32,
+}
+
+#[repr(C)]
+pub struct ibv_qp_attach_comp_cntr_attr {
+    pub comp_mask: u32,
+    pub op_mask: u32,
+}
+
+#[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
     pub qp_context: *mut c_void,

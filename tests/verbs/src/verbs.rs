@@ -4,6 +4,7 @@
 //!
 //! Objects hold what they depend on by `Arc`, so a queue pair keeps its completion queues alive, and so on.
 
+mod comp_cntr;
 mod consts;
 mod dm;
 mod flow;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use comp_cntr::*;
 pub use consts::*;
 pub use dm::*;
 pub use flow::*;
