@@ -57,6 +57,10 @@ reorder type=rc nth=20|a|ok
 truncated-frame type=rc nth=20|a|ok
 corrupt-payload type=rc nth=20|a|ok
 wrong-qp type=rc nth=20 value=99999|a|ok
+wrong-source type=rc nth=20|a|ok
+wrong-destination type=rc nth=20|a|ok
+wrong-version type=rc nth=20|a|ok
+wrong-pad type=rc nth=5 opcode=ack|b|ok
 wrong-pkey type=rc nth=20|a|ok
 wrong-msn type=rc count=all|b|ok
 slow-link type=rc rate=20000000|a|ok

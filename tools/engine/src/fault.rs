@@ -599,7 +599,8 @@ impl Armed {
         }
         // A packet without the field cannot be changed.
         let field = self.spec.args.field;
-        let has = |(body, service)| field.is_none_or(|field| field.is_in(&body, service));
+        let has =
+            |(body, service, lids)| field.is_none_or(|field| field.is_in(&body, service, lids));
         if !occasion.headers.is_none_or(has) {
             return false;
         }

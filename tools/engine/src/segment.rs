@@ -564,6 +564,10 @@ pub enum Damage {
     Icrc,
     /// It is truncated.
     Cut,
+    /// It has this version of the transport headers instead of 0. The ICRC is right.
+    Version(u8),
+    /// It has this pad count, but no payload. The ICRC is right.
+    Pad(u8),
 }
 
 /// What a fault did to a packet. A fabric that makes frames damages them as described here. One that does not drops the

@@ -1192,3 +1192,48 @@ fn recordings_of_devices_on_a_subnet_replay() {
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
     // At its end, the world checks that the recordings replay to the same state.
 }
+
+#[test]
+fn a_packet_with_a_wrong_lid_is_lost_and_comes_again() {
+    for global in [false, true] {
+        for (side, field) in [
+            (0, "field=source-lid"),
+            (0, "field=destination-lid"),
+            (1, "field=source-lid dir=in"),
+            (1, "field=destination-lid dir=in value=0xbeef"),
+            (0, "field=source-gid"),
+            (1, "field=destination-gid dir=in"),
+        ] {
+            let mut world = world(2, 5);
+            let mut c = connect(&mut world, QpType::ReliableConnection, global, Mtu::Mtu1024);
+            let fault = format!("wrong-field qp={} {field}", c.qps[side].qpn);
+            let now = world.now;
+            let mut faults = world.nodes[side].rnic.faults_mut();
+            faults
+                .arm(fault.parse().expect("a fault"), now)
+                .expect("room");
+            let (remote, key) = (c.mrs[1].iova + TARGETS as u64, c.mrs[1].key);
+            let write = Send::new(1, SendOpcode::Write)
+                .rdma(remote, key)
+                .element(c.mrs[0].sge(0, 5000));
+            c.send(&mut world, 0, &write);
+            world.settle();
+            let done = c.send_cqs[0].drain();
+            assert_eq!(
+                (done.len(), done[0].status),
+                (1, Status::Success),
+                "{fault}"
+            );
+            assert_eq!(
+                c.mrs[1].arena.get(TARGETS, 5000),
+                c.mrs[0].arena.get(0, 5000)
+            );
+            // A packet without a global route header has no GIDs.
+            let fired = global || !field.contains("gid");
+            let rnic = &world.nodes[side].rnic;
+            assert_eq!(rnic.faults().fired(), u64::from(fired), "{fault}");
+            let again = world.nodes[0].rnic.counters()[Counter::Retransmits as usize];
+            assert_eq!(again > 0, fired, "{fault}");
+        }
+    }
+}

@@ -8,11 +8,13 @@ use crate::{
     header::{BTH_LENGTH, Bth, ICRC_LENGTH, LOW_24, Writer},
     icrc::{Network, icrc},
     opcode,
+    parse::read_packet,
 };
 use etherparse::{
     EtherType, Ethernet2Header, IpDscp, IpEcn, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header,
     SingleVlanHeader, UdpHeader, VlanId, VlanPcp,
 };
+use std::mem::offset_of;
 use vrnic_engine::{
     Segment,
     memory::Memory,
@@ -127,7 +129,23 @@ pub fn damage(frame: &mut Vec<u8>, damage: Option<Damage>) {
             }
         }
         Some(Damage::Cut) => frame.truncate(frame.len().saturating_sub(8)),
+        Some(Damage::Version(version)) => change_flags(frame, |flags| flags | version),
+        Some(Damage::Pad(pad)) => change_flags(frame, |flags| flags | pad << Bth::PAD_SHIFT),
     }
+}
+
+/// Changes the flags of the base transport header of a frame that [`encode`] wrote, and makes its ICRC right again.
+fn change_flags(frame: &mut [u8], change: impl FnOnce(u8) -> u8) {
+    let Ok((network, packet, _)) = read_packet(frame) else {
+        return;
+    };
+    // The packet is the end of the frame.
+    let start = frame.len() - packet.len();
+    let flags = &mut frame[start + network.length() + offset_of!(Bth, flags)];
+    *flags = change(*flags);
+    let end = frame.len() - ICRC_LENGTH;
+    let crc = icrc(network, &frame[start..end]);
+    frame[end..].copy_from_slice(&crc);
 }
 
 /// Returns the transport headers of `segment` as they appear in its frame: the base transport header and the extended
@@ -268,4 +286,63 @@ fn write_ethernet(
         writer.put(&tag.to_bytes())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::FrameError, parse};
+    use vrnic_engine::{
+        memory::Nowhere,
+        psn::Psn,
+        segment::{Reth, Service, Touched},
+    };
+
+    #[test]
+    fn only_what_is_damaged_is_wrong() {
+        let address = |last| gid_of_ipv4([10, 0, 0, last]);
+        for roce_v1 in [false, true] {
+            let path = Path {
+                source: address(1),
+                destination: address(2),
+                vlan: NO_VLAN,
+                roce_v1,
+                ..Path::default()
+            };
+            let segment = Segment {
+                path,
+                source_qpn: 0,
+                destination_qpn: 5,
+                pkey: 0xffff,
+                psn: Psn::new(7),
+                solicited: false,
+                ack_request: true,
+                migrated: true,
+                checksums_ok: false,
+                service: Service::Reliable,
+                body: Body::ReadRequest(Reth {
+                    address: 4096,
+                    rkey: 9,
+                    length: 100,
+                }),
+                payload: Payload::Empty,
+                touched: Touched::NOT,
+            };
+            for (wrong, error) in [
+                (Damage::Icrc, FrameError::Icrc),
+                (Damage::Cut, FrameError::Truncated),
+                (Damage::Version(1), FrameError::Version),
+                (Damage::Version(15), FrameError::Version),
+                (Damage::Pad(1), FrameError::Pad),
+                (Damage::Pad(3), FrameError::Pad),
+            ] {
+                let mut frame = vec![0; crate::MAX_FRAME];
+                let length = encode(&segment, &Nowhere, &mut frame).unwrap();
+                frame.truncate(length);
+                assert!(parse(&frame).is_ok());
+                damage(&mut frame, Some(wrong));
+                assert_eq!(parse(&frame).err(), Some(error), "{wrong:?}");
+            }
+        }
+    }
 }

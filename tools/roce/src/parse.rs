@@ -47,6 +47,24 @@ pub fn headers_of(frame: &[u8]) -> Result<&[u8], FrameError> {
 /// Reads everything in front of the base transport header and checks the invariant CRC; returns the transport packet,
 /// from the base transport header to the pad.
 fn read_network(frame: &[u8]) -> Result<(&[u8], Path), FrameError> {
+    let (network, packet, path) = read_packet(frame)?;
+    let transport = packet.len() - network.length();
+    if transport < size_of::<Bth>() + ICRC_LENGTH {
+        return Err(FrameError::Truncated);
+    }
+    if !transport.is_multiple_of(4) {
+        return Err(FrameError::Length);
+    }
+    let (covered, crc) = packet.split_at(packet.len() - ICRC_LENGTH);
+    if icrc(network, covered) != crc {
+        return Err(FrameError::Icrc);
+    }
+    Ok((&covered[network.length()..], path))
+}
+
+/// Reads everything in front of the base transport header; returns the packet, from the first header after Ethernet's
+/// to the invariant CRC.
+pub(crate) fn read_packet(frame: &[u8]) -> Result<(Network, &[u8], Path), FrameError> {
     let (ethernet, rest) = Ethernet2Header::from_slice(frame).map_err(|_| FrameError::Truncated)?;
     let mut path = Path {
         source_mac: ethernet.source,
@@ -61,18 +79,7 @@ fn read_network(frame: &[u8]) -> Result<(&[u8], Path), FrameError> {
         EtherType(ETHERNET_TYPE) => (Network::Grh, read_grh(rest, &mut path)?),
         _ => return Err(FrameError::NotRoce),
     };
-    let transport = packet.len() - network.length();
-    if transport < size_of::<Bth>() + ICRC_LENGTH {
-        return Err(FrameError::Truncated);
-    }
-    if !transport.is_multiple_of(4) {
-        return Err(FrameError::Length);
-    }
-    let (covered, crc) = packet.split_at(packet.len() - ICRC_LENGTH);
-    if icrc(network, covered) != crc {
-        return Err(FrameError::Icrc);
-    }
-    Ok((&covered[network.length()..], path))
+    Ok((network, packet, path))
 }
 
 /// Reads a VLAN tag, if there is one; returns the type of what follows and the rest.

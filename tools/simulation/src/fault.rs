@@ -322,6 +322,15 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "the packet is lost, as with `drop`",
+        &[
+            "wrong-destination",
+            "wrong-pad",
+            "wrong-source",
+            "wrong-version",
+        ],
+    ),
+    (
         "the world loses devices in these ways",
         &["engine-panic", "needs-reset", "removed"],
     ),

@@ -4,7 +4,9 @@
 
 use crate::{
     psn::Psn,
-    segment::{Aeth, Body, Flush, Payload, Segment, SendTail, Service, Syndrome},
+    segment::{
+        Aeth, Body, Damage, Flush, LidRoute, Payload, Segment, SendTail, Service, Syndrome, Touched,
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +40,14 @@ pub(crate) enum Field {
     FlowLabel,
     HopLimit,
     SourcePort,
+    Pad,
+    Version,
+    SourceGid,
+    DestinationGid,
+    SourceMac,
+    DestinationMac,
+    SourceLid,
+    DestinationLid,
 }
 
 /// Reference to a field in a packet.
@@ -48,6 +58,12 @@ enum Slot<'a> {
     Word(&'a mut u32),
     Long(&'a mut u64),
     Psn(&'a mut Psn),
+    Mac(&'a mut [u8; 6]),
+    /// The end of a GID: with IPv4, the address.
+    End(&'a mut [u8; 4]),
+    /// The pad count follows from the length of the payload, which changes instead.
+    Pad(&'a mut Payload<'static>, &'a mut Touched),
+    Version(&'a mut Touched),
     /// Headers that follow from the opcode change with it.
     Opcode(&'a mut Body),
 }
@@ -66,6 +82,36 @@ impl Slot<'_> {
             Self::Word(word) => *word = new((*word).into()) as u32,
             Self::Long(long) => *long = new(*long),
             Self::Psn(psn) => *psn = Psn::new(new(psn.raw().into()) as u32),
+            Self::Mac(mac) => {
+                let mut number = [0; 8];
+                number[2..].copy_from_slice(mac);
+                let number = new(u64::from_be_bytes(number)).to_be_bytes();
+                mac.copy_from_slice(&number[2..]);
+            }
+            Self::End(end) => *end = (new(u32::from_be_bytes(*end).into()) as u32).to_be_bytes(),
+            Self::Pad(Payload::Bytes(bytes), _) if !bytes.is_empty() => {
+                let old = bytes.len().wrapping_neg() & 3;
+                let length = bytes.len() + old - new(old as u64) as usize;
+                bytes.resize(length, 0);
+            }
+            Self::Pad(_, touched) => {
+                let old = match touched.damage {
+                    Some(Damage::Pad(pad)) => pad,
+                    _ => 0,
+                };
+                touched.damage = Some(new(old.into()) as u8)
+                    .filter(|pad| *pad > 0)
+                    .map(Damage::Pad);
+            }
+            Self::Version(touched) => {
+                let old = match touched.damage {
+                    Some(Damage::Version(version)) => version,
+                    _ => 0,
+                };
+                touched.damage = Some(new(old.into()) as u8)
+                    .filter(|version| *version > 0)
+                    .map(Damage::Version);
+            }
             Self::Opcode(body) => *body = Body::Unknown(new(RESERVED.into()) as u8),
         }
     }
@@ -97,7 +143,7 @@ fn remote(body: &mut Body) -> Option<(&mut u64, &mut u32, Option<&mut u32>)> {
 
 impl Field {
     /// All fields with their names in descriptions and their widths in bits.
-    pub(crate) const ALL: [(&'static str, Self, u32); 27] = [
+    pub(crate) const ALL: [(&'static str, Self, u32); 35] = [
         ("opcode", Self::Opcode, 5),
         ("solicited", Self::Solicited, 1),
         ("pkey", Self::Pkey, 16),
@@ -125,6 +171,14 @@ impl Field {
         ("flow-label", Self::FlowLabel, 20),
         ("hop-limit", Self::HopLimit, 8),
         ("source-port", Self::SourcePort, 16),
+        ("pad", Self::Pad, 2),
+        ("version", Self::Version, 4),
+        ("source-gid", Self::SourceGid, 32),
+        ("destination-gid", Self::DestinationGid, 32),
+        ("source-mac", Self::SourceMac, 48),
+        ("destination-mac", Self::DestinationMac, 48),
+        ("source-lid", Self::SourceLid, 16),
+        ("destination-lid", Self::DestinationLid, 16),
     ];
 
     /// Returns the field with this name.
@@ -144,9 +198,12 @@ impl Field {
     }
 
     /// Returns whether a packet has this field.
-    pub(crate) fn is_in(self, body: &Body, service: Service) -> bool {
+    pub(crate) fn is_in(self, body: &Body, service: Service, lids: Option<LidRoute>) -> bool {
         let mut bare = Segment {
-            path: crate::segment::Path::default(),
+            path: crate::segment::Path {
+                lids,
+                ..crate::segment::Path::default()
+            },
             source_qpn: 0,
             destination_qpn: 0,
             pkey: 0,
@@ -158,20 +215,20 @@ impl Field {
             body: *body,
             payload: Payload::Empty,
             checksums_ok: false,
-            touched: crate::segment::Touched::NOT,
+            touched: Touched::NOT,
         };
         self.slot(&mut bare).is_some()
     }
 
     /// Changes this field in a packet that has it.
-    pub(crate) fn change(self, segment: &mut Segment<'_>, change: impl FnOnce(u64) -> u64) {
+    pub(crate) fn change(self, segment: &mut Segment<'static>, change: impl FnOnce(u64) -> u64) {
         let max = self.max();
         if let Some(slot) = self.slot(segment) {
             slot.change(max, change);
         }
     }
 
-    fn slot<'a>(self, segment: &'a mut Segment<'_>) -> Option<Slot<'a>> {
+    fn slot<'a>(self, segment: &'a mut Segment<'static>) -> Option<Slot<'a>> {
         let path = &mut segment.path;
         let body = &mut segment.body;
         if *body == Body::Frame {
@@ -212,6 +269,20 @@ impl Field {
             Self::FlowLabel => Slot::Word(&mut path.flow_label),
             Self::HopLimit => Slot::Byte(&mut path.hop_limit),
             Self::SourcePort => Slot::Short(&mut path.source_port),
+            Self::Pad => Slot::Pad(&mut segment.payload, &mut segment.touched),
+            Self::Version => Slot::Version(&mut segment.touched),
+            Self::SourceMac | Self::DestinationMac if path.lids.is_some() => return None,
+            Self::SourceMac => Slot::Mac(&mut path.source_mac),
+            Self::DestinationMac => Slot::Mac(&mut path.destination_mac),
+            Self::SourceLid => Slot::Short(&mut path.lids.as_mut()?.source),
+            Self::DestinationLid => Slot::Short(&mut path.lids.as_mut()?.destination),
+            Self::SourceGid | Self::DestinationGid
+                if path.lids.is_some_and(|lids| !lids.global) =>
+            {
+                return None;
+            }
+            Self::SourceGid => Slot::End(path.source.last_chunk_mut()?),
+            Self::DestinationGid => Slot::End(path.destination.last_chunk_mut()?),
             _ => match (self, body) {
                 (Self::Qkey, Body::Datagram { qkey, .. }) => Slot::Word(qkey),
                 (Self::SourceQp, Body::Datagram { source_qpn, .. }) => Slot::Word(source_qpn),
@@ -255,7 +326,7 @@ impl Field {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::{AtomicKind, AtomicRequest, NakCode, Path, Position, Reth, Touched};
+    use crate::segment::{AtomicKind, AtomicRequest, NakCode, Path, Position, Reth};
 
     /// Returns packets that together have all fields.
     fn packets() -> Vec<Segment<'static>> {
@@ -321,7 +392,16 @@ mod tests {
             checksums_ok: false,
             touched: Touched::NOT,
         };
-        bodies.map(packet).to_vec()
+        let on_subnet = [false, true].map(|global| {
+            let mut packet = packet(Body::ReadRequest(reth));
+            packet.path.lids = Some(LidRoute {
+                source: 7,
+                destination: 8,
+                global,
+            });
+            packet
+        });
+        bodies.map(packet).into_iter().chain(on_subnet).collect()
     }
 
     #[test]
@@ -335,7 +415,7 @@ mod tests {
             for packet in packets() {
                 let before = written(&packet);
                 let mut packet = packet;
-                let is_in = field.is_in(&packet.body, packet.service);
+                let is_in = field.is_in(&packet.body, packet.service, packet.path.lids);
                 field.change(&mut packet, |old| old ^ 1);
                 assert_eq!(written(&packet) != before, is_in, "{name} of {before}");
                 found += u32::from(is_in);
@@ -351,6 +431,24 @@ mod tests {
                 assert_eq!(written(&packet), highest, "{name}");
             }
             assert!(found > 0, "no packet has {name}");
+        }
+    }
+
+    #[test]
+    fn a_pad_count_says_how_long_the_payload_is() {
+        for (length, pad, expected) in [
+            (8, 1, 7),
+            (8, 3, 5),
+            (7, 0, 8),
+            (5, 2, 6),
+            (1, 3, 1),
+            (3, 3, 1),
+        ] {
+            let mut packet = packets().remove(0);
+            packet.payload = Payload::Bytes(vec![9; length]);
+            Field::Pad.change(&mut packet, |_| pad);
+            assert_eq!(packet.payload.len(), expected, "{length} bytes, pad {pad}");
+            assert_eq!(packet.touched.damage, None);
         }
     }
 }

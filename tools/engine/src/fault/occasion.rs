@@ -4,7 +4,7 @@
 
 use crate::{
     context::Owner,
-    segment::{Body, Position, Segment, Service, Syndrome},
+    segment::{Body, LidRoute, Position, Segment, Service, Syndrome},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -177,8 +177,8 @@ pub(crate) struct Occasion {
     pub(crate) qp: Option<Subject>,
     pub(crate) direction: Option<Direction>,
     pub(crate) packet: Option<PacketKind>,
-    /// Body and service, which determine the headers of a packet.
-    pub(crate) headers: Option<(Body, Service)>,
+    /// Body, service and LIDs, which determine the headers of a packet.
+    pub(crate) headers: Option<(Body, Service, Option<LidRoute>)>,
     pub(crate) psn: Option<u32>,
     /// Length of the payload in bytes.
     pub(crate) size: Option<u64>,
@@ -222,7 +222,7 @@ impl Occasion {
         Self {
             direction: Some(direction),
             packet: Some(PacketKind::of(&segment.body)),
-            headers: Some((segment.body, segment.service)),
+            headers: Some((segment.body, segment.service, segment.path.lids)),
             psn: Some(segment.psn.raw()),
             size: Some(segment.payload.len()),
             message: message_of(segment),

@@ -305,7 +305,7 @@ pub const KEYS: &[Key] = &[
     key(
         "field",
         "the name of a field",
-        "the field that changes, of packets that have it: opcode, solicited, pkey, destination-qp, ack-request, migrated, psn, qkey, source-qp, srq, address, rkey, length, swap, compare-add, original, placement, selectivity, credits, rnr-timer, msn, immediate, invalidate-key, traffic-class, flow-label, hop-limit, source-port",
+        "the field that changes, of packets that have it: opcode, solicited, pkey, destination-qp, ack-request, migrated, psn, qkey, source-qp, srq, address, rkey, length, swap, compare-add, original, placement, selectivity, credits, rnr-timer, msn, immediate, invalidate-key, traffic-class, flow-label, hop-limit, source-port, pad, version, source-gid, destination-gid, source-mac, destination-mac, source-lid, destination-lid",
         &[],
     ),
     key("value", "N", "the new value, or the amount to add", &[]),

@@ -4,6 +4,7 @@
 
 use super::{
     Faults, Strike,
+    field::Field,
     later::Parcel,
     occasion::{Direction, Occasion, Seam, key_of},
     table::Act,
@@ -15,6 +16,7 @@ use crate::{
     segment::{Body, ECN_MARKED, Payload, Segment, Service, Touched},
 };
 use std::time::Duration;
+use vrnic_wire::counter::Counter;
 
 /// What happens to a packet.
 pub(super) enum Fate {
@@ -88,6 +90,12 @@ pub(super) fn suffer<M: Memory>(
                 (_, None) => old ^ 1,
             };
             if let Some(field) = args.field {
+                if field == Field::Pad {
+                    if segment.detach(io.memory).is_err() {
+                        return Fate::Lost;
+                    }
+                    segment.checksums_ok = false;
+                }
                 field.change(segment, change);
             }
             Fate::Goes
@@ -234,6 +242,10 @@ impl Engine {
         };
         let fate = suffer(strike, &mut owned, io);
         let damaged = owned.touched.damage;
+        let path = &owned.path;
+        let is_ours = path.destination == segment.path.destination
+            || path.is_multicast()
+            || self.has_gid(&path.destination);
         if let Fate::Revokes(key) = fate {
             self.resources.keys.revoke(key);
         }
@@ -243,6 +255,9 @@ impl Engine {
             if let Some(damage) = damaged {
                 io.outbox.recycle(segment.payload);
                 self.count_bad_packet(damage == crate::segment::Damage::Icrc);
+            } else if !is_ours {
+                io.outbox.recycle(segment.payload);
+                self.resources.counters.count(Counter::Dropped);
             } else {
                 self.accept(&mut segment, io);
             }

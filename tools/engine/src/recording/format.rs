@@ -650,6 +650,10 @@ fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
     put_touched(out, touched);
 }
 
+/// Upper halves of the bytes for a wrong version and a wrong pad count, whose lower halves are these.
+const VERSION_DAMAGE: u8 = 0x10;
+const PAD_DAMAGE: u8 = 0x20;
+
 fn put_touched(out: &mut impl Put, touched: &Touched) {
     // This is nearly always the case. These are the bytes that the code below would write.
     if *touched == Touched::NOT {
@@ -661,6 +665,8 @@ fn put_touched(out: &mut impl Put, touched: &Touched) {
         None => 0,
         Some(Damage::Icrc) => 1,
         Some(Damage::Cut) => 2,
+        Some(Damage::Version(version)) => VERSION_DAMAGE | version,
+        Some(Damage::Pad(pad)) => PAD_DAMAGE | pad,
     });
 }
 
@@ -827,6 +833,8 @@ fn take_rest(from: &mut Take<'_>, path: Path, head: Head) -> Taken<Segment<'stat
         0 => None,
         1 => Some(Damage::Icrc),
         2 => Some(Damage::Cut),
+        byte if byte & 0xf0 == VERSION_DAMAGE => Some(Damage::Version(byte & 0xf)),
+        byte if byte & 0xf0 == PAD_DAMAGE => Some(Damage::Pad(byte & 0xf)),
         _ => return from.bad("unknown damage"),
     };
     Ok(Segment {

@@ -92,7 +92,9 @@ impl Crowd {
             "burst-loss" => " chance=1 count=4",
             "mtu-black-hole" => " size=500..65536",
             // Other numbers may be those of bystanders, which is what such a fault is for.
-            "wrong-qp" | "answers-for-another" => " value=99999",
+            "wrong-qp" | "answers-for-another" | "wrong-source" | "wrong-destination" => {
+                " value=99999"
+            }
             // A device that does nothing for long makes the test slow.
             "stuck" | "slow" => " for=10ms",
             _ => "",

@@ -176,8 +176,59 @@ fn datagrams_tell_a_wrong_sender_and_a_wrong_way() {
     assert_eq!(header[28], 3);
     let (_, header) = run("field=traffic-class value=0x28").expect("a datagram");
     assert_eq!(header[21], 0x28);
+    // The IPv4 address is that of nobody.
+    let (_, header) = run("field=source-gid value=0x0a090807").expect("a datagram");
+    assert_eq!(header[32..36], [10, 9, 8, 7]);
+    assert_eq!(run("field=destination-gid value=0x0a090807"), None);
     // No queue pair has this Q_Key.
     assert_eq!(run("field=qkey value=99"), None);
+}
+
+#[test]
+fn a_message_has_the_length_that_its_pad_count_says() {
+    for fabric in FABRICS {
+        for (pad, length) in [(0, 1004), (1, 1003), (2, 1002), (3, 1001)] {
+            let mut stage = stage(fabric, &format!("field=pad value={pad}"));
+            let Stage { world, victim, .. } = &mut stage;
+            victim.receive(world, 1, 1, &[victim.mrs[1].sge(0, 2000)]);
+            victim.mrs[0].arena.put(0, &[7; 1001]);
+            let send = Send::new(1, SendOpcode::Send).element(victim.mrs[0].sge(0, 1001));
+            victim.send(world, 0, &send);
+            assert_eq!(told(&mut stage), OK);
+            let received = stage.victim.recv_cqs[1].drain();
+            assert_eq!(
+                (received[0].status, received[0].length),
+                (Status::Success, length)
+            );
+            assert_eq!(stage.victim.mrs[1].arena.get(0, 1001), [7; 1001]);
+        }
+    }
+}
+
+#[test]
+fn a_device_takes_no_datagram_that_is_for_another() {
+    let run = |fault: Option<&str>| {
+        let mut stage = Stage::of_type(Segmentation::Local, QpType::UnreliableDatagram);
+        if let Some(fault) = fault {
+            stage.arm(1, fault);
+        }
+        let Stage { world, victim, .. } = &mut stage;
+        victim.receive(world, 1, 1, &[victim.mrs[1].sge(0, 1040)]);
+        let address = AddressVector {
+            dgid: vrnic_engine::testing::gid_of(1),
+            ..AddressVector::default()
+        };
+        let send = Send::new(1, SendOpcode::Send)
+            .datagram(address, victim.qps[1].qpn, 0)
+            .element(victim.mrs[0].sge(0, 1000));
+        victim.send(world, 0, &send);
+        world.settle();
+        let received = stage.victim.recv_cqs[1].drain().len();
+        let dropped = stage.world.nodes[1].rnic.counters()[Counter::Dropped as usize];
+        (received, dropped)
+    };
+    assert_eq!(run(None), (1, 0));
+    assert_eq!(run(Some("wrong-destination qp={qp} dir=in")), (0, 1));
 }
 
 #[test]

@@ -82,6 +82,14 @@ pub(super) const CASES: &[Case] = &[
         Op::Writes(4),
         OK4,
     ),
+    harmless("wrong-source qp={qp}", 0, Op::Writes(4), OK4),
+    harmless("wrong-source qp={qp} dir=in", 1, Op::LongWrite, OK),
+    harmless("wrong-destination qp={qp}", 0, Op::Writes(4), OK4),
+    harmless("wrong-destination qp={qp} dir=in", 1, Op::LongWrite, OK),
+    harmless("wrong-version qp={qp}", 0, Op::Sends(4), OK4),
+    harmless("wrong-version qp={qp} value=15", 1, Op::LongRead, OK),
+    harmless("wrong-pad qp={qp} opcode=ack", 1, Op::Writes(4), OK4),
+    harmless("wrong-pad qp={qp} opcode=read-request", 0, Op::LongRead, OK),
     harmless("wrong-pkey qp={qp}", 0, Op::Writes(4), OK4),
     harmless("wrong-credits qp={qp} count=all", 1, Op::Sends(4), OK4),
     harmless("wrong-msn qp={qp} count=all", 1, Op::Sends(4), OK4),
@@ -106,6 +114,22 @@ pub(super) const CASES: &[Case] = &[
         Op::LongWrite,
         INVALID,
         &[EventType::QpRequestError],
+        false,
+    ),
+    fatal(
+        "wrong-pad qp={qp}",
+        0,
+        Op::LongWrite,
+        INVALID,
+        &[EventType::QpRequestError],
+        false,
+    ),
+    fatal(
+        "wrong-pad qp={qp} opcode=read-response value=3",
+        1,
+        Op::LongRead,
+        &[Status::BadResponse],
+        &[],
         false,
     ),
     fatal(
@@ -221,6 +245,7 @@ fn damaged_frames_are_counted_by_their_receiver() {
         for (fault, counter) in [
             ("corrupt-icrc qp={qp}", Counter::IcrcErrors),
             ("truncated-frame qp={qp}", Counter::MalformedPackets),
+            ("wrong-version qp={qp}", Counter::MalformedPackets),
         ] {
             for (node, fault) in [(0, fault.to_owned()), (1, format!("{fault} dir=in"))] {
                 let mut stage = Stage::new(fabric);
@@ -229,6 +254,12 @@ fn damaged_frames_are_counted_by_their_receiver() {
                 assert_eq!(counters[counter as usize], 1, "{fault}");
             }
         }
+        // A pad without a payload.
+        let mut stage = Stage::new(fabric);
+        let fault = "wrong-pad qp={qp} opcode=ack";
+        assert_eq!(run(&mut stage, 1, &[fault], Op::Writes(1)), OK);
+        let counters = stage.world.nodes[0].rnic.counters();
+        assert_eq!(counters[Counter::MalformedPackets as usize], 1);
     }
 }
 
