@@ -24,10 +24,13 @@ minimal() {
 # fresh SUITE... <SCRIPT: bash runs SCRIPT in a minimal Debian, with the packages in /packages and this tree in /tree. Then
 # it is gone.
 fresh() {
-	local base
-	base=$CACHE/fresh/$1-$(key_of "$TREE/tests/packages/fresh.bash" "$*")
+	local name base
+	name=$CACHE/fresh/$(IFS=+ && echo "$*")
+	base=$name-$(key_of "$TREE/tests/packages/fresh.bash" "$*")
 	mkdir -p "$CACHE/fresh"
 	if [ ! -f "$base.complete" ]; then
+		# Those that older versions of this made.
+		rm -f "$name"-*
 		need_space 500 "a minimal Debian"
 		step "a minimal Debian ($*)" "$base.log" 12 minimal "$base" "$@"
 		date -u +%FT%TZ >"$base.complete"
