@@ -26,8 +26,8 @@ impl Feature {
     /// hardware (`VIRTIO_F_ORDER_PLATFORM`).
     pub const ORDER_PLATFORM: Self = Self(bindings::VIRTIO_F_ORDER_PLATFORM);
 
-    /// Creates a feature bit of the device type: one of 0 to 23 or of 50 to 63. The standard reserves
-    /// those between for the transport and for itself.
+    /// Creates a feature bit of the device type: one of 0 to 23 or of 50 to 63. The standard
+    /// reserves those between for the transport and for itself.
     pub const fn device(bit: u32) -> Self {
         assert!(matches!(bit, 0..=23 | 50..=63));
         Self(bit)
