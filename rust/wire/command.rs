@@ -67,6 +67,8 @@ wire_enum! {
         AllocateMw = 0x0034,
         /// [`DeallocateMw`].
         DeallocateMw = 0x0035,
+        /// [`AllocateIntegrityMr`].
+        AllocateIntegrityMr = 0x0036,
         /// [`TakePageFault`].
         TakePageFault = 0x0038,
         /// [`MapPages`].

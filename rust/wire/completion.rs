@@ -93,7 +93,7 @@ wire_enum! {
         Flush = 8,
         /// A local atomic write.
         AtomicWrite = 9,
-        /// A local fast registration.
+        /// A local fast registration, or the registration of an integrity region.
         RegisterRegion = 32,
         /// A receive.
         Receive = 128,

@@ -118,6 +118,10 @@ pub const F_FLOW_COUNTERS: u32 = 52;
 /// Feature bit: the device has completion counters.
 pub const F_COMPLETION_COUNTERS: u32 = 53;
 
+/// Feature bit: the device has integrity regions, which add, check and remove the protection
+/// information of blocks. Needs [`F_MEMORY_EXTENSIONS`].
+pub const F_INTEGRITY: u32 = 55;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -96,6 +96,7 @@ pub mod completion;
 pub mod config;
 pub mod counter;
 pub mod event;
+pub mod integrity;
 pub mod memory;
 pub mod notify;
 pub mod port;

@@ -3,7 +3,8 @@
 //! Work queue entries.
 //!
 //! A send entry consists of a [`SendHeader`], the operation's 40 bytes ([`RdmaTarget`],
-//! [`AtomicTarget`], [`FlushTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`],
+//! [`AtomicTarget`], [`FlushTarget`], [`RegisterTarget`],
+//! [`IntegrityTarget`](crate::integrity::IntegrityTarget), [`BindTarget`] or [`DatagramTarget`],
 //! otherwise zero), and either `num_sge` [`Sge`]s or `inline_length` bytes of payload. An entry
 //! with [`SendOpcode::SendSegmented`] has both, and the bytes are its header. A receive entry
 //! consists of a [`ReceiveHeader`] and its [`Sge`]s. The ring's stride limits both.
@@ -42,6 +43,8 @@ wire_enum! {
         AtomicWrite = 15,
         /// Fast registration of a region; for the driver's own queue pairs.
         RegisterRegion = 32,
+        /// Registration of an integrity region; for the driver's own queue pairs.
+        RegisterIntegrity = 33,
     }
 }
 
@@ -63,6 +66,7 @@ impl SendOpcode {
             Self::Flush => "FLUSH",
             Self::AtomicWrite => "ATOMIC WRITE",
             Self::RegisterRegion => "REG MR",
+            Self::RegisterIntegrity => "REG MR integrity",
         }
     }
 
@@ -73,6 +77,7 @@ impl SendOpcode {
             Self::LocalInvalidate
                 | Self::BindWindow
                 | Self::RegisterRegion
+                | Self::RegisterIntegrity
                 | Self::Flush
                 | Self::AtomicWrite
         )

@@ -50,7 +50,8 @@ pub struct MrRegistered {
 assert_layout!(MrRegistered, 8, key @ 0);
 
 /// Deregisters a memory region; `Busy` while memory windows are bound to it. Work in progress that
-/// uses the key fails. For a region for fast registration, the lowest byte of the key is ignored.
+/// uses the key fails. For a region for fast registration or an integrity region, the lowest byte
+/// of the key is ignored.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeregisterMr {
@@ -75,6 +76,27 @@ pub struct AllocateMr {
     pub table: PageList,
 }
 command!(AllocateMr => MrRegistered, AllocateMr, 40);
+
+/// Allocates an integrity region. It has no memory until a work request
+/// [`RegisterIntegrity`](crate::work::SendOpcode::RegisterIntegrity) registers it. Only for
+/// protection domains of a kernel context.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocateIntegrityMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Maximum number of elements of data of a registration; at least 1.
+    pub max_elements: U32,
+    /// Maximum number of elements of metadata of a registration.
+    pub max_metadata_elements: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// The table: an [`IntegrityStatus`](crate::integrity::IntegrityStatus), then room for
+    /// `max_elements` and then for `max_metadata_elements` elements, each an
+    /// [`IntegrityElement`](crate::integrity::IntegrityElement); offset 0.
+    pub table: PageList,
+}
+command!(AllocateIntegrityMr => MrRegistered, AllocateIntegrityMr, 48);
 
 /// Bits of [`ReregisterMr::flags`].
 pub mod reregister_flags {

@@ -16,16 +16,17 @@ use vrnic_wire::{
     command, command::counted_operations, command::cq_flags, command::fault_flags,
     command::flow_flags, command::hash_fields, command::mad_flags, command::modify_port_flags,
     command::mr_flags, command::qp_flags, command::reregister_flags, completion,
-    completion::flags as cqe_flags, completion::packet_flags, config, counter, event, memory,
-    memory::access, memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
-    notify::flags as notify_flags, port, port::capability, qp, qp::attribute, ring,
-    ring::flags as ring_flags, work, work::lid_flags, work::placement, work::send_flags,
+    completion::flags as cqe_flags, completion::packet_flags, config, counter, event, integrity,
+    integrity::check, integrity::domain_flags, memory, memory::access, memory::page_flags, notify,
+    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port,
+    port::capability, qp, qp::attribute, ring, ring::flags as ring_flags, work, work::lid_flags,
+    work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
 
 /// Sources of the crate that the specification covers; `abi.rs` is between driver and provider.
-const SOURCES: [&str; 26] = [
+const SOURCES: [&str; 27] = [
     include_str!("../command.rs"),
     include_str!("../command/context.rs"),
     include_str!("../command/counter.rs"),
@@ -46,6 +47,7 @@ const SOURCES: [&str; 26] = [
     include_str!("../config.rs"),
     include_str!("../counter.rs"),
     include_str!("../event.rs"),
+    include_str!("../integrity.rs"),
     include_str!("../memory.rs"),
     include_str!("../notify.rs"),
     include_str!("../port.rs"),
@@ -228,6 +230,9 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::MrRegistered { key, reserved }
         command::DeregisterMr { pd, key }
         command::AllocateMr { pd, max_pages, table }
+        command::AllocateIntegrityMr {
+            pd, max_elements, max_metadata_elements, reserved, table,
+        }
         command::ReregisterMr { pd, key, flags, new_pd, access, reserved, iova, pages }
         command::AllocateMw { pd, mw_type }
         command::MwAllocated { key, reserved }
@@ -333,6 +338,12 @@ fn layouts() -> BTreeMap<String, Layout> {
         work::FlushTarget { address, rkey, length, placement, selectivity, reserved }
         work::BindTarget { address, length, window, region, access, reserved }
         work::RegisterTarget { iova, length, key, access, page_count, page_shift, reserved }
+        integrity::IntegrityDomain { ref_tag, app_tag, app_mask, guard_seed, guard, flags }
+        integrity::IntegrityTarget {
+            key, access, elements, metadata_elements, interval, check_mask, reserved, memory, wire,
+        }
+        integrity::IntegrityElement { address, length, reserved }
+        integrity::IntegrityStatus { error, key, offset, expected, actual, reserved }
         work::DatagramTarget { address, remote_qpn, qkey }
         work::AddressVector {
             dgid, dmac, sgid_index, hop_limit, traffic_class, service_level, reserved, flow_label,
@@ -457,6 +468,8 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "GID_TYPE": port::GidType;
         "SEND_OP": work::SendOpcode;
         "FLUSH": work::Selectivity;
+        "INTEGRITY_GUARD": integrity::Guard;
+        "INTEGRITY_ERROR": integrity::IntegrityError;
         "CQE_STATUS": completion::Status;
         "CQE_OP": completion::Opcode;
         "QP_TYPE": qp::QpType;
@@ -492,7 +505,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
             F_SEGMENTATION, F_RECEIVE_SCALING, F_RECEIVE_OPTIONS,
-            F_FLOW_COUNTERS, F_COMPLETION_COUNTERS,
+            F_FLOW_COUNTERS, F_COMPLETION_COUNTERS, F_INTEGRITY,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -540,6 +553,11 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_RING_": ring { MAX_ENTRIES, MIN_STRIDE, MAX_STRIDE, HEADER_ALIGN }
         "VIRTIO_RDMA_RING_FLAG_": ring_flags { NEED_DOORBELL, OVERRUN }
         "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE, CHECKSUMS }
+        "VIRTIO_RDMA_INTEGRITY_": integrity {
+            PI_LENGTH, MIN_INTERVAL, MAX_INTERVAL, ELEMENTS_OFFSET, ELEMENT_LENGTH,
+        }
+        "VIRTIO_RDMA_INTEGRITY_": domain_flags { REF_INCREMENT, APP_ESCAPE, REF_ESCAPE }
+        "VIRTIO_RDMA_INTEGRITY_CHECK_": check { GUARD, APP_TAG, REF_TAG }
         "VIRTIO_RDMA_PLACEMENT_": placement { GLOBAL, PERSISTENT }
         "VIRTIO_RDMA_": work {
             TARGET_OFFSET, TARGET_LENGTH, XRC_SRQN_OFFSET, SEND_DATA_OFFSET, RECEIVE_DATA_OFFSET,
@@ -730,6 +748,7 @@ fn commands_agree() {
             row::<command::ReregisterMr>(),
             row::<command::AllocateMw>(),
             row::<command::DeallocateMw>(),
+            row::<command::AllocateIntegrityMr>(),
             row::<command::TakePageFault>(),
             row::<command::MapPages>(),
             row::<command::UnmapPages>(),

@@ -192,6 +192,7 @@ fn dispatch<M: Memory>(
         CommandCode::ReregisterMr => run::<ReregisterMr, M>,
         CommandCode::AllocateMw => run::<AllocateMw, M>,
         CommandCode::DeallocateMw => run::<DeallocateMw, M>,
+        CommandCode::AllocateIntegrityMr => return Err(Cause::CommandCode),
         CommandCode::TakePageFault => run::<TakePageFault, M>,
         CommandCode::MapPages => run::<MapPages, M>,
         CommandCode::UnmapPages => run::<UnmapPages, M>,

@@ -202,7 +202,9 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
         SendOpcode::FetchAdd => completion::Opcode::FetchAdd,
         SendOpcode::LocalInvalidate => completion::Opcode::LocalInvalidate,
         SendOpcode::BindWindow => completion::Opcode::BindWindow,
-        SendOpcode::RegisterRegion => completion::Opcode::RegisterRegion,
+        SendOpcode::RegisterRegion | SendOpcode::RegisterIntegrity => {
+            completion::Opcode::RegisterRegion
+        }
         SendOpcode::Flush => completion::Opcode::Flush,
         SendOpcode::AtomicWrite => completion::Opcode::AtomicWrite,
     }
@@ -241,7 +243,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
                 capacities.features.memory_extensions && capacities.kernel
             }
             SendOpcode::Flush | SendOpcode::AtomicWrite => capacities.features.memory_placement,
-            SendOpcode::SendSegmented => false,
+            SendOpcode::SendSegmented | SendOpcode::RegisterIntegrity => false,
             _ => true,
         },
         QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi => match opcode {
@@ -434,6 +436,7 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
         | SendOpcode::SendWithImmediate
         | SendOpcode::SendWithInvalidate
         | SendOpcode::SendSegmented
+        | SendOpcode::RegisterIntegrity
         | SendOpcode::LocalInvalidate => Target::None,
     })
 }
