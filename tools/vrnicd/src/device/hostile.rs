@@ -78,6 +78,7 @@ fn effect_of(code: CommandCode) -> Effect {
         Code::CreateContext
         | Code::RegisterMr
         | Code::AllocateMr
+        | Code::AllocateIntegrityMr
         | Code::MapPages
         | Code::CreateCq
         | Code::CreateQp

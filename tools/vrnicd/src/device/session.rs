@@ -277,6 +277,7 @@ fn shortest_reply(request: &[u8]) -> usize {
             CommandCode::ReregisterMr => of::<command::ReregisterMr>(),
             CommandCode::AllocateMw => of::<command::AllocateMw>(),
             CommandCode::DeallocateMw => of::<command::DeallocateMw>(),
+            CommandCode::AllocateIntegrityMr => of::<command::AllocateIntegrityMr>(),
             CommandCode::TakePageFault => of::<command::TakePageFault>(),
             CommandCode::MapPages => of::<command::MapPages>(),
             CommandCode::UnmapPages => of::<command::UnmapPages>(),
