@@ -50,7 +50,8 @@
 //! Locking: all methods may be called concurrently, hence `&self` everywhere. All may sleep except
 //! those of [`AddressHandle`] (including its [`Drop`]), [`QueuePair::post_send`],
 //! [`QueuePair::post_recv`], [`SharedReceiveQueue::post_recv`], [`CompletionQueue::poll`],
-//! [`CompletionQueue::request_notify`] and [`MemoryRegion::set_page`]
+//! [`CompletionQueue::request_notify`], [`MemoryRegion::set_page`],
+//! [`MemoryRegion::map_integrity`] and [`MemoryRegion::take_integrity_error`]
 //! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). The methods that post
 //! may sleep, too, for the queues of processes, which call them without a lock. Functions that
 //! interrupt handlers may call say so, for example [`event::Dispatcher::complete`]. A
@@ -130,6 +131,7 @@ pub mod dmah;
 pub mod event;
 pub mod flow;
 pub mod gid;
+pub mod integrity;
 pub mod mad;
 pub mod mmap;
 pub mod mr;

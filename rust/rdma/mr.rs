@@ -31,7 +31,17 @@ use crate::{
         DmaHandle,
         Dmah, //
     },
-    object::optional,
+    integrity::{
+        Attributes,
+        Extent,
+        IntegrityError,
+        Lists,
+        Pieces, //
+    },
+    object::{
+        blank,
+        optional, //
+    },
     odp::Pager,
     pd::{
         Pd,
@@ -185,6 +195,34 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
+    /// Allocates a region for integrity, for up to `max_data` pieces of data and `max_metadata`
+    /// pieces of protection information of the kernel. It has no memory until a work request
+    /// registers it ([`Operation::RegisterIntegrity`](crate::wr::Operation::RegisterIntegrity)).
+    ///
+    /// A driver has all three methods for such regions, or none.
+    fn allocate_integrity(
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _max_data: u32,
+        _max_metadata: u32,
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    /// Records the memory that the region for integrity will be registered with. `ENOMEM` if there
+    /// are more pieces than the region has room for.
+    ///
+    /// The region is not registered concurrently. May be called in any context.
+    fn map_integrity(_mr: &Mr<Self>, _data: Pieces<'_>, _metadata: Pieces<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Takes the first error that was found since the region was registered or this was last
+    /// called. The user knows that the transfer is over. May be called in any context.
+    fn take_integrity_error(_mr: &Mr<Self>) -> Result<Option<IntegrityError>> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Changes a region of a process as described by `change`. Returns its local and remote keys,
     /// which may differ from the old ones. On error the region stays unchanged.
     ///
@@ -275,8 +313,40 @@ pub struct Mr<T: MemoryRegion> {
     raw: Opaque<bindings::ib_mr>,
     /// Number of pages recorded for the next fast registration.
     mapped: Atomic<u32>,
+    /// Lists recorded for the next registration of a region for integrity.
+    lists: MappedLists,
     #[pin]
     data: T,
+}
+
+/// Changeable [`Lists`], which nobody reads while they change.
+struct MappedLists {
+    data: [Atomic<u32>; 2],
+    metadata: [Atomic<u32>; 2],
+}
+
+impl MappedLists {
+    const fn new() -> Self {
+        Self {
+            data: [Atomic::new(0), Atomic::new(0)],
+            metadata: [Atomic::new(0), Atomic::new(0)],
+        }
+    }
+
+    fn set(&self, lists: Lists) {
+        for (to, from) in [(&self.data, lists.data), (&self.metadata, lists.metadata)] {
+            to[0].store(from.pieces, Relaxed);
+            to[1].store(from.length, Relaxed);
+        }
+    }
+
+    fn get(&self) -> Lists {
+        let [data, metadata] = [&self.data, &self.metadata].map(|from| Extent {
+            pieces: from[0].load(Relaxed),
+            length: from[1].load(Relaxed),
+        });
+        Lists { data, metadata }
+    }
 }
 
 impl<T: MemoryRegion> Mr<T> {
@@ -310,6 +380,29 @@ impl<T: MemoryRegion> Mr<T> {
             let this = Self::from_raw(ptr);
             Ok((this, Mapping::from_raw(ptr, this.mapped.load(Relaxed))?))
         }
+    }
+
+    /// Borrows the region for integrity of a work request, and returns it with the memory to
+    /// register and with what to do.
+    ///
+    /// # Safety
+    ///
+    /// As for [`mapped_from_raw`](Self::mapped_from_raw), and the attributes of the region must not
+    /// change during the call.
+    pub(crate) unsafe fn integrity_from_raw<'a>(
+        ptr: *mut bindings::ib_mr,
+    ) -> Result<(&'a Self, Lists, Attributes)> {
+        if ptr.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: Guaranteed by the caller. Only regions for integrity have attributes.
+        let (this, raw) = unsafe { (Self::from_raw(ptr), (*ptr).sig_attrs.as_ref()) };
+        let lists = this.lists.get();
+        if lists.data.pieces == 0 {
+            return Err(EINVAL);
+        }
+        let attributes = Attributes::from_raw(raw.ok_or(EINVAL)?, &lists)?;
+        Ok((this, lists, attributes))
     }
 
     /// Passes ownership of a region to the core.
@@ -352,6 +445,7 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
             ..pin_init::zeroed()
         }),
         mapped: Atomic::new(0),
+        lists: MappedLists::new(),
         data <- new.init,
     });
     let mr = match room.write_pin_init::<core::convert::Infallible>(init) {
@@ -566,6 +660,108 @@ unsafe extern "C" fn set_page_callback<T: Operations>(
         let index = this.mapped.load(Relaxed);
         T::MemoryRegion::set_page(this, index, address)?;
         this.mapped.store(index + 1, Relaxed);
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`.
+pub(crate) unsafe extern "C" fn alloc_integrity_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    max_data: u32,
+    max_metadata: u32,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain.
+    let verb = unsafe { Verb::<T>::new((*pd).device) };
+    // SAFETY: The domain is constructed, and is not deallocated during the call.
+    let pd = unsafe { Pd::from_raw(pd) };
+
+    verb.pointer(|call| {
+        create(&verb, pd, || {
+            T::MemoryRegion::allocate_integrity(call, pd, max_data, max_metadata)
+        })
+    })
+}
+
+/// Returns 0 or an error, unlike [`map_callback`].
+///
+/// # Safety
+///
+/// `mr` must be a region for integrity of a device of `T` that is not mapped or registered
+/// concurrently. Each list must have as many elements as its count says, mapped for the DMA device
+/// of the region's device. The offsets must be null or valid.
+pub(crate) unsafe extern "C" fn map_integrity_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    data: *mut bindings::scatterlist,
+    data_count: c_int,
+    data_offset: *mut c_uint,
+    metadata: *mut bindings::scatterlist,
+    metadata_count: c_int,
+    metadata_offset: *mut c_uint,
+) -> c_int {
+    // SAFETY: The region came from `into_raw`, and is not deregistered during the call.
+    let this = unsafe { Mr::<T::MemoryRegion>::from_raw(mr) };
+    // SAFETY: The offsets are null or valid, and not shared.
+    let offsets = unsafe { [data_offset.as_mut(), metadata_offset.as_mut()] };
+    let [data_offset, metadata_offset] = offsets.map(|offset| offset.map_or(0, core::mem::take));
+    // SAFETY: The lists are as long as their counts say, and do not change during the call.
+    let pieces = unsafe {
+        (
+            Pieces::new(data, data_count, data_offset),
+            Pieces::new(metadata, metadata_count, metadata_offset),
+        )
+    };
+
+    from_result(|| {
+        let (data, metadata) = (pieces.0?, pieces.1?);
+        let lists = Lists {
+            data: data.extent()?,
+            metadata: metadata.extent()?,
+        };
+        let metadata_length = c_int::try_from(lists.metadata.length)?;
+        this.lists.set(Lists::default());
+        T::MemoryRegion::map_integrity(this, data, metadata)?;
+        this.lists.set(lists);
+        // SAFETY: The region is valid, and nobody else accesses these members.
+        unsafe {
+            // Addresses in the region start from 0.
+            (*mr).iova = 0;
+            (*mr).length = u64::from(lists.data.length) + u64::from(lists.metadata.length);
+            (*(*mr).sig_attrs).meta_length = metadata_length;
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// `mr` must be a region of a device of `T`, and `status` valid for writes.
+pub(crate) unsafe extern "C" fn check_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    mask: u32,
+    status: *mut bindings::ib_mr_status,
+) -> c_int {
+    // SAFETY: The region came from `into_raw`, and is not deregistered during the call. Only
+    // regions for integrity have attributes.
+    let (this, has_checks) = unsafe {
+        let this = Mr::<T::MemoryRegion>::from_raw(mr);
+        (this, !(*mr).sig_attrs.is_null())
+    };
+    // SAFETY: The status belongs to this call.
+    let status = unsafe { blank(status) };
+
+    from_result(|| {
+        let checks = bindings::ib_mr_status_check_IB_MR_CHECK_SIG_STATUS;
+        if mask & !checks != 0 || mask != 0 && !has_checks {
+            return Err(EINVAL);
+        }
+        if mask != 0 {
+            if let Some(error) = T::MemoryRegion::take_integrity_error(this)? {
+                status.fail_status = checks;
+                status.sig_err = error.to_raw();
+            }
+        }
         Ok(0)
     })
 }

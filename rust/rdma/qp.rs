@@ -221,6 +221,9 @@ impl_flags!(
     /// A creation flag of a queue pair.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum CreationFlag {
+        /// The queue pair registers [regions for integrity](crate::integrity). Only for queue pairs
+        /// of the kernel of type [`ReliableConnection`](Type::ReliableConnection).
+        Integrity = bindings::ib_qp_create_flags_IB_QP_CREATE_INTEGRITY_EN.unsigned_abs(),
         /// A queue pair of IP over InfiniBand that sends in [segments](crate::wr::Segments). Only
         /// for queue pairs of the kernel of type [`UnreliableDatagram`](Type::UnreliableDatagram).
         Segments = bindings::ib_qp_create_flags_IB_QP_CREATE_IPOIB_UD_LSO.unsigned_abs(),
@@ -247,6 +250,7 @@ impl CreationFlags {
         known: &[CreationFlag],
     ) -> Result<Self> {
         let of_type = known.iter().filter(|flag| match flag {
+            CreationFlag::Integrity => !is_of_process && raw_type == bindings::ib_qp_type_IB_QPT_RC,
             CreationFlag::Segments => !is_of_process && raw_type == bindings::ib_qp_type_IB_QPT_UD,
             CreationFlag::BlockOwnMulticast => raw_type == bindings::ib_qp_type_IB_QPT_UD,
             CreationFlag::ScatterFcs | CreationFlag::StripVlan => {

@@ -131,6 +131,20 @@ impl<T: Operations> VTable<T> {
         has_all
     };
 
+    /// Whether there are regions for integrity. They need all of these verbs.
+    const HAS_INTEGRITY: bool = {
+        let has = [
+            T::MemoryRegion::HAS_ALLOCATE_INTEGRITY,
+            T::MemoryRegion::HAS_MAP_INTEGRITY,
+            T::MemoryRegion::HAS_TAKE_INTEGRITY_ERROR,
+        ];
+        assert!(
+            has[0] == has[1] && has[1] == has[2],
+            "a driver has all methods for regions for integrity, or none"
+        );
+        has[0]
+    };
+
     /// The driver ID. It must not be one by which a C driver finds devices that it takes for its
     /// own (`ib_device_get_by_netdev`).
     const DRIVER_ID: u32 = {
@@ -251,6 +265,9 @@ impl<T: Operations> VTable<T> {
         get_dma_mr: when(T::MemoryRegion::HAS_REGISTER_DMA, mr::get_dma_callback::<T>),
         alloc_mr: when(T::MemoryRegion::HAS_ALLOCATE_FAST, mr::alloc_callback::<T>),
         map_mr_sg: when(T::MemoryRegion::HAS_SET_PAGE, mr::map_callback::<T>),
+        alloc_mr_integrity: when(Self::HAS_INTEGRITY, mr::alloc_integrity_callback::<T>),
+        map_mr_sg_pi: when(Self::HAS_INTEGRITY, mr::map_integrity_callback::<T>),
+        check_mr_status: when(Self::HAS_INTEGRITY, mr::check_callback::<T>),
         rereg_user_mr: when(T::MemoryRegion::HAS_REREGISTER, mr::rereg_callback::<T>),
         advise_mr: when(T::MemoryRegion::HAS_ADVISE, mr::advise_callback::<T>),
         reg_dm_mr: when(T::MemoryRegion::HAS_REGISTER_DM, mr::reg_dm_callback::<T>),

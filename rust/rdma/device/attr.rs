@@ -4,7 +4,8 @@
 
 use kernel::{
     bits::bit_u64,
-    impl_flags, //
+    impl_flags,
+    prelude::*, //
 };
 
 use crate::bindings;
@@ -188,6 +189,10 @@ pub struct DeviceAttr {
     pub max_mr: u32,
     /// Maximum number of pages of a fast registration; not 0 if the device has fast registration.
     pub max_fast_registration_pages: u32,
+    /// Maximum number of pieces of data, and of protection information, in a
+    /// [region for integrity](crate::integrity). A device with such regions has all types of
+    /// protection and both guards.
+    pub max_integrity_pieces: u32,
     /// Maximum number of memory windows.
     pub max_mw: u32,
     /// Bytes of device memory.
@@ -228,6 +233,18 @@ pub struct DeviceAttr {
     /// Frequency of the timestamp clock in kHz.
     pub clock_khz: u64,
 }
+
+/// All types of protection.
+// CAST: Small constants, of which C keeps a set in an `int`.
+const PROTECTION_TYPES: c_int = (bindings::ib_signature_prot_cap_IB_PROT_T10DIF_TYPE_1
+    | bindings::ib_signature_prot_cap_IB_PROT_T10DIF_TYPE_2
+    | bindings::ib_signature_prot_cap_IB_PROT_T10DIF_TYPE_3)
+    as c_int;
+
+/// All guards.
+// CAST: As above.
+const GUARDS: c_int = (bindings::ib_signature_guard_cap_IB_GUARD_T10DIF_CRC
+    | bindings::ib_signature_guard_cap_IB_GUARD_T10DIF_CSUM) as c_int;
 
 impl DeviceAttr {
     /// Returns whether users in the kernel can rely on the limits, by some of which they divide
@@ -277,6 +294,13 @@ impl DeviceAttr {
         // Users in the kernel divide by it, even if there is no fast registration
         // (`rdma_rw_mr_factor`).
         raw.max_fast_reg_page_list_len = self.max_fast_registration_pages.max(1);
+        raw.max_pi_fast_reg_page_list_len = self.max_integrity_pieces;
+        if self.max_integrity_pieces != 0 {
+            let handover = bindings::ib_kernel_cap_flags_IBK_INTEGRITY_HANDOVER;
+            raw.kernel_cap_flags |= u64::from(handover);
+            raw.sig_prot_cap = PROTECTION_TYPES;
+            raw.sig_guard_cap = GUARDS;
+        }
         raw.max_pd = self.max_pd;
         raw.max_ah = self.max_ah;
         raw.max_qp_rd_atom = self.max_qp_rd_atomic;

@@ -137,7 +137,12 @@ mod cases {
             assert_eq!(raw.hca_core_clock, 132);
             assert_eq!(raw.max_dm_size, 133);
 
+            assert_eq!(raw.max_pi_fast_reg_page_list_len, 134);
+            // All types of protection, and both guards.
+            assert_eq!((raw.sig_prot_cap, raw.sig_guard_cap), (7, 3));
+
             let flags = bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY
+                | bindings::ib_kernel_cap_flags_IBK_INTEGRITY_HANDOVER
                 | bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING
                 | bindings::ib_kernel_cap_flags_IBK_UD_TSO
                 | bindings::ib_kernel_cap_flags_IBK_BLOCK_MULTICAST_LOOPBACK;
@@ -267,11 +272,13 @@ mod cases {
                 blocks_own_multicast: false,
                 strips_vlan: false,
                 receive_scaling: Default::default(),
+                max_integrity_pieces: 0,
                 ..crate::testing::driver::attributes()
             }
             .write(&mut raw);
             assert_eq!(raw.atomic_cap, raw_atomicity);
             assert_eq!((raw.kernel_cap_flags, raw.odp_caps.general_caps), (0, 0));
+            assert_eq!((raw.sig_prot_cap, raw.sig_guard_cap), (0, 0));
         }
     }
 

@@ -219,6 +219,7 @@ impl Operations for Efa {
             max_multicast_attachments: 0,
             max_mr: MAX_OBJECTS,
             max_fast_registration_pages: 0,
+            max_integrity_pieces: 0,
             max_mw: 0,
             max_dm_size: 0,
             max_pd: MAX_OBJECTS,

@@ -141,6 +141,7 @@ mod cases {
     fn creation_flags_are_for_a_type_and_a_driver() {
         use CreationFlag::{
             BlockOwnMulticast,
+            Integrity,
             ScatterFcs,
             Segments,
             StripVlan, //
@@ -149,11 +150,20 @@ mod cases {
         let ud = bindings::ib_qp_type_IB_QPT_UD;
         let raw = bindings::ib_qp_type_IB_QPT_RAW_PACKET;
         let rc = bindings::ib_qp_type_IB_QPT_RC;
-        let all = &[Segments, BlockOwnMulticast, ScatterFcs, StripVlan];
+        let all = &[
+            Integrity,
+            Segments,
+            BlockOwnMulticast,
+            ScatterFcs,
+            StripVlan,
+        ];
         let of = |flag: CreationFlag, ty, of_process| {
             CreationFlags::from_raw(flag as u32, ty, of_process, all)
         };
         for (flag, ty, of_process, is_known) in [
+            (Integrity, rc, false, true),
+            (Integrity, rc, true, false),
+            (Integrity, ud, false, false),
             (Segments, ud, false, true),
             (Segments, ud, true, false),
             (Segments, raw, false, false),

@@ -93,9 +93,10 @@ pub(crate) struct Object {
     log: Arc<Log>,
     /// Number of the object, unique on the device.
     pub(crate) number: u32,
-    /// Whether each send of a queue pair generates a completion.
+    /// Whether each send of a queue pair generates a completion, or whether the error of a region
+    /// was taken.
     signal_all: AtomicBool,
-    /// Pages for the next fast registration.
+    /// Pages for the next fast registration, or addresses of pieces for one for integrity.
     pub(crate) pages: [AtomicU64; Self::PAGES],
 }
 

@@ -30,6 +30,10 @@ use crate::{
     bindings,
     device::Operations,
     event::WorkQueue,
+    integrity::{
+        Attributes,
+        Lists, //
+    },
     mr::{
         Mapping,
         Mr, //
@@ -154,6 +158,21 @@ pub enum Operation<'a, T: Operations> {
         mr: &'a Mr<T::MemoryRegion>,
         /// Memory for the region.
         mapping: Mapping,
+        /// New key of the region; it differs from the old one only in the lowest byte.
+        key: u32,
+        /// Access rights that the registration grants.
+        access: AccessFlags,
+    },
+    /// Like [`Register`](Self::Register), for a region for integrity. Only if the queue pair is of
+    /// type [`ReliableConnection`](Type::ReliableConnection). Addresses in the region start from 0,
+    /// and count the bytes of the wire's domain.
+    RegisterIntegrity {
+        /// The region to register.
+        mr: &'a Mr<T::MemoryRegion>,
+        /// Memory for the region.
+        lists: Lists,
+        /// What the region does with protection information.
+        attributes: Attributes,
         /// New key of the region; it differs from the old one only in the lowest byte.
         key: u32,
         /// Access rights that the registration grants.
@@ -294,6 +313,21 @@ impl<'a, T: Operations> Operation<'a, T> {
                     Operation::Register {
                         mr,
                         mapping,
+                        key: register.key,
+                        access: AccessFlags::from_raw(register.access)?,
+                    }
+                }
+                bindings::ib_wr_opcode_IB_WR_REG_MR_INTEGRITY if ty == Type::ReliableConnection => {
+                    // SAFETY: As for other registrations; the attributes belong to the region.
+                    let (register, mr) = unsafe {
+                        let register = &*raw.cast::<bindings::ib_reg_wr>();
+                        (register, Mr::integrity_from_raw(register.mr)?)
+                    };
+                    let (mr, lists, attributes) = mr;
+                    Operation::RegisterIntegrity {
+                        mr,
+                        lists,
+                        attributes,
                         key: register.key,
                         access: AccessFlags::from_raw(register.access)?,
                     }

@@ -67,6 +67,7 @@ use crate::{
         self,
         Flow, //
     },
+    integrity,
     mr::Mr,
     mw::Mw,
     odp::BoxedPager,
@@ -327,6 +328,10 @@ impl Operations for Vrnic {
                 limits.max_mr.get()
             } else {
                 left_for_users(limits.max_mr.get())
+            },
+            max_integrity_pieces: match features.contains(feature::INTEGRITY) {
+                true => integrity::max_pieces(limits),
+                false => 0,
             },
             max_mw: limits.max_mw.get(),
             max_dm_size: DEVICE_MEMORY as u64,

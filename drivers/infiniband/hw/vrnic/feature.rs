@@ -22,6 +22,7 @@ use vrnic_wire::config::{
     F_FLOW_COUNTERS,
     F_IGNORED_OVERRUN,
     F_INFINIBAND,
+    F_INTEGRITY,
     F_MEMORY_EXTENSIONS,
     F_MEMORY_PLACEMENT,
     F_MEMORY_WINDOWS,
@@ -129,6 +130,9 @@ pub(crate) const FLOW_COUNTERS: Feature = Feature::device(F_FLOW_COUNTERS);
 /// The device has completion counters. Without them its limit for them is 0.
 pub(crate) const COMPLETION_COUNTERS: Feature = Feature::device(F_COMPLETION_COUNTERS);
 
+/// The device has memory regions for integrity. It then also has the memory extensions.
+pub(crate) const INTEGRITY: Feature = Feature::device(F_INTEGRITY);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -162,6 +166,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         RECEIVE_OPTIONS,
         FLOW_COUNTERS,
         COMPLETION_COUNTERS,
+        INTEGRITY,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);

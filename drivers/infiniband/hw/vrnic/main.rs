@@ -8,7 +8,7 @@
 //! Each kind of object has a module, with the same name as in `rdma`. The `kernel_*` modules
 //! contain the posting and polling for the kernel, which for processes is in their provider. The
 //! other modules connect the objects to the device: `driver`, `feature`, `control`, `object`,
-//! `page_list`, `event`, `health`.
+//! `page_list`, `integrity`, `event`, `health`.
 
 #![deny(unsafe_code)]
 #![recursion_limit = "256"]
@@ -27,6 +27,7 @@ mod feature;
 mod flow;
 mod gid;
 mod health;
+mod integrity;
 mod kernel_context;
 mod kernel_cq;
 mod kernel_qp;

@@ -17,6 +17,10 @@ use rdma::{
         AccessFlags, //
     },
     dm::DmRange,
+    integrity::{
+        IntegrityError,
+        Pieces, //
+    },
     mr::{
         Advice,
         DmaBufRange,
@@ -39,6 +43,7 @@ use vrnic_wire::{
     command::{
         mr_flags,
         reregister_flags,
+        AllocateIntegrityMr,
         AllocateMr,
         DeregisterMr,
         DeviceLimits,
@@ -58,6 +63,11 @@ use crate::{
     },
     dm::Dm,
     dmah::Dmah,
+    feature,
+    integrity::{
+        self,
+        IntegrityTable, //
+    },
     object::{
         create,
         Object, //
@@ -76,7 +86,8 @@ pub(crate) struct Mr {
     /// The registration, which a process may change. Held during commands about the region.
     #[pin]
     registered: Mutex<Registered>,
-    /// Page table for fast registration, if the region supports that.
+    /// What the driver and the device share about the region, if the kernel registers it by work
+    /// requests.
     table: Option<Table>,
 }
 
@@ -346,15 +357,31 @@ impl Mr {
             rkey: key,
         }
     }
+
+    /// Returns the table of a region for integrity; `EINVAL` for others.
+    pub(crate) fn integrity(&self) -> Result<&IntegrityTable> {
+        match &self.table {
+            Some(Table::Integrity(table)) => Ok(table),
+            Some(Table::Pages(_)) | None => Err(EINVAL),
+        }
+    }
+}
+
+/// What the driver and the device share about a region.
+enum Table {
+    /// The page table of a region for fast registration.
+    Pages(PageTable),
+    /// The table of a region for integrity.
+    Integrity(IntegrityTable),
 }
 
 /// The page table of a region for fast registration, which the device reads.
-struct Table {
+struct PageTable {
     memory: SharedMemory,
     max_pages: u32,
 }
 
-impl Table {
+impl PageTable {
     /// Allocates a table for `max_pages` pages, at least 1.
     fn new(dma: &Dma, max_pages: u32) -> Result<Self> {
         let length = (max_pages as usize)
@@ -527,7 +554,7 @@ impl MemoryRegion for Mr {
         if max_pages > call.data().limits.max_fast_registration_pages.get() {
             return Err(EINVAL);
         }
-        let table = Table::new(call.data().dma(), max_pages)?;
+        let table = PageTable::new(call.data().dma(), max_pages)?;
         let list = PageListBuffer::of_shared(call.data().dma(), &table.memory)?;
         let (object, _) = create(
             &call.data().control,
@@ -537,11 +564,55 @@ impl MemoryRegion for Mr {
                 table: list.list(),
             },
         )?;
-        Ok(Self::new(Registered::kernel(object), Some(table)))
+        Ok(Self::new(
+            Registered::kernel(object),
+            Some(Table::Pages(table)),
+        ))
     }
 
     fn set_page(mr: &rdma::Mr<Self>, index: u32, address: DmaAddress) -> Result {
-        mr.table.as_ref().ok_or(EINVAL)?.set(index, address)
+        match &mr.table {
+            Some(Table::Pages(table)) => table.set(index, address),
+            Some(Table::Integrity(_)) | None => Err(EINVAL),
+        }
+    }
+
+    fn allocate_integrity(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        max_data: u32,
+        max_metadata: u32,
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        if !call.data().features.contains(feature::INTEGRITY) {
+            return Err(EOPNOTSUPP);
+        }
+        if max_data.max(max_metadata) > integrity::max_pieces(&call.data().limits) {
+            return Err(EINVAL);
+        }
+        let table = IntegrityTable::new(call.data().dma(), max_data, max_metadata)?;
+        let list = PageListBuffer::of_shared(call.data().dma(), table.memory())?;
+        let (object, _) = create(
+            &call.data().control,
+            &AllocateIntegrityMr {
+                pd: pd.number().into(),
+                max_elements: max_data.into(),
+                max_metadata_elements: max_metadata.into(),
+                table: list.list(),
+                ..Default::default()
+            },
+        )?;
+        Ok(Self::new(
+            Registered::kernel(object),
+            Some(Table::Integrity(table)),
+        ))
+    }
+
+    fn map_integrity(mr: &rdma::Mr<Self>, data: Pieces<'_>, metadata: Pieces<'_>) -> Result {
+        mr.integrity()?.map(data, metadata)
+    }
+
+    fn take_integrity_error(mr: &rdma::Mr<Self>) -> Result<Option<IntegrityError>> {
+        mr.integrity()?.take_error()
     }
 
     fn reregister(
@@ -572,11 +643,17 @@ impl MemoryRegion for Mr {
     }
 
     fn fill_details(mr: &rdma::Mr<Self>, details: &mut Details<'_>) -> Result {
-        if let Some(table) = &mr.table {
-            return details.number(c"max_pages", table.max_pages);
+        match &mr.table {
+            Some(Table::Pages(table)) => return details.number(c"max_pages", table.max_pages),
+            Some(Table::Integrity(table)) => {
+                let (data, metadata) = table.room();
+                details.number(c"max_pieces", data)?;
+                return details.number(c"max_metadata_pieces", metadata);
+            }
+            None => {}
         }
-        // A process decides how long a change of its region takes, and whoever asks for details must
-        // not wait for that.
+        // A process decides how long a change of its region takes, and whoever asks for details
+        // must not wait for that.
         let Some(registered) = mr.registered.try_lock() else {
             return Ok(());
         };
@@ -640,7 +717,7 @@ mod tests {
     #[test]
     fn a_table_holds_as_many_pages_as_it_says() -> Result {
         virtio::testing::with_dma(|dma| {
-            let table = Table::new(dma, 600)?;
+            let table = PageTable::new(dma, 600)?;
             table.set(0, 0x1_2000)?;
             table.set(599, 0xfedc_ba98_7654_3000)?;
             assert_eq!(table.set(600, 0), Err(ENOMEM));
@@ -650,7 +727,7 @@ mod tests {
             assert_eq!(u64::from_le_bytes(entry), 0x1_2000);
             table.memory.read(599 * TABLE_ENTRY_LENGTH, &mut entry)?;
             assert_eq!(u64::from_le_bytes(entry), 0xfedc_ba98_7654_3000);
-            assert_eq!(Table::new(dma, 0).err(), Some(EINVAL));
+            assert_eq!(PageTable::new(dma, 0).err(), Some(EINVAL));
             Ok(())
         })
     }

@@ -14,6 +14,7 @@ use kernel::{
 };
 use vrnic_wire::command::{
     reregister_flags,
+    AllocateIntegrityMr,
     AllocateMr,
     AllocateMw,
     Command,
@@ -120,6 +121,7 @@ create! {
     };
     RegisterMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
+    AllocateIntegrityMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMw => |request, reply| DeallocateMw { pd: request.pd, key: reply.key };
 }
 

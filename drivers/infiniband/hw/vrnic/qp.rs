@@ -355,6 +355,7 @@ impl QueuePair for Qp {
         Type::XrcInitiator,
     ];
     const CREATION_FLAGS: &'static [CreationFlag] = &[
+        CreationFlag::Integrity,
         CreationFlag::Segments,
         CreationFlag::BlockOwnMulticast,
         CreationFlag::ScatterFcs,
@@ -376,12 +377,18 @@ impl QueuePair for Qp {
         }
         let asked = &asked;
         check_limits(asked, limits)?;
+        let features = call.data().features;
         let options = receive_options(attributes.flags);
-        if options != 0 && !call.data().features.contains(feature::RECEIVE_OPTIONS) {
+        if options != 0 && !features.contains(feature::RECEIVE_OPTIONS) {
+            return Err(EOPNOTSUPP);
+        }
+        if attributes.flags.contains(CreationFlag::Integrity)
+            && !features.contains(feature::INTEGRITY)
+        {
             return Err(EOPNOTSUPP);
         }
         let max_header = match attributes.flags.contains(CreationFlag::Segments) {
-            true if !has_ud_segmentation(limits, call.data().features) => return Err(EOPNOTSUPP),
+            true if !has_ud_segmentation(limits, features) => return Err(EOPNOTSUPP),
             true => MAX_HEADER,
             false => 0,
         };

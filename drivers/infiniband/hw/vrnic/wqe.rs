@@ -38,6 +38,7 @@ use vrnic_wire::work::{
 
 use crate::{
     device::Vrnic,
+    integrity,
     kernel_qp::Name,
     mr::rights, //
 };
@@ -260,6 +261,20 @@ fn encode<'a>(operation: &Operation<'a, Vrnic>) -> Result<Encoded<'a>> {
             target: zerocopy::transmute!(register_target(mapping, *key, *access)?),
             ..plain(SendOpcode::RegisterRegion, 0)
         },
+        Operation::RegisterIntegrity {
+            mr,
+            lists,
+            attributes,
+            key,
+            access,
+        } => {
+            let target = integrity::target(lists, attributes, *key, *access)?;
+            mr.integrity()?.registers(*key);
+            Encoded {
+                target: zerocopy::transmute!(target),
+                ..plain(SendOpcode::RegisterIntegrity, 0)
+            }
+        }
         Operation::Datagram {
             ah,
             remote_qpn,

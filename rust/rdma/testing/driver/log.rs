@@ -93,6 +93,8 @@ pub(crate) enum Asked {
     DmaHandle(Hints),
     AllMemory(AccessFlags),
     Fast(u32),
+    /// Numbers of pieces of data and metadata.
+    Integrity(u32, u32),
     Change {
         range: Option<mr::Range>,
         access: Option<AccessFlags>,

@@ -26,6 +26,11 @@ use crate::{
         DmRange, //
     },
     dmah::Dmah,
+    integrity::{
+        IntegrityError,
+        Part,
+        Pieces, //
+    },
     mr::{
         self,
         MemoryRegion,
@@ -119,6 +124,39 @@ impl MemoryRegion for Object {
         let page = mr.pages.get(index as usize).ok_or(ENOMEM)?;
         page.store(address, SeqCst);
         Ok(())
+    }
+
+    fn allocate_integrity(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        max_data: u32,
+        max_metadata: u32,
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        call.data().note(Asked::Integrity(max_data, max_metadata));
+        Ok(new_region(call, ()))
+    }
+
+    /// Stores the pieces one after the other.
+    fn map_integrity(mr: &Mr<Self>, data: Pieces<'_>, metadata: Pieces<'_>) -> Result {
+        if mr.log.keeps.load(SeqCst) {
+            return Err(ENOMEM);
+        }
+        for (page, (address, _)) in mr.pages.iter().zip(Iterator::chain(data, metadata)) {
+            page.store(address, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Finds an error in each region once.
+    fn take_integrity_error(mr: &Mr<Self>) -> Result<Option<IntegrityError>> {
+        let is_new = !mr.signal_all.swap(true, SeqCst);
+        Ok(is_new.then_some(IntegrityError {
+            part: Part::ApplicationTag,
+            expected: 11,
+            actual: 12,
+            offset: 13,
+            key: mr.number,
+        }))
     }
 
     fn reregister(

@@ -80,6 +80,7 @@ pub(crate) fn attributes() -> DeviceAttr {
         max_multicast_attachments: 120,
         max_mr: 121,
         max_fast_registration_pages: 122,
+        max_integrity_pieces: 134,
         max_mw: 123,
         max_dm_size: 133,
         max_pd: 124,

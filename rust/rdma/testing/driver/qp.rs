@@ -66,6 +66,7 @@ impl QueuePair for Object {
         qp::Type::XrcInitiator,
     ];
     const CREATION_FLAGS: &'static [CreationFlag] = &[
+        CreationFlag::Integrity,
         CreationFlag::Segments,
         CreationFlag::BlockOwnMulticast,
         CreationFlag::StripVlan,

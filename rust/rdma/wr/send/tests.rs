@@ -170,7 +170,6 @@ mod cases {
             bindings::ib_wr_opcode_IB_WR_BIND_MW,
             bindings::ib_wr_opcode_IB_WR_FLUSH,
             bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE,
-            bindings::ib_wr_opcode_IB_WR_REG_MR_INTEGRITY,
             bindings::ib_wr_opcode_IB_WR_RESERVED1,
             200,
         ] {
@@ -178,6 +177,10 @@ mod cases {
                 assert_eq!(plain(opcode, ty).err(), Some(EOPNOTSUPP));
             }
         }
+        // This is for reliable connections.
+        let integrity = bindings::ib_wr_opcode_IB_WR_REG_MR_INTEGRITY;
+        let unreliable = plain(integrity, Type::UnreliableConnection);
+        assert_eq!(unreliable.err(), Some(EOPNOTSUPP));
         // The only operation for datagrams is a send. Management datagrams have no segments.
         let segmented = plain(bindings::ib_wr_opcode_IB_WR_LSO, Type::Gsi);
         assert_eq!(segmented.err(), Some(EINVAL));
