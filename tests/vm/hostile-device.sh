@@ -34,6 +34,7 @@ for command in \
 	"vrnic-verbs-check --device $1 --gid $2" \
 	"ibv_xsrq_pingpong -d $1 -g $2 localhost" \
 	"modprobe vrnic-fast patience=1" \
+	"modprobe vrnic-integrity patience=1" \
 	"modprobe vrnic-shared patience=1" \
 	"modprobe vrnic-verbs" \
 	"modprobe vrnic-drain"; do
@@ -58,9 +59,9 @@ while [ $SECONDS -lt $end ]; do
 	on -t 200 a sh -c "rm -f /tmp/ended; sh -c '$users' users $DEV $GID_INDEX >/dev/null 2>&1 & sleep 4" ||
 		fail "round $rounds: the programs do not start"
 	unbind
-	within 100 on a sh -c 'test "$(wc -l < /tmp/ended)" = 12' ||
+	within 100 on a sh -c 'test "$(wc -l < /tmp/ended)" = 13' ||
 		fail "round $rounds: not all programs ended: $(on a sh -c 'cat /tmp/ended; ps ax | grep " D"')"
-	on a sh -c 'for module in fast shared verbs drain; do modprobe -r vrnic-$module; done' ||
+	on a sh -c 'for module in fast integrity shared verbs drain; do modprobe -r vrnic-$module; done' ||
 		fail "round $rounds: a module is still loaded"
 done
 echo "$rounds rounds; the driver refused the device at once $refused times"

@@ -51,7 +51,7 @@ on "$TARGET" modprobe nvmet-rdma
 ram_disk
 target "mkdir -p $SUBSYSTEM/namespaces/1 $NVME_PORT
 	echo 1 >$SUBSYSTEM/attr_allow_any_host
-	echo /dev/ram0 >$SUBSYSTEM/namespaces/1/device_path
+	echo /run/ram >$SUBSYSTEM/namespaces/1/device_path
 	echo 1 >$SUBSYSTEM/namespaces/1/enable
 	echo rdma >$NVME_PORT/addr_trtype
 	echo ipv4 >$NVME_PORT/addr_adrfam

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # iSCSI over RDMA (iSER) works. One VM exports a RAM disk and the other has a file system on it. The data survive a
-# target that goes away under load, and a logout.
+# target that goes away under load, and a logout. On one of the fabrics the disk has protection information (T10-PI),
+# which both RNICs check.
 # lab: needs CONFIG_INFINIBAND_ISERT=m
 # lab: timeout=600
 # lab: fabric=local
@@ -11,6 +12,7 @@
 # lab: allow-kernel-report isert_put_
 . "$LAB_LIB"
 . tests/vm/storage.bash
+[ "$FABRIC" != local ] || ! can_protect || PROTECTED=1
 
 IQN=iqn.2026-01.test:ram
 GROUP=target/iscsi/$IQN/tpgt_1
@@ -20,7 +22,7 @@ cleanup() {
 	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage; iscsiadm -m node --logout; iscsiadm -k 0
 		umount /etc/iscsi /var/lib/iscsi; modprobe -r -w 20000 ib_iser"
 	on "$TARGET" sh -c "cd $CONFIG; echo 0 >$GROUP/enable; rm $GROUP/lun/lun_0/ram; rmdir $GROUP/lun/lun_0 $PORTAL $GROUP target/iscsi/$IQN
-		rmdir $BACKSTORE target/core/iblock_0 target/iscsi; modprobe -r -w 20000 ib_isert iscsi_target_mod target_core_iblock brd"
+		rmdir $BACKSTORE target/core/iblock_0 target/iscsi; modprobe -r -w 20000 ib_isert iscsi_target_mod target_core_iblock brd scsi_debug"
 } >/dev/null 2>&1
 trap cleanup EXIT
 
@@ -34,9 +36,10 @@ target "mkdir -p target/iscsi; mkdir -p $GROUP/lun/lun_0 $PORTAL
 	echo 0 >demo_mode_write_protect
 	echo 1 >generate_node_acls
 	echo 1 >cache_dynamic_acls
+	echo ${PROTECTED:-0} >t10_pi
 	echo 1 >../enable"
 
-on "$HOST" sh -ec "modprobe -a ib_iser sd_mod
+on "$HOST" sh -ec "modprobe -a sd_mod; modprobe ib_iser pi_enable=${PROTECTED:-0}
 	mount -t tmpfs none /var/lib/iscsi
 	mount -t tmpfs none /etc/iscsi
 	echo InitiatorName=iqn.2026-01.test:host >/etc/iscsi/initiatorname.iscsi

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # NVMe over Fabrics works. One VM exports a RAM disk and the other has a file system on it. The data survive a reset of
 # the controller and a target that goes away, both under load, and a disconnect. Either RNIC can be removed while it is
-# in use.
+# in use. On one of the fabrics the disk has protection information (T10-PI), which both RNICs check.
 # lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: timeout=600
 # lab: fabric=roce
@@ -13,6 +13,8 @@
 . "$LAB_LIB"
 . tests/vm/storage.bash
 
+[ "$FABRIC" != local ] || ! can_protect || PROTECTED=1
+
 NQN=nqn.2026-01.test:ram
 SUBSYSTEM=nvmet/subsystems/$NQN
 PORT=nvmet/ports/1
@@ -22,7 +24,7 @@ cleanup() {
 	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage
 		for c in /sys/class/nvme/nvme*/delete_controller; do echo 1 >\$c; done; modprobe -r -w 20000 nvme-rdma"
 	on "$TARGET" sh -c "cd $CONFIG; rm $PORT/subsystems/$NQN; rmdir $PORT; echo 0 >$SUBSYSTEM/namespaces/1/enable
-		rmdir $SUBSYSTEM/namespaces/1 $SUBSYSTEM; modprobe -r -w 20000 nvmet-rdma nvmet brd"
+		rmdir $SUBSYSTEM/namespaces/1 $SUBSYSTEM; modprobe -r -w 20000 nvmet-rdma nvmet brd scsi_debug"
 } >/dev/null 2>&1
 trap cleanup EXIT
 
@@ -36,7 +38,8 @@ on "$TARGET" modprobe nvmet-rdma use_srq=$SHARED
 ram_disk
 target "mkdir -p $SUBSYSTEM/namespaces/1 $PORT
 	echo 1 >$SUBSYSTEM/attr_allow_any_host
-	echo /dev/ram0 >$SUBSYSTEM/namespaces/1/device_path
+	[ -z '${PROTECTED:-}' ] || echo 1 | tee $SUBSYSTEM/attr_pi_enable $PORT/param_pi_enable
+	echo /run/ram >$SUBSYSTEM/namespaces/1/device_path
 	echo 1 >$SUBSYSTEM/namespaces/1/enable
 	echo rdma >$PORT/addr_trtype
 	echo ipv4 >$PORT/addr_adrfam
@@ -59,6 +62,7 @@ live() { within 120 state live || fail "$HOST does not reconnect when $1"; }
 
 export_it
 connect
+protected CRC
 shared=$(on "$TARGET" rdma resource show srq | wc -l)
 [ $((shared > 0)) = $SHARED ] || fail "$TARGET has $shared shared receive queues"
 file_system
@@ -78,6 +82,7 @@ on "$HOST" umount /run/storage
 disconnect
 connect
 disk_has_data
+[ -z "${PROTECTED:-}" ] || on -t 60 "$HOST" python3 -c "$(cat tests/vm/nvme-protection.py)" || fail "protection information is not checked"
 
 # The device is removed under a controller, then under the target.
 reload "$HOST"

@@ -40,15 +40,39 @@ target() {
 		$1" || fail "the target failed: $1"
 }
 
-# ram_disk: creates /dev/ram0 of the target with 64 MiB.
-ram_disk() { on "$TARGET" modprobe brd rd_nr=1 rd_size=65536; }
+# ram_disk: creates /run/ram of the target with 64 MiB. If $PROTECTED is set, each block has protection information
+# (T10-PI), which the disk checks.
+ram_disk() {
+	if [ -z "${PROTECTED:-}" ]; then
+		on "$TARGET" sh -ec 'modprobe brd rd_nr=1 rd_size=65536; ln -sfT /dev/ram0 /run/ram'
+		return
+	fi
+	on "$TARGET" modprobe -a sd_mod
+	on "$TARGET" modprobe scsi_debug dev_size_mb=64 delay=0 dif=1 dix=1
+	# The disk leaves the protection information of blocks as it is that WRITE SAME writes, so Linux must not use that.
+	within 30 on "$TARGET" sh -ec 'cd /sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*:*
+		echo 0 | tee scsi_disk/*/max_write_same_blocks
+		test -b /dev/$(ls block); ln -sfT /dev/$(ls block) /run/ram' || fail "$TARGET has no disk with protection information"
+}
+
+# can_protect: returns whether the kernels have such a disk.
+can_protect() { on "$TARGET" modprobe -nq scsi_debug; }
+
+# protected GUARD: checks that the disk of HOST has protection information with this guard if and only if $PROTECTED is
+# set.
+protected() {
+	local format expected=none
+	[ -z "${PROTECTED:-}" ] || expected=T10-DIF-TYPE1-$1
+	format=$(on "$HOST" sh -c 'cat /sys/block/$(basename $(readlink /run/disk))/integrity/format || echo none')
+	[ "$format" = $expected ] || fail "the format of protection information is $format, not $expected"
+}
 
 # backstore: makes the RAM disk available to targets of SCSI protocols, as $BACKSTORE.
 BACKSTORE=$CONFIG/target/core/iblock_0/ram
 backstore() {
 	ram_disk
 	on "$TARGET" modprobe -a target_core_mod target_core_iblock
-	target "mkdir -p $BACKSTORE; echo udev_path=/dev/ram0 >$BACKSTORE/control; echo 1 >$BACKSTORE/enable"
+	target "mkdir -p $BACKSTORE; echo udev_path=/run/ram >$BACKSTORE/control; echo 1 >$BACKSTORE/enable"
 }
 
 # file_system: HOST creates a file system on /run/disk and mounts it at /run/storage. Checks that it reads what it
@@ -78,7 +102,7 @@ disk_has_data() {
 		cmp /run/data /run/storage/data
 		umount /run/storage' || fail "data did not survive a disconnect"
 	# Mounting it normally would require exclusive use of the disk.
-	on "$TARGET" sh -ec 'echo 3 >/proc/sys/vm/drop_caches; debugfs -R "dump data /run/data" /dev/ram0'
+	on "$TARGET" sh -ec 'echo 3 >/proc/sys/vm/drop_caches; debugfs -R "dump data /run/data" /run/ram'
 	[ "$(on "$TARGET" sha256sum /run/data)" = "$(on "$HOST" sha256sum /run/data)" ] ||
 		fail "the data of $TARGET and $HOST differ"
 }
@@ -119,6 +143,8 @@ unload() {
 # group $GROUP under load (`lost`, `live`) and `disconnect`, and that nothing remains after the test's `cleanup`.
 scsi_disk() {
 	connect
+	# Of iSER: it prefers IP checksums in memory, which the RNIC makes CRCs on the wire.
+	protected IP
 	file_system
 	load
 	verified "at all"
