@@ -41,6 +41,8 @@ use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd, SubnetFabric, subnet};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
+use crate::quota::{Quota, limited};
+use crate::reaper;
 use crate::recording::{Progress, Tape};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
@@ -174,6 +176,8 @@ pub struct Device {
     crash_directory: Option<PathBuf>,
     /// When the last crash recording was begun, and the progress of its file.
     crash: Option<(Instant, Arc<Progress>)>,
+    /// How much the guest may still add to the log.
+    quota: Quota,
     /// Whether a fault has removed the device from its slot.
     removed: bool,
     /// Hostile behaviour, if enabled.
@@ -260,6 +264,7 @@ impl Device {
             flown: None,
             crash_directory: None,
             crash: None,
+            quota: Quota::default(),
             removed: false,
             hostile: None,
             record: Record::new(EXPLANATIONS),
@@ -1021,7 +1026,9 @@ impl Device {
         }
         let memory = activation.memory;
         let (ranges, bytes) = memory.summary();
-        info!(
+        limited!(
+            self.quota,
+            info,
             device = %self.name,
             features = format_args!("{:#x}", activation.features),
             queues = activation.queues.len(),
@@ -1030,7 +1037,9 @@ impl Device {
             "driver is up"
         );
         if ranges == 0 {
-            warn!(
+            limited!(
+                self.quota,
+                warn,
                 device = %self.name,
                 "the VM shares no memory with vrnicd: start QEMU with -machine memory-backend=mem0 and \
                  -object memory-backend-memfd,id=mem0,size=SIZE,share=on"
@@ -1121,14 +1130,23 @@ impl Device {
         self.drop_rnic(why);
         self.regions = Arc::new(self.regions.next());
         if let Some(session) = self.session.take() {
-            let memory = session.memory.clone();
-            drop(session);
-            memory.release_unused();
+            reaper::run(move || {
+                let memory = session.memory.clone();
+                drop(session);
+                memory.release_unused();
+            });
         }
     }
 
     fn broken_queue(&mut self, queue: u16, bad: BadQueue) {
-        warn!(device = %self.name, queue, reason = bad.0, "the driver broke a virtqueue; the device needs a reset");
+        limited!(
+            self.quota,
+            warn,
+            device = %self.name,
+            queue,
+            reason = bad.0,
+            "the driver broke a virtqueue; the device needs a reset"
+        );
         self.fail(Cause::VirtqueueBroken);
     }
 
@@ -1224,10 +1242,13 @@ impl Device {
             self.faults = rnic.take_faults();
             self.faults.rest();
         }
+        let name = self.name.clone();
         // After a panic the engine's state may be inconsistent, so even dropping it may panic.
-        if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
-            error!(device = %self.name, "the engine panicked again while it was taken down");
-        }
+        reaper::run(move || {
+            if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
+                error!(device = %name, "the engine panicked again while it was taken down");
+            }
+        });
     }
 }
 

@@ -51,6 +51,8 @@ pub mod network;
 mod networked;
 mod outgoing;
 pub mod pci;
+pub mod quota;
+mod reaper;
 pub mod recording;
 mod roster;
 #[allow(unsafe_code, reason = "system calls that no safe crate has")]

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Structured logs on standard error.
+//!
+//! A thread writes them. So nobody waits for whoever reads standard error, a worker least of all: if the reader is
+//! slow, lines are dropped.
 
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
 use tracing::error;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::reload::Handle;
 
@@ -47,11 +51,20 @@ pub fn set_filter(filter: &str) -> Result<()> {
     (control.set)(filter)
 }
 
-/// Starts logging. Panics are logged, too.
-pub fn start(filter: &str, format: LogFormat) -> Result<()> {
+/// Largest number of lines that wait for being written.
+const MAX_WAITING: usize = 10_000;
+
+/// Starts logging. Panics are logged, too. When what this returns is dropped, all lines are written, unless that takes
+/// long.
+#[must_use = "the end of the log may be lost"]
+pub fn start(filter: &str, format: LogFormat) -> Result<WorkerGuard> {
+    let (writer, guard) = NonBlockingBuilder::default()
+        .buffered_lines_limit(MAX_WAITING)
+        .thread_name("log")
+        .finish(std::io::stderr());
     let builder = tracing_subscriber::fmt()
         .with_env_filter(parse(filter).context("log")?)
-        .with_writer(std::io::stderr)
+        .with_writer(writer)
         // Internal errors would be printed to the same output that just failed, and failing to print panics.
         .log_internal_errors(false);
     let control = match format {
@@ -79,5 +92,5 @@ pub fn start(filter: &str, format: LogFormat) -> Result<()> {
         let backtrace = std::backtrace::Backtrace::capture();
         error!(place, %backtrace, "panic: {message}");
     }));
-    Ok(())
+    Ok(guard)
 }

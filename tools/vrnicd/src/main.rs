@@ -113,6 +113,6 @@ fn serve(arguments: Arguments) -> Result<()> {
         config.poll_us = poll_us;
     }
     config.check()?;
-    vrnicd::logging::start(&config.log, config.log_format)?;
+    let _log = vrnicd::logging::start(&config.log, config.log_format)?;
     vrnicd::daemon::run(&config)
 }

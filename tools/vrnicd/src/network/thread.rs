@@ -9,11 +9,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::hub::Hub;
 use super::lane::FrameBlanks;
 use super::medium::Medium;
+use crate::quota::{Quota, limited};
 use crate::stop::Stop;
 
 /// Number of buffers kept for reuse.
@@ -46,6 +47,8 @@ struct Port {
     blocked: bool,
     /// Whether the port accepts no connections for a moment.
     resting: bool,
+    /// How much the peer may still add to the log.
+    quota: Quota,
 }
 
 /// What a descriptor belongs to.
@@ -66,6 +69,7 @@ impl NetworkThread {
             sending: VecDeque::new(),
             blocked: false,
             resting: false,
+            quota: Quota::default(),
         };
         Self {
             hub,
@@ -187,9 +191,14 @@ impl NetworkThread {
         match port.medium.accept() {
             Ok(replaced) => {
                 if replaced {
-                    warn!(port = port.name, "a new connection replaces the old one");
+                    limited!(
+                        port.quota,
+                        warn,
+                        port = port.name,
+                        "a new connection replaces the old one"
+                    );
                 } else {
-                    info!(port = port.name, "connected");
+                    limited!(port.quota, info, port = port.name, "connected");
                 }
                 port.blocked = false;
                 port.sending.clear();
@@ -238,9 +247,9 @@ impl NetworkThread {
     fn close(&mut self, index: usize, error: &std::io::Error) {
         let port = &mut self.ports[index];
         if error.kind() == std::io::ErrorKind::UnexpectedEof {
-            info!(port = port.name, "disconnected");
+            limited!(port.quota, info, port = port.name, "disconnected");
         } else {
-            warn!(port = port.name, %error, "disconnected");
+            limited!(port.quota, warn, port = port.name, %error, "disconnected");
         }
         port.medium.close();
         port.sending.clear();

@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use tracing::info;
-
 use super::{
     CommonConfig, ConfigEvent, ConfigSpace, DOORBELL_BAR, DOORBELL_PAGE_SIZE, MSIX_BAR,
     MSIX_BAR_SIZE, Signals, VIRTIO_BAR, VIRTIO_BAR_SIZE, layout,
 };
 use crate::guest_memory::GuestMemory;
+use crate::quota::{Quota, limited};
 use crate::virtio::{Backend, DeviceSpec};
 
 /// A virtio-pci function as one VM sees it. Each connection of a VMM gets a new one.
@@ -21,6 +20,8 @@ pub struct Function {
     backend: Arc<dyn Backend>,
     /// [`Backend::presence`] at the last access.
     presence: u64,
+    /// How much the guest may still add to the log.
+    quota: Quota,
 }
 
 impl Function {
@@ -35,7 +36,18 @@ impl Function {
             presence: backend.presence(),
             backend,
             spec,
+            quota: Quota::default(),
         }
+    }
+
+    /// Sets how much the guest and its VMM may add to the log.
+    pub fn limit_log(&mut self, quota: Quota) {
+        self.quota = quota;
+    }
+
+    /// Returns how much the guest and its VMM may still add to the log.
+    pub fn quota(&self) -> &Quota {
+        &self.quota
     }
 
     /// Returns the function's interrupts.
@@ -94,7 +106,7 @@ impl Function {
             None => match self.config.write(offset, data) {
                 ConfigEvent::None => {}
                 ConfigEvent::FunctionLevelReset => {
-                    info!("function-level reset by the guest");
+                    limited!(self.quota, info, "function-level reset by the guest");
                     self.reset();
                 }
             },

@@ -17,6 +17,7 @@ use super::stream::MessageStream;
 use crate::guest_memory::GuestMemory;
 use crate::holder::Holder;
 use crate::pci::Function;
+use crate::quota::{Quota, limited};
 use crate::socket;
 use crate::stop::Stop;
 use crate::virtio::{Backend, DeviceSpec};
@@ -49,6 +50,8 @@ impl Listener {
         holder: Option<&Holder>,
         stop: &Arc<Stop>,
     ) {
+        // One for all connections, or a VMM could get another one by connecting again.
+        let quota = Quota::default();
         while stop.wait_readable(self.socket.as_fd()) {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
@@ -58,7 +61,7 @@ impl Listener {
                     continue;
                 }
             };
-            info!("VMM connected");
+            limited!(quota, info, "VMM connected");
             let (journal, fd) = match Journal::new() {
                 Ok(made) => made,
                 Err(error) => {
@@ -69,23 +72,29 @@ impl Listener {
             let held = holder.and_then(|holder| holder.hold(stream.as_fd(), fd.as_fd()));
             let held = held.map(Arc::new);
             drop(fd);
-            let memory = Arc::new(GuestMemory::new());
-            let function = Function::new(spec.clone(), backend.clone(), memory.clone());
+            let memory = Arc::new(GuestMemory::with_log(quota.clone()));
+            let mut function = Function::new(spec.clone(), backend.clone(), memory.clone());
+            function.limit_log(quota.clone());
             let mut device = PciDevice::new(function, memory.clone(), held.clone());
             match serve(
                 MessageStream::new(stream, stop.clone(), journal),
                 &mut device,
             ) {
-                Disconnect::Closed => info!("VMM disconnected"),
+                Disconnect::Closed => limited!(quota, info, "VMM disconnected"),
                 Disconnect::Stopped => {
                     info!("vrnicd stops; the VMM loses its device");
                     // Leaves the socket with the holder, which keeps the VMM alive.
                     std::mem::forget(held);
                 }
                 Disconnect::Protocol(what) => {
-                    warn!(what, "VMM broke the protocol; connection closed");
+                    limited!(
+                        quota,
+                        warn,
+                        what,
+                        "VMM broke the protocol; connection closed"
+                    );
                 }
-                Disconnect::Io(error) => warn!(%error, "connection failed"),
+                Disconnect::Io(error) => limited!(quota, warn, %error, "connection failed"),
             }
             if device.is_silenced() {
                 // Otherwise the VMM could reconnect at once and make the worker block again.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use tracing::{debug, info};
+use tracing::debug;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TYPE_MASK, VFIO_IRQ_SET_DATA_BOOL,
@@ -20,6 +20,7 @@ use super::session::{Device, fd_number};
 use crate::guest_memory::{GuestMemory, MapError};
 use crate::holder::Held;
 use crate::pci::{CONFIG_LEN, EventFd, Function};
+use crate::quota::limited;
 
 /// Last BAR of a PCI function.
 const LAST_BAR: u32 = 5;
@@ -202,7 +203,7 @@ impl Device for PciDevice {
     }
 
     fn reset(&mut self) -> Result<(), Errno> {
-        info!("reset by the VMM");
+        limited!(self.function.quota(), info, "reset by the VMM");
         self.function.reset();
         Ok(())
     }
