@@ -100,8 +100,19 @@ pub struct Ports {
     pub destination: u16,
 }
 
+/// Fields of a GRE header.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gre {
+    /// Flags and version: the first 16 bits of the header.
+    pub flags: u16,
+    /// Type of the packet in the tunnel.
+    pub protocol: u16,
+    /// Key.
+    pub key: u32,
+}
+
 /// Fields of a header: a frame fits if it has this header, and its fields are equal to `value` in
-/// all bits of `mask`.
+/// all bits of `mask`. With an empty mask, hardware may also take frames without the header.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields<H> {
     /// Values.
@@ -123,10 +134,33 @@ pub enum Spec {
     Tcp(Fields<Ports>),
     /// UDP header.
     Udp(Fields<Ports>),
+    /// VXLAN header: its network identifier, 24 bits.
+    Vxlan(Fields<u32>),
+    /// GRE header.
+    Gre(Fields<Gre>),
+    /// The first entry of an MPLS label stack.
+    Mpls(Fields<u32>),
 }
 
-/// The specifications of a flow, without its actions. Those that this crate does not know, such as
-/// those of tunnels, are `EOPNOTSUPP`.
+/// Where the header of a specification is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// In front of a tunnel, or where there is none.
+    Outer,
+    /// In the packet that a tunnel carries (`IB_FLOW_SPEC_INNER`).
+    Inner,
+}
+
+/// What a flow does with its frames, apart from giving them to the queue pair.
+#[derive(Copy, Clone, Debug, Default)]
+struct Actions {
+    counters: Option<NonNull<bindings::ib_counters>>,
+    tag: u32,
+    drops: bool,
+}
+
+/// The specifications of a flow, without its actions, and in the order in which the program listed
+/// them. Those that this crate does not know are `EOPNOTSUPP`.
 #[derive(Clone)]
 pub struct Specs<'a> {
     bytes: &'a [u8],
@@ -172,27 +206,42 @@ impl<'a> Specs<'a> {
         Ok((ty, size, core::mem::replace(&mut self.bytes, rest)))
     }
 
-    /// Returns the counters that the flow is to use. `EINVAL` if there are several.
+    /// Returns what the flow does. `EINVAL` if it has several counters. Of several tags, the last
+    /// one counts, as with other hardware.
     ///
     /// # Safety
     ///
     /// The specifications must come from the core.
-    unsafe fn counters(&self) -> Result<Option<NonNull<bindings::ib_counters>>> {
-        let mut counters = None;
+    unsafe fn actions(&self) -> Result<Actions> {
+        let mut actions = Actions::default();
         let mut specs = self.clone();
         while let Some(taken) = specs.take_next() {
             let (ty, size, bytes) = taken?;
-            if ty != COUNT {
-                continue;
-            }
-            // SAFETY: The structure consists of integers and a pointer.
-            let raw = unsafe { Self::read::<bindings::ib_flow_spec_action_count>(bytes, size) }?;
-            let raw = NonNull::new(raw.counters).ok_or(EINVAL)?;
-            if counters.replace(raw).is_some() {
-                return Err(EINVAL);
+            match ty {
+                COUNT => {
+                    // SAFETY: The structure consists of integers and a pointer.
+                    let raw =
+                        unsafe { Self::read::<bindings::ib_flow_spec_action_count>(bytes, size) }?;
+                    let raw = NonNull::new(raw.counters).ok_or(EINVAL)?;
+                    if actions.counters.replace(raw).is_some() {
+                        return Err(EINVAL);
+                    }
+                }
+                TAG => {
+                    // SAFETY: The structure consists of integers.
+                    let raw =
+                        unsafe { Self::read::<bindings::ib_flow_spec_action_tag>(bytes, size) }?;
+                    actions.tag = raw.tag_id;
+                }
+                DROP => {
+                    // SAFETY: The structure consists of integers.
+                    unsafe { Self::read::<bindings::ib_flow_spec_action_drop>(bytes, size) }?;
+                    actions.drops = true;
+                }
+                _ => (),
             }
         }
-        Ok(counters)
+        Ok(actions)
     }
 
     fn parse(ty: bindings::ib_flow_spec_type, size: usize, bytes: &[u8]) -> Result<Spec> {
@@ -261,19 +310,54 @@ impl<'a> Specs<'a> {
                     _ => Spec::Udp(fields),
                 }
             }
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_VXLAN_TUNNEL => {
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_tunnel>(bytes, size) }?;
+                Spec::Vxlan(Fields {
+                    value: u32::from_be(raw.val.tunnel_id),
+                    mask: u32::from_be(raw.mask.tunnel_id),
+                })
+            }
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_GRE => {
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_gre>(bytes, size) }?;
+                let read = |raw: bindings::ib_flow_gre_filter| Gre {
+                    flags: u16::from_be(raw.c_ks_res0_ver),
+                    protocol: u16::from_be(raw.protocol),
+                    key: u32::from_be(raw.key),
+                };
+                Spec::Gre(Fields {
+                    value: read(raw.val),
+                    mask: read(raw.mask),
+                })
+            }
+            bindings::ib_flow_spec_type_IB_FLOW_SPEC_MPLS => {
+                // SAFETY: The structure consists of integers.
+                let raw = unsafe { Self::read::<bindings::ib_flow_spec_mpls>(bytes, size) }?;
+                Spec::Mpls(Fields {
+                    value: u32::from_be(raw.val.tag),
+                    mask: u32::from_be(raw.mask.tag),
+                })
+            }
             _ => return Err(EOPNOTSUPP),
         })
     }
 }
 
 impl Iterator for Specs<'_> {
-    type Item = Result<Spec>;
+    type Item = Result<(Layer, Spec)>;
 
-    fn next(&mut self) -> Option<Result<Spec>> {
+    fn next(&mut self) -> Option<Self::Item> {
         loop {
             let spec = match self.take_next()? {
-                Ok((COUNT, _, _)) => continue,
-                Ok((ty, size, bytes)) => Self::parse(ty, size, bytes),
+                Ok((COUNT | TAG | DROP, _, _)) => continue,
+                Ok((ty, size, bytes)) => {
+                    let layer = match ty & INNER {
+                        0 => Layer::Outer,
+                        _ => Layer::Inner,
+                    };
+                    Self::parse(ty & !INNER, size, bytes).map(|spec| (layer, spec))
+                }
                 Err(err) => Err(err),
             };
             if spec.is_err() {
@@ -284,8 +368,13 @@ impl Iterator for Specs<'_> {
     }
 }
 
-/// The type of the structure that refers to counters.
+/// The types of the structures of actions.
 const COUNT: bindings::ib_flow_spec_type = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_COUNT;
+const TAG: bindings::ib_flow_spec_type = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_TAG;
+const DROP: bindings::ib_flow_spec_type = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_DROP;
+
+/// The bit of a type that says that the header is in a tunnel.
+const INNER: bindings::ib_flow_spec_type = bindings::ib_flow_spec_type_IB_FLOW_SPEC_INNER;
 
 /// Attributes of a new flow.
 pub struct FlowAttr<'a, T: Operations> {
@@ -300,6 +389,11 @@ pub struct FlowAttr<'a, T: Operations> {
     pub continues: bool,
     /// Specifications, all of which a frame must fit.
     pub specs: Specs<'a>,
+    /// Tag that the completions of the frames get (`IB_FLOW_SPEC_ACTION_TAG`); 0 without one.
+    pub tag: u32,
+    /// Whether the frames are dropped (`IB_FLOW_SPEC_ACTION_DROP`). This has precedence over
+    /// `continues`.
+    pub drops: bool,
     /// Counters of what the flow gets, which exist for at least as long as the flow.
     pub counters: Option<&'a Counters<T::FlowCounters>>,
 }
@@ -335,7 +429,11 @@ impl<'a, T: Operations> FlowAttr<'a, T> {
         let bytes = unsafe { core::slice::from_raw_parts(raw.cast::<u8>().add(head), length) };
         let specs = Specs { bytes, left };
         // SAFETY: Guaranteed by the caller.
-        let counters = unsafe { specs.counters() }?;
+        let Actions {
+            counters,
+            tag,
+            drops,
+        } = unsafe { specs.actions() }?;
         if counters.is_some() && !T::FlowCounters::IS_SUPPORTED {
             return Err(EOPNOTSUPP);
         }
@@ -345,6 +443,8 @@ impl<'a, T: Operations> FlowAttr<'a, T> {
             port: device.port(port)?,
             continues: flags & continues != 0,
             specs,
+            tag,
+            drops,
             // SAFETY: The counters were constructed, since the core refers to them, and stay.
             counters: counters.map(|raw| unsafe { Counters::from_raw(raw.as_ptr()) }),
         })
@@ -361,7 +461,8 @@ pub trait FlowRule: Send + Sync + Sized + 'static {
     const IS_SUPPORTED: bool = true;
 
     /// Creates a flow to a queue pair of type [`UnreliableDatagram`] or [`RawPacket`], which exists
-    /// for at least as long as the flow. `EOPNOTSUPP` for what the hardware cannot compare.
+    /// for at least as long as the flow. `EOPNOTSUPP` for what the hardware cannot compare
+    /// or do.
     ///
     /// [`UnreliableDatagram`]: crate::qp::Type::UnreliableDatagram
     /// [`RawPacket`]: crate::qp::Type::RawPacket

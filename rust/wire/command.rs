@@ -145,6 +145,8 @@ wire_enum! {
         DestroyFlow = 0x00a1,
         /// [`QueryFlow`].
         QueryFlow = 0x00a2,
+        /// [`CreateTunnelFlow`].
+        CreateTunnelFlow = 0x00a3,
     }
 }
 
@@ -174,6 +176,8 @@ wire_enum! {
         NotPermitted = 9,
         /// The device has failed and waits for a reset. `EIO`.
         DeviceFailed = 10,
+        /// There is an object that excludes the requested one. `EEXIST`.
+        Exists = 11,
     }
 }
 

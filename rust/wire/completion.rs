@@ -189,14 +189,17 @@ pub struct Cqe {
     pub reserved: [u8; 5],
     /// Device time of the completion in nanoseconds.
     pub timestamp: U64,
+    /// Tag of the flow that directed the frame here; 0 if it has none, and for all else.
+    pub flow_tag: U32,
     /// Reserved; 0.
-    pub reserved_tail: [u8; 7],
+    pub reserved_tail: [u8; 3],
     /// Phase of the entry; see above.
     pub phase: u8,
 }
 assert_layout!(Cqe, 64, wr_id @ 0, qpn @ 8, opcode @ 12, status @ 13, flags @ 14,
     service_level @ 15, byte_length @ 16, immediate @ 20, source_qpn @ 24, pkey_index @ 28,
-    vlan @ 30, vendor_error @ 32, source_mac @ 36, packet_flags @ 42, timestamp @ 48, phase @ 63);
+    vlan @ 30, vendor_error @ 32, source_mac @ 36, packet_flags @ 42, timestamp @ 48,
+    flow_tag @ 56, phase @ 63);
 
 /// Origin of a message on an InfiniBand subnet, the contents of [`Cqe::source_mac`] there.
 #[derive(

@@ -122,6 +122,10 @@ pub const F_COMPLETION_COUNTERS: u32 = 53;
 /// information of blocks. Needs [`F_MEMORY_EXTENSIONS`].
 pub const F_INTEGRITY: u32 = 55;
 
+/// Feature bit: flows can look into tunnels, drop frames, and tag their completions. Needs
+/// [`F_RAW_PACKETS`].
+pub const F_TUNNEL_FLOWS: u32 = 54;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

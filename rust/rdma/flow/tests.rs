@@ -9,8 +9,10 @@ use crate::{
         Counters,
         Ethernet,
         Fields,
+        Gre,
         Ipv4,
         Ipv6,
+        Layer,
         Ports,
         Spec,
         Type, //
@@ -157,9 +159,9 @@ mod cases {
                 },
             };
             let specs = [
-                Some(Spec::Ethernet(ethernet)),
-                Some(Spec::Ipv4(ipv4)),
-                Some(Spec::Udp(udp)),
+                Some((Layer::Outer, Spec::Ethernet(ethernet))),
+                Some((Layer::Outer, Spec::Ipv4(ipv4))),
+                Some((Layer::Outer, Spec::Udp(udp))),
             ];
             assert_eq!(
                 log.asked(),
@@ -173,6 +175,111 @@ mod cases {
             pair.end(device)?;
             assert_eq!(log.objects(), others);
             Ok(())
+        })
+    }
+
+    #[test]
+    fn a_flow_can_look_into_tunnels() -> Result {
+        with_device(|device, log| {
+            let mut pair = Pair::new(device)?;
+            let number = pair.number();
+            let normal = bindings::ib_flow_attr_type_IB_FLOW_ATTR_NORMAL;
+            let inner = bindings::ib_flow_spec_type_IB_FLOW_SPEC_INNER;
+            let create = |request: &mut Request, pair: &mut Pair| -> Result<_> {
+                from_err_ptr(verb!(
+                    device,
+                    create_flow(pair.as_raw(), request.as_raw(), null_mut())
+                ))
+            };
+            let gre = [0x20u8, 0, 0x88, 0x47, 0, 0, 0, 7];
+            let gre_mask = [0u8, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+            let mut request = Request::new(normal, 0)
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_GRE,
+                    offset_of!(bindings::ib_flow_spec_gre, val),
+                    [&gre, &gre_mask],
+                    size_of::<bindings::ib_flow_spec_gre>(),
+                )
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_MPLS,
+                    offset_of!(bindings::ib_flow_spec_mpls, val),
+                    [&[0, 1, 0x01, 64], &[0xff, 0xff, 0xf0, 0]],
+                    size_of::<bindings::ib_flow_spec_mpls>(),
+                )
+                .spec(
+                    inner | bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP,
+                    offset_of!(bindings::ib_flow_spec_tcp_udp, val),
+                    [&[0, 80, 0, 0], &[0xff, 0xff, 0, 0]],
+                    size_of::<bindings::ib_flow_spec_tcp_udp>(),
+                );
+            let flow = create(&mut request, &mut pair)?;
+            let gre = Spec::Gre(Fields {
+                value: Gre {
+                    flags: 0x2000,
+                    protocol: 0x8847,
+                    key: 7,
+                },
+                mask: Gre {
+                    flags: 0,
+                    protocol: 0xffff,
+                    key: 0xffff_ffff,
+                },
+            });
+            let mpls = Spec::Mpls(Fields {
+                value: 0x0001_0140,
+                mask: 0xffff_f000,
+            });
+            let tcp = Spec::Tcp(Fields {
+                value: Ports {
+                    source: 0,
+                    destination: 80,
+                },
+                mask: Ports {
+                    source: 0,
+                    destination: 0xffff,
+                },
+            });
+            let specs = [
+                Some((Layer::Outer, gre)),
+                Some((Layer::Outer, mpls)),
+                Some((Layer::Inner, tcp)),
+            ];
+            assert_eq!(
+                log.asked(),
+                Some(Asked::Flow(number, Type::Normal, 7, false, specs))
+            );
+            to_result(verb!(device, destroy_flow(flow)))?;
+
+            // The last tag counts, and actions are no headers.
+            let tag = |request: Request, tag: u32| {
+                request.spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_TAG,
+                    offset_of!(bindings::ib_flow_spec_action_tag, tag_id),
+                    [&tag.to_ne_bytes(), &[]],
+                    size_of::<bindings::ib_flow_spec_action_tag>(),
+                )
+            };
+            let mut request = tag(tag(Request::new(normal, 0), 5), 9)
+                .spec(inner | ETH, ETH_AT, [&[0; 16], &[0; 16]], ETH_SIZE)
+                .spec(
+                    bindings::ib_flow_spec_type_IB_FLOW_SPEC_VXLAN_TUNNEL,
+                    offset_of!(bindings::ib_flow_spec_tunnel, val),
+                    [&[0, 1, 2, 3], &[0, 0xff, 0xff, 0xff]],
+                    size_of::<bindings::ib_flow_spec_tunnel>(),
+                );
+            let flow = create(&mut request, &mut pair)?;
+            assert_eq!(log.asked(), Some(Asked::FlowWithActions(9, false)));
+            to_result(verb!(device, destroy_flow(flow)))?;
+            let mut request = tag(Request::new(normal, 0), 3).spec(
+                bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_DROP,
+                0,
+                [&[], &[]],
+                size_of::<bindings::ib_flow_spec_action_drop>(),
+            );
+            let flow = create(&mut request, &mut pair)?;
+            assert_eq!(log.asked(), Some(Asked::FlowWithActions(3, true)));
+            to_result(verb!(device, destroy_flow(flow)))?;
+            pair.end(device)
         })
     }
 
@@ -270,17 +377,15 @@ mod cases {
                 source: 0,
                 destination: 80,
             };
-            let specs = [
-                Some(Spec::Ipv6(Fields {
-                    value,
-                    mask: Ipv6::default(),
-                })),
-                Some(Spec::Tcp(Fields {
-                    value: tcp,
-                    mask: Ports::default(),
-                })),
-                None,
-            ];
+            let six = Spec::Ipv6(Fields {
+                value,
+                mask: Ipv6::default(),
+            });
+            let tcp = Spec::Tcp(Fields {
+                value: tcp,
+                mask: Ports::default(),
+            });
+            let specs = [Some((Layer::Outer, six)), Some((Layer::Outer, tcp)), None];
             assert_eq!(
                 log.asked(),
                 Some(Asked::Flow(number, Type::AllDefault, 7, true, specs))
@@ -308,15 +413,43 @@ mod cases {
                 (Request::new(9, 0), EINVAL),
                 (Request::new(normal, egress), EOPNOTSUPP),
                 (wrong_port, EINVAL),
-                // A tunnel; a structure that is too short; one that ends too early.
+                // A header of IPsec; an action of its own; a structure that is too short; one that
+                // ends too early.
                 (
                     Request::new(normal, 0).spec(
-                        bindings::ib_flow_spec_type_IB_FLOW_SPEC_VXLAN_TUNNEL,
+                        bindings::ib_flow_spec_type_IB_FLOW_SPEC_ESP,
+                        ETH_AT,
+                        none,
+                        24,
+                    ),
+                    EOPNOTSUPP,
+                ),
+                (
+                    Request::new(normal, 0).spec(
+                        bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_HANDLE,
                         ETH_AT,
                         none,
                         16,
                     ),
                     EOPNOTSUPP,
+                ),
+                (
+                    Request::new(normal, 0).spec(
+                        bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_TAG,
+                        ETH_AT,
+                        none,
+                        8,
+                    ),
+                    EINVAL,
+                ),
+                (
+                    Request::new(normal, 0).spec(
+                        bindings::ib_flow_spec_type_IB_FLOW_SPEC_ACTION_DROP,
+                        ETH_AT,
+                        none,
+                        12,
+                    ),
+                    EINVAL,
                 ),
                 (
                     Request::new(normal, 0).spec(ETH, ETH_AT, none, ETH_SIZE - 4),

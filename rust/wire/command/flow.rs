@@ -22,9 +22,14 @@ wire_enum! {
 pub mod flow_flags {
     /// The flow gets a copy of the frame, and does not take it away from others.
     pub const DONT_TRAP: u32 = 1 << 1;
+    /// Nobody else gets the frames, nor does the queue pair. Not a bit of the verbs.
+    pub const DROP: u32 = 1 << 8;
     /// All bits with a meaning.
-    pub const ALL: u32 = DONT_TRAP;
+    pub const ALL: u32 = DONT_TRAP | DROP;
 }
+
+/// Largest [`CreateFlow::tag`].
+pub const MAX_FLOW_TAG: u32 = (1 << 24) - 1;
 
 /// Fields of a frame, each in the byte order of the network.
 #[derive(
@@ -79,14 +84,68 @@ pub struct CreateFlow {
     pub priority: U16,
     /// [`flow_flags`].
     pub flags: U32,
-    /// Reserved; 0.
-    pub reserved: U32,
+    /// The [`flow_tag`](crate::completion::Cqe::flow_tag) of its frames, at most [`MAX_FLOW_TAG`];
+    /// 0 unless the type is `Normal`.
+    pub tag: U32,
     /// Values of the fields.
     pub value: FlowFields,
     /// Bits of the fields that have to be equal; all 0 unless the type is `Normal`.
     pub mask: FlowFields,
 }
 command!(CreateFlow => FlowCreated, CreateFlow, 144);
+
+/// Fields of the headers between a packet and the packet in its tunnel, each in the byte order of
+/// the network.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct TunnelFields {
+    /// VXLAN: network identifier, 24 bits.
+    pub vni: [u8; 4],
+    /// GRE: key.
+    pub gre_key: [u8; 4],
+    /// GRE: type of the packet in the tunnel.
+    pub gre_protocol: [u8; 2],
+    /// Reserved; 0.
+    pub reserved: [u8; 6],
+    /// MPLS behind the Ethernet header: first entry of the label stack.
+    pub mpls_over_ethernet: [u8; 4],
+    /// MPLS behind a GRE header, likewise.
+    pub mpls_over_gre: [u8; 4],
+    /// MPLS behind a UDP header, likewise.
+    pub mpls_over_udp: [u8; 4],
+    /// MPLS behind the Ethernet header of the packet in the tunnel, likewise.
+    pub mpls_inner: [u8; 4],
+}
+assert_layout!(TunnelFields, 32, vni @ 0, gre_key @ 4, gre_protocol @ 8, mpls_over_ethernet @ 16,
+    mpls_over_gre @ 20, mpls_over_udp @ 24, mpls_inner @ 28);
+
+/// [`CreateFlow`] with fields of a tunnel. All masks are 0 unless the type is `Normal`.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateTunnelFlow {
+    /// The flow, with the fields in front of the tunnel.
+    pub flow: CreateFlow,
+    /// Values of the fields of the tunnel.
+    pub tunnel_value: TunnelFields,
+    /// Bits of these fields that have to be equal.
+    pub tunnel_mask: TunnelFields,
+    /// Values of the fields of the packet in the tunnel.
+    pub inner_value: FlowFields,
+    /// Bits of these fields that have to be equal.
+    pub inner_mask: FlowFields,
+}
+command!(CreateTunnelFlow => FlowCreated, CreateTunnelFlow, 336);
+
+/// UDP port of VXLAN.
+pub const VXLAN_PORT: u16 = 4789;
+
+/// UDP port of MPLS.
+pub const MPLS_PORT: u16 = 6635;
+
+/// Largest number of entries of a label stack behind which the device finds a packet.
+pub const MAX_LABELS: usize = 5;
 
 /// Reply to [`CreateFlow`].
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

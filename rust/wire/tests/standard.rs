@@ -305,8 +305,13 @@ fn layouts() -> BTreeMap<String, Layout> {
             reserved_tail,
         }
         command::CreateFlow {
-            qpn, flow_type, port, priority, flags, reserved, value, mask,
+            qpn, flow_type, port, priority, flags, tag, value, mask,
         }
+        command::TunnelFields {
+            vni, gre_key, gre_protocol, reserved, mpls_over_ethernet, mpls_over_gre,
+            mpls_over_udp, mpls_inner,
+        }
+        command::CreateTunnelFlow { flow, tunnel_value, tunnel_mask, inner_value, inner_mask }
         command::FlowCreated { flow, reserved }
         command::DestroyFlow { flow, reserved }
         command::QueryFlow { flow, reserved }
@@ -353,7 +358,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         completion::Cqe {
             wr_id, qpn, opcode, status, flags, service_level, byte_length, immediate, source_qpn,
             pkey_index, vlan, vendor_error, source_mac, packet_flags, reserved, timestamp,
-            reserved_tail, phase,
+            flow_tag, reserved_tail, phase,
         }
         event::AsyncEvent { event_type, reserved, number, vendor_error, reserved_tail }
         event::CompletionEvent { cqn, reserved }
@@ -505,16 +510,17 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             F_PATH_MIGRATION, F_RATE_LIMITS, F_RAW_PACKETS, F_CHECKSUMS,
             F_SEGMENTATION, F_RECEIVE_SCALING, F_RECEIVE_OPTIONS,
-            F_FLOW_COUNTERS, F_COMPLETION_COUNTERS, F_INTEGRITY,
+            F_FLOW_COUNTERS, F_COMPLETION_COUNTERS, F_TUNNEL_FLOWS, F_INTEGRITY,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND, NESTED }
-        "VIRTIO_RDMA_FLOW_FLAG_": flow_flags { DONT_TRAP }
+        "VIRTIO_RDMA_FLOW_FLAG_": flow_flags { DONT_TRAP, DROP }
         "VIRTIO_RDMA_COUNTED_": counted_operations {
             SEND, RECEIVE, READ, REMOTE_READ, WRITE, REMOTE_WRITE,
         }
         "VIRTIO_RDMA_": command { HASH_KEY_LENGTH, MAX_SCALING_ENTRIES }
+        "VIRTIO_RDMA_": command { MAX_FLOW_TAG, VXLAN_PORT, MPLS_PORT, MAX_LABELS }
         "VIRTIO_RDMA_HASH_": hash_fields {
             SOURCE_IPV4, DESTINATION_IPV4, SOURCE_IPV6, DESTINATION_IPV6, SOURCE_TCP,
             DESTINATION_TCP, SOURCE_UDP, DESTINATION_UDP,
@@ -787,6 +793,7 @@ fn commands_agree() {
             row::<command::CreateFlow>(),
             row::<command::DestroyFlow>(),
             row::<command::QueryFlow>(),
+            row::<command::CreateTunnelFlow>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

@@ -123,6 +123,8 @@ causes! {
     ScalingEntries = 175 => "number of receive queues is not a power of two within the limit",
     /// The fields of a hash are unknown, exclude each other, or there are none.
     HashFields = 176 => "fields of the hash are not valid",
+    /// A flow for the same frames drops them, or gives them another tag.
+    FlowExists = 177 => "another flow for the same frames has other actions",
     /// No such completion counter.
     UnknownCompletionCounter = 190 => "no such completion counter",
     /// There are no operations to count, or they, the count or its change are unknown.

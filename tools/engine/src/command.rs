@@ -28,14 +28,15 @@ use vrnic_wire::{
         self, AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
         BindCounterSet, ClearGid, Command, CommandCode, CommandHeader, CreateCompletionCounter,
         CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd, CreateQp, CreateScalingQp,
-        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyCompletionCounter,
-        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
-        DestroySrq, DestroyXrcd, DetachMulticast, MapPages, ModifyCompletionCounter, ModifyCq,
-        ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock,
-        QueryCompletionCounter, QueryCounterSet, QueryCounters, QueryDevice, QueryFlow, QueryGids,
-        QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages,
-        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
-        SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
+        CreateSrq, CreateTunnelFlow, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
+        DestroyCompletionCounter, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow,
+        DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages,
+        ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
+        NameContext, ProcessMad, QueryClock, QueryCompletionCounter, QueryCounterSet,
+        QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp,
+        QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
+        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -231,6 +232,7 @@ fn dispatch<M: Memory>(
         CommandCode::CreateFlow => run::<CreateFlow, M>,
         CommandCode::DestroyFlow => run::<DestroyFlow, M>,
         CommandCode::QueryFlow => run::<QueryFlow, M>,
+        CommandCode::CreateTunnelFlow => run::<CreateTunnelFlow, M>,
     };
     call(rnic, body, reply, io)
 }
@@ -286,6 +288,7 @@ fn status_of(cause: Cause) -> Status {
         | Cause::PageListUnmapped
         | Cause::PageMisaligned
         | Cause::PageUnmapped => Status::BadAddress,
+        Cause::FlowExists => Status::Exists,
         Cause::Transition | Cause::CurrentState | Cause::MigrationState | Cause::CountedLate => {
             Status::BadState
         }

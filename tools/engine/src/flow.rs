@@ -2,14 +2,23 @@
 
 //! Flows: which frames that arrive at the port go to which raw packet queue pairs.
 
-use crate::{cause::Cause, inspect::FlowSnapshot, scaling::Scaling, state::wire};
-use etherparse::{
-    EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice,
-    SingleVlanHeaderSlice, ether_type,
+mod headers;
+
+use crate::{
+    cause::Cause,
+    inspect::{FlowSnapshot, TunnelSnapshot},
+    scaling::Scaling,
+    state::wire,
 };
+use headers::{Headers, Tunnel, TunnelWords, Words};
 use serde::{Deserialize, Serialize};
-use vrnic_wire::command::{CreateFlow, FlowCounters, FlowFields, FlowType, flow_flags};
+use vrnic_wire::command::{
+    CreateTunnelFlow, FlowCounters, FlowFields, FlowType, MAX_FLOW_TAG, MAX_LABELS, TunnelFields,
+    flow_flags,
+};
 use zerocopy::transmute;
+
+pub(crate) use headers::{is_tagged, network_of};
 
 /// Largest number of flows of a device. Each frame is compared with all of them.
 pub const MAX_FLOWS: usize = 512;
@@ -25,118 +34,10 @@ pub const FRAME_HEADER: usize = 14;
 pub const FRAME_TAG: usize = 4;
 
 /// Number of bytes at the start of a frame that determine which flows match it: an Ethernet header with a tag, the
-/// longest header of IPv4, and the ports.
-pub(crate) const FRAME_HEADERS: usize = FRAME_HEADER + FRAME_TAG + 60 + 4;
-
-/// Fields as words, which can be compared quickly.
-type Words = [u64; size_of::<FlowFields>() / 8];
-
-/// Returns whether a frame with this header, which must be complete, has a VLAN tag.
-pub(crate) fn is_tagged(frame: &[u8]) -> bool {
-    let header = Ethernet2HeaderSlice::from_slice(frame);
-    header.is_ok_and(|header| header.ether_type() == ether_type::VLAN_TAGGED_FRAME)
-}
-
-/// Returns the Ethertype of a frame, behind its tag if it has one, and where its payload begins. `None` if the header
-/// or the tag is not complete.
-pub(crate) fn network_of(frame: &[u8]) -> Option<(EtherType, usize)> {
-    let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
-    if ethernet.ether_type() != ether_type::VLAN_TAGGED_FRAME {
-        return Some((ethernet.ether_type(), FRAME_HEADER));
-    }
-    let tag = SingleVlanHeaderSlice::from_slice(&frame[FRAME_HEADER..]).ok()?;
-    Some((tag.ether_type(), FRAME_HEADER + FRAME_TAG))
-}
-
-/// The fields of a frame that flows can look at.
-#[derive(Copy, Clone, Debug)]
-struct Headers {
-    /// Values of the fields; 0 if the frame does not have them.
-    value: Words,
-    /// The fields that the frame has.
-    present: Words,
-    /// Whether the destination is a group address.
-    multicast: bool,
-}
-
-impl Headers {
-    /// Reads the fields of a frame. Returns `None` if it has no complete Ethernet header.
-    fn of(frame: &[u8]) -> Option<Self> {
-        let (mut value, mut present) = (FlowFields::default(), FlowFields::default());
-        let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
-        value.destination_mac = ethernet.destination();
-        value.source_mac = ethernet.source();
-        (present.destination_mac, present.source_mac) = ([0xff; 6], [0xff; 6]);
-        let multicast = value.destination_mac[0] & 1 != 0;
-        if let Some((ether_type, start)) = network_of(frame) {
-            if start > FRAME_HEADER {
-                value.vlan_tag = [frame[FRAME_HEADER], frame[FRAME_HEADER + 1]];
-                present.vlan_tag = [0xff; 2];
-            }
-            value.ether_type = ether_type.0.to_be_bytes();
-            present.ether_type = [0xff; 2];
-            read_network(ether_type, &frame[start..], &mut value, &mut present);
-        }
-        Some(Self {
-            value: transmute!(value),
-            present: transmute!(present),
-            multicast,
-        })
-    }
-
-    /// Returns whether the frame has the fields of a flow.
-    fn fit(&self, flow: &Flow) -> bool {
-        let words = self.value.iter().zip(&self.present);
-        words
-            .zip(flow.value.iter().zip(&flow.mask))
-            .all(|((have, present), (want, mask))| {
-                (have ^ want) & mask == 0 && mask & !present == 0
-            })
-    }
-}
-
-/// Reads the fields of IP and of what is in it.
-fn read_network(
-    ether_type: EtherType,
-    packet: &[u8],
-    value: &mut FlowFields,
-    present: &mut FlowFields,
-) {
-    let (length, fragment) = match ether_type {
-        ether_type::IPV4 => {
-            let Ok(ip) = Ipv4HeaderSlice::from_slice(packet) else {
-                return;
-            };
-            value.source[12..].copy_from_slice(&ip.source());
-            value.destination[12..].copy_from_slice(&ip.destination());
-            value.protocol = ip.protocol().0;
-            value.traffic_class = packet[1];
-            value.hop_limit = ip.ttl();
-            (ip.slice().len(), ip.is_fragmenting_payload())
-        }
-        ether_type::IPV6 => {
-            let Ok(ip) = Ipv6HeaderSlice::from_slice(packet) else {
-                return;
-            };
-            value.source = ip.source();
-            value.destination = ip.destination();
-            value.flow_label = ip.flow_label().value().to_be_bytes();
-            present.flow_label = [0, 0x0f, 0xff, 0xff];
-            value.protocol = ip.next_header().0;
-            value.traffic_class = ip.traffic_class();
-            value.hop_limit = ip.hop_limit();
-            (ip.slice().len(), false)
-        }
-        _ => return,
-    };
-    (present.source, present.destination) = ([0xff; 16], [0xff; 16]);
-    (present.protocol, present.traffic_class, present.hop_limit) = (0xff, 0xff, 0xff);
-    let has_ports = [IpNumber::TCP.0, IpNumber::UDP.0].contains(&value.protocol) && !fragment;
-    if has_ports && let Some([a, b, c, d]) = packet[length..].first_chunk::<4>() {
-        (value.source_port, value.destination_port) = ([*a, *b], [*c, *d]);
-        (present.source_port, present.destination_port) = ([0xff; 2], [0xff; 2]);
-    }
-}
+/// longest headers of IPv4, GRE and MPLS, and another header of IPv4 with ports. The headers of an Ethernet frame in a
+/// tunnel end before.
+pub(crate) const FRAME_HEADERS: usize =
+    FRAME_HEADER + FRAME_TAG + 60 + 16 + 4 * MAX_LABELS + 60 + 4;
 
 /// A flow.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -152,10 +53,68 @@ struct Flow {
     shares: bool,
     value: Words,
     mask: Words,
+    /// The fields of the tunnel and of the packet in it, if any count.
+    tunnel: Option<Box<TunnelMatch>>,
+    /// The tag of its frames; 0 without one.
+    tag: u32,
+    /// Whether it drops its frames.
+    drops: bool,
     /// Number of frames that it got.
     packets: u64,
     /// Number of bytes in them.
     bytes: u64,
+}
+
+/// The fields of a tunnel and of the packet in it that a frame must have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct TunnelMatch {
+    value: TunnelWords,
+    mask: TunnelWords,
+    inner_value: Words,
+    inner_mask: Words,
+}
+
+impl TunnelMatch {
+    fn snapshot(&self) -> TunnelSnapshot {
+        TunnelSnapshot {
+            value: tunnel_fields_of(self.value),
+            mask: tunnel_fields_of(self.mask),
+            inner_value: fields_of(self.inner_value),
+            inner_mask: fields_of(self.inner_mask),
+        }
+    }
+
+    fn fits(&self, tunnel: &Tunnel<'_>) -> bool {
+        let inner = &tunnel.inner;
+        fit(&tunnel.value, &tunnel.present, &self.value, &self.mask)
+            && fit(
+                &inner.value,
+                &inner.present,
+                &self.inner_value,
+                &self.inner_mask,
+            )
+    }
+}
+
+/// Returns whether the fields that are there include those that count, with the wanted values.
+fn fit<const N: usize>(
+    have: &[u64; N],
+    present: &[u64; N],
+    want: &[u64; N],
+    mask: &[u64; N],
+) -> bool {
+    let words = have.iter().zip(present);
+    words
+        .zip(want.iter().zip(mask))
+        .all(|((have, present), (want, mask))| (have ^ want) & mask == 0 && mask & !present == 0)
+}
+
+/// Returns whether a value has bits that do not count.
+fn is_stray(value: &[u64], mask: &[u64]) -> bool {
+    value
+        .iter()
+        .zip(mask)
+        .any(|(value, mask)| value & !mask != 0)
 }
 
 impl Flow {
@@ -165,8 +124,9 @@ impl Flow {
     }
 
     /// Returns the queue pair that receives a frame with these fields.
-    fn receiver(&self, headers: &Headers) -> Option<u32> {
+    fn receiver(&self, headers: &Headers<'_>) -> Option<u32> {
         match &self.scaling {
+            _ if self.drops => None,
             Some(scaling) => {
                 scaling.queue_of(&fields_of(headers.value), &fields_of(headers.present))
             }
@@ -176,7 +136,16 @@ impl Flow {
 
     /// Returns whether this flow gets the same frames, at the same time.
     fn is_like(&self, other: &Self) -> bool {
-        self.rank() == other.rank() && self.mask == other.mask && self.value == other.value
+        self.rank() == other.rank()
+            && self.mask == other.mask
+            && self.value == other.value
+            && self.tunnel == other.tunnel
+    }
+
+    /// Returns whether an `other` flow for the same frames does something else with them.
+    fn excludes(&self, other: &Self) -> bool {
+        let tagged = other.tag != 0 && other.tag != self.tag;
+        self.is_like(other) && self.shares == other.shares && (self.drops != other.drops || tagged)
     }
 }
 
@@ -190,20 +159,41 @@ fn fields_of(words: Words) -> FlowFields {
     transmute!(words)
 }
 
+/// Returns the fields of a tunnel as words.
+fn tunnel_words_of(fields: TunnelFields) -> TunnelWords {
+    transmute!(fields)
+}
+
+/// Returns words as the fields of a tunnel.
+fn tunnel_fields_of(words: TunnelWords) -> TunnelFields {
+    transmute!(words)
+}
+
 /// Who gets a frame that arrived at the port for its network device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Steered {
-    /// Whether flows direct it to queue pairs.
+    /// Whether flows get it, which direct it to queue pairs or drop it.
     pub taken: bool,
     /// Whether the network device gets it.
     pub passes: bool,
+}
+
+/// A queue pair that gets a frame.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FlowEnd {
+    /// Number of the queue pair.
+    pub qpn: u32,
+    /// The tag of the frame.
+    pub tag: u32,
 }
 
 /// Where a frame goes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Route {
     /// The queue pairs that get it, each once.
-    pub(crate) qpns: Vec<u32>,
+    pub(crate) ends: Vec<FlowEnd>,
+    /// Whether a flow drops it.
+    pub(crate) is_dropped: bool,
     /// The places of the flows that get it.
     flows: Vec<usize>,
 }
@@ -211,16 +201,23 @@ pub(crate) struct Route {
 impl Route {
     /// Forgets the last frame.
     pub(crate) fn clear(&mut self) {
-        self.qpns.clear();
+        self.ends.clear();
+        self.is_dropped = false;
         self.flows.clear();
     }
 
-    fn add(&mut self, flow: usize, receiver: Option<u32>) {
-        self.flows.push(flow);
-        if let Some(qpn) = receiver
-            && !self.qpns.contains(&qpn)
+    /// Returns whether flows get the frame.
+    pub(crate) fn is_taken(&self) -> bool {
+        !self.ends.is_empty() || self.is_dropped
+    }
+
+    fn add(&mut self, place: usize, flow: &Flow, headers: &Headers<'_>) {
+        self.flows.push(place);
+        self.is_dropped |= flow.drops;
+        if let Some(qpn) = flow.receiver(headers)
+            && self.ends.iter().all(|end| end.qpn != qpn)
         {
-            self.qpns.push(qpn);
+            self.ends.push(FlowEnd { qpn, tag: flow.tag });
         }
     }
 }
@@ -240,39 +237,71 @@ impl FlowTable {
     ///
     /// # Errors
     ///
-    /// The request is not valid, or there is no room for another flow.
+    /// The request is not valid, excluded by another flow, or there is no room for another flow.
     pub(crate) fn add(
         &mut self,
-        request: &CreateFlow,
+        request: &CreateTunnelFlow,
         scaling: Option<Box<Scaling>>,
     ) -> Result<u32, Cause> {
-        for fields in [&request.value, &request.mask] {
+        let CreateTunnelFlow {
+            flow: plain,
+            tunnel_value,
+            tunnel_mask,
+            inner_value,
+            inner_mask,
+        } = request;
+        for fields in [&plain.value, &plain.mask, inner_value, inner_mask] {
             if fields.reserved != 0 || fields.reserved_tail != [0; 4] {
                 return Err(Cause::ReservedField);
             }
         }
-        let flow_type = FlowType::try_from(request.flow_type).map_err(|_| Cause::FlowFields)?;
-        let flags = request.flags.get();
+        if tunnel_value.reserved != [0; 6] || tunnel_mask.reserved != [0; 6] {
+            return Err(Cause::ReservedField);
+        }
+        let flow_type = FlowType::try_from(plain.flow_type).map_err(|_| Cause::FlowFields)?;
+        let flags = plain.flags.get();
         if flags & !flow_flags::ALL != 0 {
             return Err(Cause::Flags);
         }
+        let tag = plain.tag.get();
+        let drops = flags & flow_flags::DROP != 0;
+        let copies = flags & flow_flags::DONT_TRAP != 0 && !drops;
+        let tunnel = TunnelMatch {
+            value: tunnel_words_of(*tunnel_value),
+            mask: tunnel_words_of(*tunnel_mask),
+            inner_value: words_of(*inner_value),
+            inner_mask: words_of(*inner_mask),
+        };
+        let stray = is_stray(&tunnel.value, &tunnel.mask)
+            || is_stray(&tunnel.inner_value, &tunnel.inner_mask);
+        let looks_inside =
+            tunnel.mask != TunnelWords::default() || tunnel.inner_mask != Words::default();
         let mut flow = Flow {
             number: 0,
-            qpn: request.qpn.get(),
+            qpn: plain.qpn.get(),
             scaling,
             flow_type,
-            priority: request.priority.get(),
-            shares: flow_type != FlowType::Normal || flags & flow_flags::DONT_TRAP != 0,
-            value: words_of(request.value),
-            mask: words_of(request.mask),
+            priority: plain.priority.get(),
+            shares: flow_type != FlowType::Normal || copies,
+            value: words_of(plain.value),
+            mask: words_of(plain.mask),
+            tunnel: looks_inside.then(|| Box::new(tunnel)),
+            tag,
+            drops,
             packets: 0,
             bytes: 0,
         };
-        let normal = flow_type == FlowType::Normal;
-        let plain = flow.mask == Words::default() && flow.priority == 0 && flags == 0;
-        let stray = flow.value.iter().zip(&flow.mask);
-        if !normal && !plain || stray.into_iter().any(|(value, mask)| value & !mask != 0) {
+        let has_fields = flow.mask != Words::default() || looks_inside;
+        let is_plain = !has_fields && flow.priority == 0 && flags == 0 && tag == 0;
+        if flow_type != FlowType::Normal && !is_plain
+            || stray
+            || is_stray(&flow.value, &flow.mask)
+            || tag > MAX_FLOW_TAG
+        {
             return Err(Cause::FlowFields);
+        }
+        if self.flows.iter().any(|it| it.excludes(&flow)) {
+            return Err(Cause::FlowExists);
         }
         let count =
             |which: &dyn Fn(&Flow) -> bool| self.flows.iter().filter(|it| which(it)).count();
@@ -316,6 +345,9 @@ impl FlowTable {
             dont_trap: flow.shares && flow.flow_type == FlowType::Normal,
             value: fields_of(flow.value),
             mask: fields_of(flow.mask),
+            tunnel: flow.tunnel.as_ref().map(|tunnel| tunnel.snapshot()),
+            tag: flow.tag,
+            drops: flow.drops,
             packets: flow.packets,
             bytes: flow.bytes,
         })
@@ -351,11 +383,11 @@ impl FlowTable {
         }
     }
 
-    /// Appends the queue pairs that get a frame to `qpns`. Returns whether the port's network device gets it, too.
-    pub fn steer(&self, frame: &[u8], qpns: &mut Vec<u32>) -> bool {
+    /// Appends the queue pairs that get a frame to `ends`. Returns whether the port's network device gets it, too.
+    pub fn steer(&self, frame: &[u8], ends: &mut Vec<FlowEnd>) -> bool {
         let mut route = Route::default();
         let passes = self.find(frame, &mut route);
-        qpns.append(&mut route.qpns);
+        ends.append(&mut route.ends);
         passes
     }
 
@@ -364,10 +396,18 @@ impl FlowTable {
         let Some(headers) = Headers::of(frame) else {
             return true;
         };
+        // It is read for the first flow that needs it.
+        let mut tunnel = None;
+        let mut fits = |flow: &Flow| {
+            fit(&headers.value, &headers.present, &flow.value, &flow.mask)
+                && flow.tunnel.as_ref().is_none_or(|wanted| {
+                    wanted.fits(tunnel.get_or_insert_with(|| Tunnel::of(&headers)))
+                })
+        };
         let mut taken: Option<&Flow> = None;
         for (place, flow) in self.flows.iter().enumerate() {
             let gets = match (flow.flow_type, taken) {
-                (FlowType::Normal, None) => headers.fit(flow),
+                (FlowType::Normal, None) => fits(flow),
                 (FlowType::Normal, Some(by)) if by.rank() == flow.rank() => flow.is_like(by),
                 (_, Some(_)) => break,
                 (FlowType::AllDefault, None) => true,
@@ -376,11 +416,11 @@ impl FlowTable {
             if !gets {
                 continue;
             }
-            route.add(place, flow.receiver(&headers));
+            route.add(place, flow, &headers);
             if !flow.shares && taken.is_none() {
                 taken = Some(flow);
             }
         }
-        taken.is_none() || headers.multicast
+        taken.is_none_or(|flow| headers.multicast && !flow.drops)
     }
 }

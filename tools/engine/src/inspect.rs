@@ -13,7 +13,7 @@ use crate::{
 };
 use std::time::Duration;
 use vrnic_wire::{
-    command::{FlowFields, FlowType, MwType},
+    command::{FlowFields, FlowType, MwType, TunnelFields},
     qp::{GSI_QPN, SMI_QPN},
 };
 
@@ -207,10 +207,29 @@ pub struct FlowSnapshot {
     pub value: FlowFields,
     /// Bits of the fields that have to be equal.
     pub mask: FlowFields,
+    /// The fields of a tunnel, if any count.
+    pub tunnel: Option<TunnelSnapshot>,
+    /// Tag of its frames; 0 if it has none.
+    pub tag: u32,
+    /// Whether it drops its frames.
+    pub drops: bool,
     /// Number of frames that it got.
     pub packets: u64,
     /// Number of bytes in them.
     pub bytes: u64,
+}
+
+/// The fields of a tunnel, and of the packet in it, that the frames of a flow have.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct TunnelSnapshot {
+    /// Values of the fields of the tunnel.
+    pub value: TunnelFields,
+    /// Bits of these fields that have to be equal.
+    pub mask: TunnelFields,
+    /// Values of the fields of the packet.
+    pub inner_value: FlowFields,
+    /// Bits of these fields that have to be equal.
+    pub inner_mask: FlowFields,
 }
 
 /// A queue with a ring in guest memory.

@@ -79,7 +79,7 @@ pub use explain::Explanation;
 pub use fault::Faults;
 pub use inspect::{
     CompletionCounterSnapshot, CqSnapshot, FlowSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot,
-    Named, Queue, SrqSnapshot,
+    Named, Queue, SrqSnapshot, TunnelSnapshot,
 };
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;

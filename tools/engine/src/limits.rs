@@ -143,6 +143,8 @@ pub struct Features {
     pub flow_counters: bool,
     /// [`config::F_COMPLETION_COUNTERS`].
     pub completion_counters: bool,
+    /// [`config::F_TUNNEL_FLOWS`].
+    pub tunnel_flows: bool,
 }
 
 impl Features {
@@ -174,6 +176,7 @@ impl Features {
         receive_options: true,
         flow_counters: true,
         completion_counters: true,
+        tunnel_flows: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -205,6 +208,7 @@ impl Features {
             receive_options: bits & 1 << config::F_RECEIVE_OPTIONS != 0,
             flow_counters: bits & 1 << config::F_FLOW_COUNTERS != 0,
             completion_counters: bits & 1 << config::F_COMPLETION_COUNTERS != 0,
+            tunnel_flows: bits & 1 << config::F_TUNNEL_FLOWS != 0,
         }
     }
 
@@ -236,6 +240,7 @@ impl Features {
             | (self.receive_options as u64) << config::F_RECEIVE_OPTIONS
             | (self.flow_counters as u64) << config::F_FLOW_COUNTERS
             | (self.completion_counters as u64) << config::F_COMPLETION_COUNTERS
+            | (self.tunnel_flows as u64) << config::F_TUNNEL_FLOWS
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.

@@ -330,7 +330,7 @@ impl Qp {
         };
         let from_peer = matches!(way, Way::Current | Way::Alternate);
         let expected = match segment.body {
-            Body::Frame => self.is_raw(),
+            Body::Frame { .. } => self.is_raw(),
             Body::Datagram { .. } => !self.is_connection() && !self.is_raw(),
             // Notifications do not carry the service. There are none on InfiniBand.
             Body::CongestionNotification => from_peer && segment.path.lids.is_none(),
@@ -361,7 +361,7 @@ impl Qp {
         }
         match segment.body {
             Body::CongestionNotification => self.take_notification(resources, io.now),
-            Body::Datagram { .. } | Body::Frame => self.take_or_hold(segment, resources, io),
+            Body::Datagram { .. } | Body::Frame { .. } => self.take_or_hold(segment, resources, io),
             _ if self.is_unreliable() => self.take_or_hold(segment, resources, io),
             ref body if body.is_response() => {
                 if self.state == QpState::ReadyToReceive {

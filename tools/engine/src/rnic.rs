@@ -9,7 +9,7 @@ use crate::{
     command::memory::Resolution,
     context::Context,
     event::names_port,
-    flow::{FlowTable, Route, Steered},
+    flow::{FlowEnd, FlowTable, Route, Steered},
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
     pause,
@@ -629,7 +629,7 @@ impl Engine {
     /// Processes a segment that no fault holds back.
     pub(crate) fn accept<M: Memory>(&mut self, segment: &mut Segment<'_>, io: &mut Io<'_, M>) {
         self.resources.note_arrived(segment);
-        if matches!(segment.body, Body::Frame) {
+        if matches!(segment.body, Body::Frame { .. }) {
             self.steer(segment.payload.bytes());
             self.deliver_frame(segment, io);
             return io.outbox.recycle(segment.take_payload());
@@ -702,7 +702,7 @@ impl Engine {
     /// Notes in a segment that arrived whether it is an IP packet with the right checksums.
     pub(crate) fn check_checksums(&self, segment: &mut Segment<'_>) {
         let envelope = match segment.body {
-            Body::Frame => Some((QpType::RawPacket, Envelope::Frame)),
+            Body::Frame { .. } => Some((QpType::RawPacket, Envelope::Frame)),
             Body::Datagram { .. } => Some((QpType::UnreliableDatagram, Envelope::Datagram)),
             _ => None,
         };
@@ -722,7 +722,7 @@ impl Engine {
         let active = self.resources.port.is_active();
         Steered {
             passes: !active || self.flows.find(frame, &mut self.steered),
-            taken: !self.steered.qpns.is_empty(),
+            taken: self.steered.is_taken(),
         }
     }
 
@@ -742,13 +742,13 @@ impl Engine {
     }
 
     /// Delivers the frame that was just [steered](Self::steer).
-    fn deliver_frame<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
+    fn deliver_frame<M: Memory>(&mut self, segment: &mut Segment<'_>, io: &mut Io<'_, M>) {
         let mut route = std::mem::take(&mut self.steered);
         self.flows.count(&route, segment.payload.len());
-        if route.qpns.is_empty() {
+        if route.ends.is_empty() && !route.is_dropped {
             self.resources.counters.count(Counter::Dropped);
         }
-        for (copies, qpn) in route.qpns.drain(..).enumerate() {
+        for (copies, FlowEnd { qpn, tag }) in route.ends.drain(..).enumerate() {
             // The sender has paid for one copy. This device pays for the others, so that they do not slow down others.
             if copies > 0 {
                 if self.overdrawn >= COPIES_PER_TURN {
@@ -757,6 +757,7 @@ impl Engine {
                 }
                 self.overdrawn += segment.payload.len();
             }
+            segment.body = Body::Frame { tag };
             self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
             self.qps.schedule(qpn);
         }

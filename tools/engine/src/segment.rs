@@ -379,7 +379,10 @@ pub enum Body {
     Unknown(u8),
     /// A whole Ethernet frame, from the destination address on, which is the payload. It belongs to no RDMA transport:
     /// the other parts of the segment have no meaning.
-    Frame,
+    Frame {
+        /// Tag of the flow that directs it to the queue pair; 0 before it is directed to one.
+        tag: u32,
+    },
     /// Congestion notification packet: packets of the connection were marked (annex A17, 9).
     CongestionNotification,
 }
@@ -659,7 +662,7 @@ impl<'a> Segment<'a> {
             ack_request: false,
             migrated: true,
             service: Service::Reliable,
-            body: Body::Frame,
+            body: Body::Frame { tag: 0 },
             payload: frame,
             checksums_ok: false,
             touched: Touched::NOT,

@@ -37,6 +37,7 @@ mod segments;
 mod shared;
 mod standard;
 mod trace;
+mod tunnels;
 mod unreliable;
 mod windows;
 mod wire;

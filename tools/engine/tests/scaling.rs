@@ -158,7 +158,7 @@ impl Scene {
         let mut get = Vec::new();
         self.world.nodes[0].rnic.flows().steer(frame, &mut get);
         assert!(get.len() <= 1);
-        get.pop()
+        get.pop().map(|end| end.qpn)
     }
 
     fn dropped(&self) -> u64 {
@@ -414,6 +414,33 @@ fn the_frames_of_each_flow_are_in_one_queue_and_in_order() {
         }
     }
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+    scene.replays();
+}
+
+#[test]
+fn the_queues_of_a_table_get_the_tags_of_flows() {
+    let mut scene = Scene::new(2, 9);
+    let table = scene.numbers();
+    let qpn = scene
+        .create(&scene.request(hash::SOURCE_IPV4, &table))
+        .expect("created")
+        .qpn;
+    let flow = CreateFlow {
+        qpn,
+        port: 1,
+        tag: 9.into(),
+        ..CreateFlow::default()
+    };
+    let Node { rnic, guest } = &mut scene.world.nodes[0];
+    guest.command(rnic, flow).expect("flow");
+    for queue in 0..2 {
+        assert!(scene.receive(queue, 1));
+    }
+    scene.arrive(&packet(80));
+    let queues = scene.queues.iter_mut();
+    let done: Vec<_> = queues.flat_map(|queue| queue.cq.drain()).collect();
+    let tags: Vec<_> = done.iter().map(|cqe| cqe.flow_tag).collect();
+    assert_eq!(tags, [9]);
     scene.replays();
 }
 

@@ -19,15 +19,15 @@ use vrnic_wire::{
         AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
         BindCounterSet, ClearGid, Command, CommandCode, CommandHeader, CreateCompletionCounter,
         CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd, CreateQp, CreateScalingQp,
-        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyCompletionCounter,
-        DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp,
-        DestroySrq, DestroyXrcd, DetachMulticast, FlowFields, MAD_LENGTH, MAX_SCALING_ENTRIES,
-        MapPages, ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths,
-        ModifySrq, NameContext, ProcessMad, QueryClock, QueryCompletionCounter, QueryCounterSet,
-        QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp,
-        QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
-        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
-        hash_fields, mr_flags, qp_flags,
+        CreateSrq, CreateTunnelFlow, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
+        DestroyCompletionCounter, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow,
+        DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MAD_LENGTH,
+        MAX_SCALING_ENTRIES, MapPages, ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp,
+        ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock, QueryCompletionCounter,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort,
+        QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr,
+        ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault,
+        UnmapPages, hash_fields, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -40,7 +40,7 @@ use vrnic_wire::{
         send_stride,
     },
 };
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Flags of queue pairs, of which only some are for each type.
 const RECEIVE_OPTIONS: [u8; 8] = [
@@ -323,7 +323,9 @@ impl Scene {
                 let counters = &mut objects.completion_counters;
                 counters.retain(|&number| number != named(0));
             }
-            CommandCode::CreateFlow => objects.flows.push(first_word(&reply)),
+            CommandCode::CreateFlow | CommandCode::CreateTunnelFlow => {
+                objects.flows.push(first_word(&reply));
+            }
             CommandCode::DestroyFlow => objects.flows.retain(|&number| number != named(0)),
             CommandCode::CreateXrcd => objects.xrcds.push(first_word(&reply)),
             CommandCode::DestroyXrcd => objects.xrcds.retain(|&number| number != named(0)),
@@ -882,23 +884,16 @@ impl Scene {
                 qpn: any(&self.objects.qps, input).into(),
                 reserved,
             }),
-            CommandCode::CreateFlow => {
-                let mut mask = FlowFields::default();
-                let mut value = FlowFields::default();
-                for _ in 0..input.below(4) {
-                    let at = input.below(size_of::<FlowFields>());
-                    mask.as_mut_bytes()[at] = input.take();
-                    value.as_mut_bytes()[at] = mask.as_bytes()[at] & input.take::<u8>();
-                }
-                bytes_of(CreateFlow {
-                    qpn: any(&self.objects.qps, input).into(),
-                    flow_type: input.pick(&[0, 0, 0, 1, 2, 3]),
-                    port: 1,
-                    priority: (input.below(3) as u16).into(),
-                    flags: input.pick(&[0u32, 0, 2, 4]).into(),
-                    reserved,
-                    value,
-                    mask,
+            CommandCode::CreateFlow => bytes_of(flow(&self.objects, input)),
+            CommandCode::CreateTunnelFlow => {
+                let [tunnel_value, tunnel_mask] = some_fields(input);
+                let [inner_value, inner_mask] = some_fields(input);
+                bytes_of(CreateTunnelFlow {
+                    flow: flow(&self.objects, input),
+                    tunnel_value,
+                    tunnel_mask,
+                    inner_value,
+                    inner_mask,
                 })
             }
             CommandCode::DestroyFlow => bytes_of(DestroyFlow {
@@ -1201,6 +1196,32 @@ fn layout(header: u32, first: u32, entries: u32, stride: u32) -> RingLayout {
         entries_offset: first.into(),
         entries: entries.into(),
         stride: stride.into(),
+    }
+}
+
+/// Returns values and a mask of the fields of a flow.
+fn some_fields<T: FromBytes + IntoBytes + Immutable>(input: &mut Input<'_>) -> [T; 2] {
+    let (mut value, mut mask) = (T::new_zeroed(), T::new_zeroed());
+    for _ in 0..input.below(4) {
+        let at = input.below(size_of::<T>());
+        mask.as_mut_bytes()[at] = input.take();
+        value.as_mut_bytes()[at] = mask.as_bytes()[at] & input.take::<u8>();
+    }
+    [value, mask]
+}
+
+/// Returns a request for a flow.
+fn flow(objects: &Objects, input: &mut Input<'_>) -> CreateFlow {
+    let [value, mask] = some_fields(input);
+    CreateFlow {
+        qpn: any(&objects.qps, input).into(),
+        flow_type: input.pick(&[0, 0, 0, 1, 2, 3]),
+        port: 1,
+        priority: (input.below(3) as u16).into(),
+        flags: input.pick(&[0u32, 0, 0x2, 0x4, 0x100, 0x102]).into(),
+        tag: input.pick(&[0u32, 0, 1, 0xff_ffff, 1 << 24]).into(),
+        value,
+        mask,
     }
 }
 

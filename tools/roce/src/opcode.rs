@@ -159,7 +159,7 @@ fn reliable_opcode_of(body: &Body) -> u8 {
             Some(_) => DATAGRAM_IMMEDIATE,
         },
         Body::Unknown(opcode) => opcode,
-        Body::Frame => NO_OPCODE,
+        Body::Frame { .. } => NO_OPCODE,
         Body::CongestionNotification => CONGESTION_NOTIFICATION,
     }
 }
@@ -228,7 +228,7 @@ pub(crate) fn extended_length(segment: &Segment<'_>) -> usize {
         Body::Acknowledge(_) => size_of::<Aeth>(),
         Body::AtomicAcknowledge { .. } => size_of::<Aeth>() + size_of::<U64>(),
         Body::Datagram { immediate: i, .. } => size_of::<Deth>() + immediate(i),
-        Body::Unknown(_) | Body::Frame => 0,
+        Body::Unknown(_) | Body::Frame { .. } => 0,
         Body::CongestionNotification => size_of::<CongestionReserved>(),
     };
     service + body
@@ -295,7 +295,7 @@ pub(crate) fn write_extended(
         }
         Body::Unknown(_) => Ok(()),
         // Only the frame itself can be sent.
-        Body::Frame => Err(EncodeError::Headers),
+        Body::Frame { .. } => Err(EncodeError::Headers),
         Body::CongestionNotification => writer.header(CongestionReserved::default()),
     }
 }

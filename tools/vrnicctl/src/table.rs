@@ -319,6 +319,7 @@ impl Row for Flow {
         "TYPE",
         "PRIORITY",
         "DONT TRAP",
+        "ACTIONS",
         "FRAMES",
         "BYTES",
         "FRAMES WITH",
@@ -335,6 +336,11 @@ impl Row for Flow {
             self.kind.clone(),
             self.priority.to_string(),
             if self.dont_trap { "yes" } else { "no" }.into(),
+            match (self.drops, self.tag) {
+                (true, _) => "drop".into(),
+                (false, 0) => "-".into(),
+                (false, tag) => format!("tag {tag}"),
+            },
             self.packets.to_string(),
             self.bytes.to_string(),
             if fields.is_empty() {
@@ -610,7 +616,7 @@ mod tests {
             assert_eq!(mw.cells().len(), Of::<Mw>::HEADS.len());
             assert_eq!(mw.cells()[4], shown);
         }
-        let flow = |fields| Of {
+        let flow = |fields, drops, tag| Of {
             device: "a".into(),
             item: Flow {
                 flow: 1,
@@ -618,6 +624,8 @@ mod tests {
                 kind: "normal".into(),
                 priority: 3,
                 dont_trap: false,
+                tag,
+                drops,
                 packets: 5,
                 bytes: 300,
                 fields,
@@ -625,14 +633,22 @@ mod tests {
         };
         let field = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         let fields = vec![field("ether_type", "0x0800"), field("source", "10.0.0.0/8")];
-        for (flow, shown) in [
-            (flow(Vec::new()), "any fields"),
-            (flow(fields), "ether_type=0x0800 source=10.0.0.0/8"),
+        for (flow, action, shown) in [
+            (flow(Vec::new(), false, 0), "-", "any fields"),
+            (flow(Vec::new(), false, 7), "tag 7", "any fields"),
+            (
+                flow(fields, true, 0),
+                "drop",
+                "ether_type=0x0800 source=10.0.0.0/8",
+            ),
         ] {
             assert_eq!(flow.cells().len(), Of::<Flow>::HEADS.len());
             assert_eq!(
                 flow.cells(),
-                ["a", "1", "17", "normal", "3", "no", "5", "300", shown].map(str::to_owned)
+                [
+                    "a", "1", "17", "normal", "3", "no", action, "5", "300", shown
+                ]
+                .map(str::to_owned)
             );
         }
         let counter = Of {

@@ -778,7 +778,8 @@ impl Device {
             let mut frame = network.buffer();
             let is_written = end.write(segment, memory, &mut frame);
             // Nobody receives an Ethernet frame with a wrong frame check sequence, which these frames end before.
-            let is_lost = segment.body == Body::Frame && segment.touched.damage.is_some();
+            let is_frame = matches!(segment.body, Body::Frame { .. });
+            let is_lost = is_frame && segment.touched.damage.is_some();
             if is_written {
                 if !is_lost {
                     vrnic_roce::damage(&mut frame, segment.touched.damage);

@@ -261,7 +261,8 @@ export function objectsView() {
   const flows = table("Flows, in the order in which they are tried", [
     ["flow", (flow) => flow.flow], ["type", (flow) => flow.kind], ["priority", (flow) => flow.priority, "number"],
     ["frames with", (flow) => flow.fields.map(([name, text]) => `${name} ${text}`).join(", ") || "any fields"],
-    ["to QP", (flow) => flow.qpn, "number"], ["frames", (flow) => flow.packets, "number"], ["", (flow) => (flow.dont_trap ? "leaves the frames to others" : "")],
+    ["to QP", (flow) => flow.qpn, "number"], ["frames", (flow) => flow.packets, "number"], ["", (flow) => (flow.drops ? "drops the frames" : flow.dont_trap ? "leaves the frames to others" : "")],
+    ["tag", (flow) => flow.tag || ""],
   ], (flow) => flow.flow);
   const contexts = table("Contexts and what they own", [
     ["context", (one) => one.number], ["PDs", (one) => [...one.pds].sort((a, b) => a - b).join(", ")], ["QPs", (one) => one.qps, "number"],

@@ -545,6 +545,7 @@ fn errno(status: Status) -> Result {
         Status::BadAddress => Err(EFAULT),
         Status::NotPermitted => Err(EPERM),
         Status::DeviceFailed => Err(EIO),
+        Status::Exists => Err(EEXIST),
     }
 }
 
@@ -642,6 +643,7 @@ mod tests {
             (Status::BadState, EINVAL),
             (Status::NotPermitted, EPERM),
             (Status::DeviceFailed, EIO),
+            (Status::Exists, EEXIST),
         ];
         assert_eq!(table.len() + 1, Status::ALL.len());
         for (status, error) in table {

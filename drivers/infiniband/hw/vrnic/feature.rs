@@ -39,6 +39,7 @@ use vrnic_wire::config::{
     F_REREGISTRATION,
     F_SEGMENTATION,
     F_SHARED_RECEIVE_QUEUES,
+    F_TUNNEL_FLOWS,
     F_UNRELIABLE_CONNECTIONS,
     F_XRC, //
 };
@@ -133,6 +134,9 @@ pub(crate) const COMPLETION_COUNTERS: Feature = Feature::device(F_COMPLETION_COU
 /// The device has memory regions for integrity. It then also has the memory extensions.
 pub(crate) const INTEGRITY: Feature = Feature::device(F_INTEGRITY);
 
+/// Flows can look into tunnels, drop frames and tag their completions.
+pub(crate) const TUNNEL_FLOWS: Feature = Feature::device(F_TUNNEL_FLOWS);
+
 /// The port is an InfiniBand port.
 pub(crate) const INFINIBAND: Feature = Feature::device(F_INFINIBAND);
 
@@ -167,6 +171,7 @@ pub(crate) const ACCEPTED: &[Feature] = {
         FLOW_COUNTERS,
         COMPLETION_COUNTERS,
         INTEGRITY,
+        TUNNEL_FLOWS,
         INFINIBAND,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);

@@ -13,6 +13,7 @@ use kernel::{
 use rdma::{
     flow::{
         FlowAttr,
+        Layer,
         Spec,
         Type, //
     },
@@ -22,12 +23,18 @@ use rdma::{
 use vrnic_wire::command::{
     flow_flags,
     CreateFlow,
+    CreateTunnelFlow,
     DestroyFlow,
     FlowFields,
     FlowType,
-    QueryFlow, //
+    QueryFlow,
+    TunnelFields, //
 };
-use zerocopy::IntoBytes;
+use zerocopy::{
+    FromBytes,
+    Immutable,
+    IntoBytes, //
+};
 
 use crate::{
     device::{
@@ -49,6 +56,7 @@ const IPV6: u16 = 0x86dd;
 /// Protocols of IP.
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+const GRE: u8 = 47;
 
 /// What flows have got: packets and bytes. The provider reads them in this order.
 type Count = [u64; 2];
@@ -151,16 +159,17 @@ pub(crate) struct Flow {
     shared: Option<Arc<Shared>>,
 }
 
-/// The fields of a flow. No field may be required to have two values.
+/// Fields that a frame must have: values, and the bits that count. No field may be required to have
+/// two values.
 #[derive(Default)]
-struct Wanted {
-    value: FlowFields,
-    mask: FlowFields,
+struct Wanted<T> {
+    value: T,
+    mask: T,
 }
 
-impl Wanted {
+impl<T: FromBytes + IntoBytes + Immutable> Wanted<T> {
     /// Adds more fields. `EINVAL` if one of them has another value already.
-    fn add(&mut self, value: &FlowFields, mask: &FlowFields) -> Result {
+    fn add(&mut self, value: &T, mask: &T) -> Result {
         let bytes = value.as_bytes().iter().zip(mask.as_bytes());
         let own_mask = self.mask.as_mut_bytes().iter_mut();
         let own = self.value.as_mut_bytes().iter_mut().zip(own_mask);
@@ -174,8 +183,10 @@ impl Wanted {
         }
         Ok(())
     }
+}
 
-    /// Demands that a frame has this Ethertype.
+impl Wanted<FlowFields> {
+    /// Demands that a packet has this Ethertype.
     fn ether_type(&mut self, ether_type: u16) -> Result {
         let value = FlowFields {
             ether_type: ether_type.to_be_bytes(),
@@ -188,7 +199,7 @@ impl Wanted {
         self.add(&value, &mask)
     }
 
-    /// Demands that a frame has this protocol of IP.
+    /// Demands that a packet has this protocol of IP.
     fn protocol(&mut self, protocol: u8) -> Result {
         let value = FlowFields {
             protocol,
@@ -201,8 +212,9 @@ impl Wanted {
         self.add(&value, &mask)
     }
 
-    /// Adds a specification. `EOPNOTSUPP` for what the device cannot compare.
-    fn spec(&mut self, spec: &Spec) -> Result {
+    /// Adds the specification of a header that packets in front of tunnels and in them can have.
+    /// `EOPNOTSUPP` for what the device cannot compare.
+    fn header(&mut self, spec: &Spec) -> Result {
         match spec {
             Spec::Ethernet(fields) => {
                 let [value, mask] = [fields.value, fields.mask].map(|header| FlowFields {
@@ -260,41 +272,135 @@ impl Wanted {
                 })?;
                 self.add(&value, &mask)
             }
+            Spec::Vxlan(_) | Spec::Gre(_) | Spec::Mpls(_) => Err(EOPNOTSUPP),
         }
     }
 }
 
+/// The fields of a flow.
+#[derive(Default)]
+struct Rule {
+    /// Those of the headers in front of a tunnel.
+    outer: Wanted<FlowFields>,
+    tunnel: Wanted<TunnelFields>,
+    /// Those of the packet in the tunnel.
+    inner: Wanted<FlowFields>,
+    /// The last specification, which says where a label stack is.
+    last: Option<(Layer, Spec)>,
+}
+
+impl Rule {
+    /// Adds a specification. `EOPNOTSUPP` for what the device cannot compare.
+    fn spec(&mut self, layer: Layer, spec: &Spec) -> Result {
+        match (layer, spec) {
+            (Layer::Outer, Spec::Vxlan(fields)) => {
+                let [value, mask] = [fields.value, fields.mask].map(|vni| TunnelFields {
+                    vni: vni.to_be_bytes(),
+                    ..Default::default()
+                });
+                self.tunnel.add(&value, &mask)?;
+            }
+            (Layer::Outer, Spec::Gre(fields)) => {
+                if fields.mask.flags != 0 {
+                    return Err(EOPNOTSUPP);
+                }
+                let [value, mask] = [fields.value, fields.mask].map(|header| TunnelFields {
+                    gre_protocol: header.protocol.to_be_bytes(),
+                    gre_key: header.key.to_be_bytes(),
+                    ..Default::default()
+                });
+                self.outer.protocol(GRE)?;
+                self.tunnel.add(&value, &mask)?;
+            }
+            (_, Spec::Mpls(fields)) => {
+                let last = self.last;
+                let [value, mask] = [fields.value, fields.mask].map(|entry| {
+                    let mut tunnel = TunnelFields::default();
+                    let place = match (last, layer) {
+                        (Some((Layer::Outer, Spec::Udp(_))), _) => &mut tunnel.mpls_over_udp,
+                        (Some((Layer::Outer, Spec::Gre(_))), _) => &mut tunnel.mpls_over_gre,
+                        (_, Layer::Outer) => &mut tunnel.mpls_over_ethernet,
+                        (_, Layer::Inner) => &mut tunnel.mpls_inner,
+                    };
+                    *place = entry.to_be_bytes();
+                    tunnel
+                });
+                self.tunnel.add(&value, &mask)?;
+            }
+            (Layer::Outer, spec) => self.outer.header(spec)?,
+            (Layer::Inner, spec) => self.inner.header(spec)?,
+        }
+        self.last = Some((layer, *spec));
+        Ok(())
+    }
+}
+
 /// Returns the request for a flow to this queue pair.
-fn request(qpn: u32, attributes: &FlowAttr<'_, Vrnic>) -> Result<CreateFlow> {
+fn request(qpn: u32, attributes: &FlowAttr<'_, Vrnic>) -> Result<CreateTunnelFlow> {
     let flow_type = match attributes.ty {
         Type::Normal => FlowType::Normal,
         Type::AllDefault => FlowType::AllDefault,
         Type::MulticastDefault => FlowType::MulticastDefault,
         Type::Sniffer => return Err(EOPNOTSUPP),
     };
-    let mut wanted = Wanted::default();
+    let mut rule = Rule::default();
     for spec in attributes.specs.clone() {
-        wanted.spec(&spec?)?;
+        let (layer, spec) = spec?;
+        rule.spec(layer, &spec)?;
     }
     let mut flags = 0;
     if attributes.continues {
         flags |= flow_flags::DONT_TRAP;
+    }
+    if attributes.drops {
+        flags |= flow_flags::DROP;
     }
     // The priority of other types has no meaning.
     let priority = match flow_type {
         FlowType::Normal => attributes.priority,
         _ => 0,
     };
-    Ok(CreateFlow {
+    let flow = CreateFlow {
         qpn: qpn.into(),
         flow_type: flow_type.raw(),
         port: u8::try_from(attributes.port.number())?,
         priority: priority.into(),
         flags: flags.into(),
-        reserved: 0.into(),
-        value: wanted.value,
-        mask: wanted.mask,
+        tag: attributes.tag.into(),
+        value: rule.outer.value,
+        mask: rule.outer.mask,
+    };
+    Ok(CreateTunnelFlow {
+        flow,
+        tunnel_value: rule.tunnel.value,
+        tunnel_mask: rule.tunnel.mask,
+        inner_value: rule.inner.value,
+        inner_mask: rule.inner.mask,
     })
+}
+
+/// Returns whether a flow is one that a device without the feature has, too.
+fn is_plain(request: &CreateTunnelFlow) -> bool {
+    request.flow.tag.get() == 0
+        && request.flow.flags.get() & flow_flags::DROP == 0
+        && !looks_inside(request)
+}
+
+/// Returns whether a specification is about tunnels, even if its mask is empty.
+fn is_about_tunnels(attributes: &FlowAttr<'_, Vrnic>) -> Result<bool> {
+    for spec in attributes.specs.clone() {
+        let (layer, spec) = spec?;
+        if layer == Layer::Inner || matches!(spec, Spec::Vxlan(_) | Spec::Gre(_) | Spec::Mpls(_)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns whether a flow has fields of tunnels.
+fn looks_inside(request: &CreateTunnelFlow) -> bool {
+    let is_set = |mask: &[u8]| mask.iter().any(|&bits| bits != 0);
+    is_set(request.tunnel_mask.as_bytes()) || is_set(request.inner_mask.as_bytes())
 }
 
 impl FlowRule for Flow {
@@ -305,11 +411,22 @@ impl FlowRule for Flow {
         qp: &rdma::Qp<Qp>,
         attributes: &FlowAttr<'_, Vrnic>,
     ) -> Result<impl PinInit<Self>> {
-        if !call.data().features.contains(feature::RAW_PACKETS) {
+        let features = call.data().features;
+        if !features.contains(feature::RAW_PACKETS) {
             return Err(EOPNOTSUPP);
         }
         let request = request(qp.number(), attributes)?;
-        let (object, _) = create(&call.data().control, &request)?;
+        if (!is_plain(&request) || is_about_tunnels(attributes)?)
+            && !features.contains(feature::TUNNEL_FLOWS)
+        {
+            return Err(EOPNOTSUPP);
+        }
+        let control = &call.data().control;
+        let (object, _) = if looks_inside(&request) {
+            create(control, &request)?
+        } else {
+            create(control, &request.flow)?
+        };
         let shared = attributes.counters.map(|counters| counters.shared.clone());
         if let Some(shared) = &shared {
             let mut counted = shared.counted.lock();
@@ -336,6 +453,7 @@ mod tests {
     use rdma::flow::{
         Ethernet,
         Fields,
+        Gre,
         Ipv4,
         Ports, //
     };
@@ -357,7 +475,7 @@ mod tests {
 
     #[test]
     fn headers_imply_those_in_front_of_them() -> Result {
-        let mut wanted = Wanted::default();
+        let mut rule = Rule::default();
         let ports = Fields {
             value: Ports {
                 source: 5,
@@ -368,24 +486,27 @@ mod tests {
                 destination: 0xffff,
             },
         };
-        wanted.spec(&ethernet(IPV4))?;
-        wanted.spec(&Spec::Ipv4(Fields {
-            value: Ipv4 {
-                source: [10, 0, 0, 1],
-                ..Default::default()
-            },
-            mask: Ipv4 {
-                source: [0xff; 4],
-                ..Default::default()
-            },
-        }))?;
-        wanted.spec(&Spec::Udp(ports))?;
+        rule.spec(Layer::Outer, &ethernet(IPV4))?;
+        rule.spec(
+            Layer::Outer,
+            &Spec::Ipv4(Fields {
+                value: Ipv4 {
+                    source: [10, 0, 0, 1],
+                    ..Default::default()
+                },
+                mask: Ipv4 {
+                    source: [0xff; 4],
+                    ..Default::default()
+                },
+            }),
+        )?;
+        rule.spec(Layer::Outer, &Spec::Udp(ports))?;
         let mut source = [0; 16];
         source[12..].copy_from_slice(&[10, 0, 0, 1]);
         let mut source_mask = [0; 16];
         source_mask[12..].copy_from_slice(&[0xff; 4]);
         assert_eq!(
-            wanted.value,
+            rule.outer.value,
             FlowFields {
                 destination_mac: [1, 2, 3, 4, 5, 6],
                 ether_type: [8, 0],
@@ -398,7 +519,7 @@ mod tests {
             }
         );
         assert_eq!(
-            wanted.mask,
+            rule.outer.mask,
             FlowFields {
                 destination_mac: [0xff; 6],
                 ether_type: [0xff; 2],
@@ -431,13 +552,16 @@ mod tests {
 
     #[test]
     fn a_field_has_one_value() -> Result {
-        let mut wanted = Wanted::default();
-        wanted.spec(&ethernet(IPV6))?;
+        let mut rule = Rule::default();
+        rule.spec(Layer::Outer, &ethernet(IPV6))?;
         let four = Spec::Ipv4(Fields::default());
-        assert_eq!(wanted.spec(&four), Err(EINVAL));
-        let mut wanted = Wanted::default();
-        wanted.spec(&Spec::Tcp(Fields::default()))?;
-        assert_eq!(wanted.spec(&Spec::Udp(Fields::default())), Err(EINVAL));
+        assert_eq!(rule.spec(Layer::Outer, &four), Err(EINVAL));
+        let mut rule = Rule::default();
+        rule.spec(Layer::Outer, &Spec::Tcp(Fields::default()))?;
+        assert_eq!(
+            rule.spec(Layer::Outer, &Spec::Udp(Fields::default())),
+            Err(EINVAL)
+        );
         let flags = Spec::Ipv4(Fields {
             value: Ipv4::default(),
             mask: Ipv4 {
@@ -445,7 +569,122 @@ mod tests {
                 ..Default::default()
             },
         });
-        assert_eq!(Wanted::default().spec(&flags), Err(EOPNOTSUPP));
+        assert_eq!(Rule::default().spec(Layer::Outer, &flags), Err(EOPNOTSUPP));
+        Ok(())
+    }
+
+    fn fields(value: u32) -> Fields<u32> {
+        Fields {
+            value,
+            mask: 0xffff_ffff,
+        }
+    }
+
+    #[test]
+    fn headers_of_tunnels_have_their_places() -> Result {
+        let mut rule = Rule::default();
+        let vni = Fields {
+            value: 0x01_0203,
+            mask: 0xff_ffff,
+        };
+        rule.spec(Layer::Outer, &Spec::Vxlan(vni))?;
+        rule.spec(Layer::Inner, &ethernet(IPV4))?;
+        rule.spec(Layer::Inner, &Spec::Tcp(Fields::default()))?;
+        assert_eq!(rule.tunnel.value.vni, [0, 1, 2, 3]);
+        assert_eq!(rule.tunnel.mask.vni, [0, 0xff, 0xff, 0xff]);
+        assert_eq!(rule.outer.mask, FlowFields::default());
+        assert_eq!(rule.inner.value.destination_mac, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            (rule.inner.value.protocol, rule.inner.mask.protocol),
+            (TCP, 0xff)
+        );
+
+        let mut rule = Rule::default();
+        let gre = Fields {
+            value: Gre {
+                protocol: 0x6558,
+                key: 7,
+                ..Default::default()
+            },
+            mask: Gre {
+                protocol: 0xffff,
+                key: 0xffff_ffff,
+                ..Default::default()
+            },
+        };
+        rule.spec(Layer::Outer, &Spec::Gre(gre))?;
+        assert_eq!(rule.tunnel.value.gre_protocol, [0x65, 0x58]);
+        assert_eq!(rule.tunnel.value.gre_key, [0, 0, 0, 7]);
+        assert_eq!(
+            (rule.outer.value.protocol, rule.outer.mask.protocol),
+            (GRE, 0xff)
+        );
+        // The protocol of the packet is that of the tunnel.
+        let udp = Spec::Udp(Fields::default());
+        assert_eq!(rule.spec(Layer::Outer, &udp), Err(EINVAL));
+        let flags = Spec::Gre(Fields {
+            mask: Gre {
+                flags: 1 << 13,
+                ..Default::default()
+            },
+            ..Default::default()
+        });
+        assert_eq!(rule.spec(Layer::Outer, &flags), Err(EOPNOTSUPP));
+        // There is one tunnel.
+        for spec in [Spec::Gre(gre), Spec::Vxlan(vni)] {
+            assert_eq!(rule.spec(Layer::Inner, &spec), Err(EOPNOTSUPP));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_label_stack_is_behind_the_specification_in_front() -> Result {
+        let udp = (Layer::Outer, Spec::Udp(Fields::default()));
+        let gre = (Layer::Outer, Spec::Gre(Fields::default()));
+        let inner_udp = (Layer::Inner, Spec::Udp(Fields::default()));
+        let inner_eth = (Layer::Inner, ethernet(0x8847));
+        let entry = [0, 0, 0x11, 0x40];
+        let over_ethernet = TunnelFields {
+            mpls_over_ethernet: entry,
+            ..Default::default()
+        };
+        let over_udp = TunnelFields {
+            mpls_over_udp: entry,
+            ..Default::default()
+        };
+        let over_gre = TunnelFields {
+            mpls_over_gre: entry,
+            ..Default::default()
+        };
+        let inner = TunnelFields {
+            mpls_inner: entry,
+            ..Default::default()
+        };
+        for (front, layer, expected) in [
+            (None, Layer::Outer, over_ethernet),
+            (
+                Some((Layer::Outer, ethernet(0x8847))),
+                Layer::Outer,
+                over_ethernet,
+            ),
+            (Some(udp), Layer::Outer, over_udp),
+            (Some(udp), Layer::Inner, over_udp),
+            (Some(gre), Layer::Outer, over_gre),
+            (Some(inner_eth), Layer::Inner, inner),
+            (Some(inner_udp), Layer::Inner, inner),
+            (None, Layer::Inner, inner),
+        ] {
+            let mut rule = Rule::default();
+            if let Some((layer, spec)) = front {
+                rule.spec(layer, &spec)?;
+            }
+            rule.spec(layer, &Spec::Mpls(fields(0x1140)))?;
+            assert_eq!(rule.tunnel.value, expected);
+        }
+        let mut rule = Rule::default();
+        rule.spec(Layer::Outer, &Spec::Mpls(fields(1)))?;
+        let other = Spec::Mpls(fields(2));
+        assert_eq!(rule.spec(Layer::Outer, &other), Err(EINVAL));
         Ok(())
     }
 }

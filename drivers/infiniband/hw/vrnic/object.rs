@@ -26,6 +26,7 @@ use vrnic_wire::command::{
     CreateQp,
     CreateScalingQp,
     CreateSrq,
+    CreateTunnelFlow,
     CreateXrcSrq,
     CreateXrcd,
     DeallocateMw,
@@ -115,6 +116,7 @@ create! {
     CreateXrcSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
     CreateXrcd => |_, reply| DestroyXrcd { xrcdn: reply.xrcdn, ..Default::default() };
     CreateFlow => |_, reply| DestroyFlow { flow: reply.flow, ..Default::default() };
+    CreateTunnelFlow => |_, reply| DestroyFlow { flow: reply.flow, ..Default::default() };
     CreateCompletionCounter => |_, reply| DestroyCompletionCounter {
         counter: reply.counter,
         ..Default::default()

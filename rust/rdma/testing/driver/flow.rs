@@ -36,6 +36,10 @@ impl FlowRule for Object {
         let continues = attributes.continues;
         call.data()
             .note(Asked::Flow(qp.number(), ty, priority, continues, specs));
+        if attributes.tag != 0 || attributes.drops {
+            call.data()
+                .note(Asked::FlowWithActions(attributes.tag, attributes.drops));
+        }
         if let Some(counters) = attributes.counters {
             call.data().note(Asked::FlowWithCounters(counters.number));
         }

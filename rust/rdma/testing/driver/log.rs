@@ -106,7 +106,15 @@ pub(crate) enum Asked {
     /// Length, and binary logarithm of the alignment.
     Dm(u64, u32),
     /// Number of the queue pair, priority, whether it continues, and the specifications.
-    Flow(u32, flow::Type, u16, bool, [Option<flow::Spec>; 3]),
+    Flow(
+        u32,
+        flow::Type,
+        u16,
+        bool,
+        [Option<(flow::Layer, flow::Spec)>; 3],
+    ),
+    /// A flow with a tag, or one that drops frames.
+    FlowWithActions(u32, bool),
     /// Number of the counters of the last flow.
     FlowWithCounters(u32),
     CompletionCounter,

@@ -5,7 +5,10 @@
 use super::{Execute, done, reserved};
 use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::{
-    command::{CreateFlow, DestroyFlow, Empty, FlowCounters, FlowCreated, QueryFlow},
+    command::{
+        CreateFlow, CreateTunnelFlow, DestroyFlow, Empty, FlowCounters, FlowCreated, QueryFlow,
+        flow_flags,
+    },
     qp::QpType,
 };
 
@@ -15,6 +18,31 @@ fn check_feature(rnic: &Engine) -> Result<(), Cause> {
     negotiated.then_some(()).ok_or(Cause::CommandCode)
 }
 
+/// Creates a flow.
+fn create(rnic: &mut Engine, request: &CreateTunnelFlow) -> Result<FlowCreated, Cause> {
+    let flow = &request.flow;
+    if !rnic.config.features.tunnel_flows {
+        reserved(flow.tag)?;
+        if flow.flags.get() & flow_flags::DROP != 0 {
+            return Err(Cause::Flags);
+        }
+    }
+    if flow.port != 1 {
+        return Err(Cause::UnknownPort);
+    }
+    let qp = rnic.qps.get(flow.qpn.get()).ok_or(Cause::UnknownQp)?;
+    let created = qp.created();
+    if !matches!(created.qp_type, QpType::RawPacket | QpType::ReceiveScaling) {
+        return Err(Cause::QpType);
+    }
+    let scaling = created.scaling.clone();
+    let flow = rnic.flows.add(request, scaling)?;
+    Ok(FlowCreated {
+        flow: flow.into(),
+        reserved: 0.into(),
+    })
+}
+
 impl Execute for CreateFlow {
     fn execute<M: Memory>(
         self,
@@ -22,21 +50,25 @@ impl Execute for CreateFlow {
         _: &mut Io<'_, M>,
     ) -> Result<FlowCreated, Cause> {
         check_feature(rnic)?;
-        reserved(self.reserved)?;
-        if self.port != 1 {
-            return Err(Cause::UnknownPort);
+        let request = CreateTunnelFlow {
+            flow: self,
+            ..CreateTunnelFlow::default()
+        };
+        create(rnic, &request)
+    }
+}
+
+impl Execute for CreateTunnelFlow {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        _: &mut Io<'_, M>,
+    ) -> Result<FlowCreated, Cause> {
+        check_feature(rnic)?;
+        if !rnic.config.features.tunnel_flows {
+            return Err(Cause::CommandCode);
         }
-        let qp = rnic.qps.get(self.qpn.get()).ok_or(Cause::UnknownQp)?;
-        let created = qp.created();
-        if !matches!(created.qp_type, QpType::RawPacket | QpType::ReceiveScaling) {
-            return Err(Cause::QpType);
-        }
-        let scaling = created.scaling.clone();
-        let flow = rnic.flows.add(&self, scaling)?;
-        Ok(FlowCreated {
-            flow: flow.into(),
-            reserved: 0.into(),
-        })
+        create(rnic, &self)
     }
 }
 

@@ -231,7 +231,7 @@ impl Field {
     fn slot<'a>(self, segment: &'a mut Segment<'static>) -> Option<Slot<'a>> {
         let path = &mut segment.path;
         let body = &mut segment.body;
-        if *body == Body::Frame {
+        if matches!(body, Body::Frame { .. }) {
             // It has no headers of the RDMA transport.
             return None;
         }

@@ -105,7 +105,7 @@ fn subject(direction: Direction, segment: &Segment<'_>) -> Subject {
     let qp_type = match (segment.body, segment.service) {
         (Body::Datagram { .. }, _) if qpn == GSI_QPN => QpType::Gsi,
         (Body::Datagram { .. }, _) => QpType::UnreliableDatagram,
-        (Body::Frame, _) => QpType::RawPacket,
+        (Body::Frame { .. }, _) => QpType::RawPacket,
         (_, Service::Reliable) => QpType::ReliableConnection,
         (_, Service::Unreliable) => QpType::UnreliableConnection,
         // An initiator sends requests and receives responses.

@@ -108,7 +108,7 @@ impl PacketKind {
             Body::Datagram { .. } => Self::UdSend,
             Body::CongestionNotification => Self::Cnp,
             Body::Unknown(_) => Self::Unknown,
-            Body::Frame => Self::Frame,
+            Body::Frame { .. } => Self::Frame,
         }
     }
 
@@ -152,7 +152,7 @@ fn message_of(segment: &Segment<'_>) -> Option<u64> {
         }
         | Body::AtomicWrite(_)
         | Body::Datagram { .. }
-        | Body::Frame => Some(segment.payload.len()),
+        | Body::Frame { .. } => Some(segment.payload.len()),
         _ => None,
     }
 }

@@ -225,7 +225,7 @@ impl Engine {
             }
             CommandCode::AllocateMw => self.resources.keys.windows(),
             CommandCode::CreateCounterSet => self.resources.counters.sets(),
-            CommandCode::CreateFlow => count(self.flows.len()),
+            CommandCode::CreateFlow | CommandCode::CreateTunnelFlow => count(self.flows.len()),
             CommandCode::AttachMulticast => count(self.resources.groups.attachments()),
             _ => return None,
         })

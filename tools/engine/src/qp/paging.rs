@@ -242,7 +242,7 @@ impl Qp {
     ) -> bool {
         match segment.body {
             Body::Datagram { .. } => self.receive_datagram(segment, resources, io),
-            Body::Frame => self.receive_frame(segment, resources, io),
+            Body::Frame { .. } => self.receive_frame(segment, resources, io),
             _ => self.take_unacknowledged(segment, resources, io),
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     memory::Memory,
     pages::Half,
     resources::{Io, Resources},
-    segment::{Payload, Segment},
+    segment::{Body, Payload, Segment},
     work::SendRequest,
 };
 use vrnic_wire::{
@@ -131,11 +131,16 @@ impl Qp {
         }
         self.note_access(Half::Responder);
         let has_checksums = self.created.capacities.checksums;
+        let flow_tag = match segment.body {
+            Body::Frame { tag } => tag,
+            _ => 0,
+        };
         self.complete_receive(
             Opcode::Receive,
             false,
             |cqe| {
                 cqe.byte_length = (length as u32).into();
+                cqe.flow_tag = flow_tag.into();
                 if segment.checksums_ok && has_checksums {
                     cqe.packet_flags = packet_flags::CHECKSUMS_OK;
                 }

@@ -642,8 +642,8 @@ fn put_rest(out: &mut impl Put, segment: &Segment<'_>) {
                 put_range(out, range);
             }
         }
-        Payload::Bytes(bytes) if *body == Body::Frame => put_frame(out, bytes),
-        Payload::Frame(bytes) if *body == Body::Frame => put_frame(out, bytes),
+        Payload::Bytes(bytes) if matches!(body, Body::Frame { .. }) => put_frame(out, bytes),
+        Payload::Frame(bytes) if matches!(body, Body::Frame { .. }) => put_frame(out, bytes),
         Payload::Bytes(bytes) => put_payload(out, bytes),
         Payload::Frame(bytes) => put_payload(out, bytes),
     }
@@ -1114,7 +1114,11 @@ fn put_body(out: &mut impl Put, body: &Body) {
             out.byte(*opcode);
         }
         Body::CongestionNotification => out.byte(11),
-        Body::Frame => out.byte(12),
+        Body::Frame { tag: 0 } => out.byte(12),
+        Body::Frame { tag } => {
+            out.byte(13);
+            out.number((*tag).into());
+        }
     }
 }
 
@@ -1168,7 +1172,8 @@ fn take_body(from: &mut Take<'_>) -> Taken<Body> {
         },
         10 => Body::Unknown(from.byte()?),
         11 => Body::CongestionNotification,
-        12 => Body::Frame,
+        12 => Body::Frame { tag: 0 },
+        13 => Body::Frame { tag: from.small()? },
         _ => return from.bad("unknown packet"),
     })
 }

@@ -198,6 +198,8 @@ pub struct Completion {
     pub immediate: u32,
     /// VLAN, or the tag that was removed.
     pub vlan: u16,
+    /// Tag of the flow that directed a frame.
+    pub flow_tag: u32,
     /// Sender of a datagram.
     pub source_qpn: u32,
     /// Index of the P_Key of a datagram.
@@ -225,6 +227,7 @@ impl Cq {
             packet_flags: cqe.packet_flags,
             immediate: cqe.immediate.get(),
             vlan: cqe.vlan.get(),
+            flow_tag: cqe.flow_tag.get(),
             source_qpn: cqe.source_qpn.get(),
             pkey_index: cqe.pkey_index.get(),
             source: (cqe.flags & completion::flags::SOURCE_LID != 0)

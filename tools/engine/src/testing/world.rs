@@ -686,7 +686,7 @@ impl World {
 
     /// Delivers a segment to the device that has its GID, or to all. A frame passes all ports.
     pub fn deliver(&mut self, segment: Segment) {
-        if let (Body::Frame, Payload::Bytes(frame)) = (segment.body, &segment.payload) {
+        if let (Body::Frame { .. }, Payload::Bytes(frame)) = (segment.body, &segment.payload) {
             for node in &mut self.nodes {
                 let mut io = Io {
                     memory: &node.guest.view,

@@ -61,6 +61,8 @@ pub enum Feature {
     FlowCounters,
     /// Completion counters.
     CompletionCounters,
+    /// Tunnels, drops and tags of flows, which need raw packets.
+    TunnelFlows,
 }
 
 impl Feature {
@@ -93,6 +95,7 @@ impl Feature {
             Self::ReceiveOptions => config::F_RECEIVE_OPTIONS,
             Self::FlowCounters => config::F_FLOW_COUNTERS,
             Self::CompletionCounters => config::F_COMPLETION_COUNTERS,
+            Self::TunnelFlows => config::F_TUNNEL_FLOWS,
         }
     }
 }
@@ -112,6 +115,7 @@ pub fn complete(mut features: Features) -> Features {
     features.segmentation &= features.checksums;
     features.receive_scaling &= features.raw_packets;
     features.flow_counters &= features.raw_packets;
+    features.tunnel_flows &= features.raw_packets;
     features
 }
 
@@ -130,7 +134,7 @@ mod tests {
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
                      'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
                      'segmentation', 'receive-scaling', 'receive-options', 'flow-counters', \
-                     'completion-counters']";
+                     'completion-counters', 'tunnel-flows']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);
@@ -141,6 +145,7 @@ mod tests {
         assert!(!all_without(&[Feature::Checksums]).segmentation);
         let frameless = all_without(&[Feature::RawPackets]);
         assert!(!frameless.receive_scaling && !frameless.flow_counters && frameless.checksums);
+        assert!(!frameless.tunnel_flows);
         assert!(toml::from_str::<Setting>("without = ['rdma']").is_err());
     }
 }

@@ -535,7 +535,7 @@ pub struct Group {
 pub struct Flow {
     /// Number.
     pub flow: u32,
-    /// Queue pair that gets the frames.
+    /// Queue pair that gets the frames, unless the flow drops them.
     pub qpn: u32,
     /// Type: `normal`, `all default` or `multicast default`.
     pub kind: String,
@@ -543,6 +543,12 @@ pub struct Flow {
     pub priority: u16,
     /// Whether a normal flow gets copies and leaves the frames to others.
     pub dont_trap: bool,
+    /// Tag of its frames; 0 if it has none.
+    #[serde(default)]
+    pub tag: u32,
+    /// Whether it drops its frames.
+    #[serde(default)]
+    pub drops: bool,
     /// Number of frames that it got.
     pub packets: u64,
     /// Number of bytes in them.

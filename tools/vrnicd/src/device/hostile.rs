@@ -136,7 +136,8 @@ fn effect_of(code: CommandCode) -> Effect {
         | Code::QueryCompletionCounter
         | Code::CreateXrcd
         | Code::CreateScalingQp
-        | Code::CreateFlow => Effect::Nothing,
+        | Code::CreateFlow
+        | Code::CreateTunnelFlow => Effect::Nothing,
     }
 }
 

@@ -316,6 +316,7 @@ fn shortest_reply(request: &[u8]) -> usize {
             CommandCode::CreateFlow => of::<command::CreateFlow>(),
             CommandCode::DestroyFlow => of::<command::DestroyFlow>(),
             CommandCode::QueryFlow => of::<command::QueryFlow>(),
+            CommandCode::CreateTunnelFlow => of::<command::CreateTunnelFlow>(),
         },
         _ => 0,
     };

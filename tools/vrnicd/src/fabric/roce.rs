@@ -56,7 +56,7 @@ impl RoceEnd {
         memory: &M,
         frame: &mut Vec<u8>,
     ) -> bool {
-        if segment.body == Body::Frame {
+        if matches!(segment.body, Body::Frame { .. }) {
             return match &segment.payload {
                 Payload::Bytes(bytes) => {
                     frame.extend_from_slice(bytes);

@@ -251,7 +251,7 @@ fn lie(request: &Value, name: &str) -> Value {
         "srqs" => json!({ "srqs": page(json!([])) }),
         "groups" => json!({ "groups": page(json!([])) }),
         "flows" => json!({ "flows": page(json!([
-            { "flow": 3, "qpn": 17, "kind": name, "priority": 5, "dont_trap": true, "packets": 5, "bytes": 300, "fields": [["ether_type", "0x88b5"], [name, name]] },
+            { "flow": 3, "qpn": 17, "kind": name, "priority": 5, "dont_trap": true, "tag": 9, "drops": false, "packets": 5, "bytes": 300, "fields": [["ether_type", "0x88b5"], [name, name]] },
         ])) }),
         "faults" => {
             json!({ "faults": [{ "id": 1, "fault": name, "progress": name, "seen": 1, "fired": 1 }] })

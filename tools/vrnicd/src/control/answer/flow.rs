@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use vrnic_engine::FlowSnapshot;
-use vrnic_wire::command::{FlowFields, FlowType};
+use vrnic_wire::command::{FlowFields, FlowType, TunnelFields};
 
 use crate::config::Mac;
 use crate::control::protocol::Flow;
@@ -13,7 +13,7 @@ use crate::control::protocol::Flow;
 const IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// Describes a flow.
-pub fn view(flow: FlowSnapshot) -> Flow {
+pub fn view(flow: &FlowSnapshot) -> Flow {
     let kind = match flow.flow_type {
         FlowType::Normal => "normal",
         FlowType::AllDefault => "all default",
@@ -27,8 +27,58 @@ pub fn view(flow: FlowSnapshot) -> Flow {
         dont_trap: flow.dont_trap,
         packets: flow.packets,
         bytes: flow.bytes,
-        fields: fields(&flow.value, &flow.mask),
+        tag: flow.tag,
+        drops: flow.drops,
+        fields: all_fields(flow),
     }
+}
+
+/// Returns the names and values of the fields that a frame, its tunnel, and the packet in that must have.
+fn all_fields(flow: &FlowSnapshot) -> Vec<(String, String)> {
+    let mut all = fields(&flow.value, &flow.mask);
+    if let Some(tunnel) = &flow.tunnel {
+        all.extend(tunnel_fields(&tunnel.value, &tunnel.mask));
+        let inner = fields(&tunnel.inner_value, &tunnel.inner_mask).into_iter();
+        all.extend(inner.map(|(name, text)| (format!("inner_{name}"), text)));
+    }
+    all
+}
+
+/// Returns the names and values of the fields that a tunnel must have.
+fn tunnel_fields(value: &TunnelFields, mask: &TunnelFields) -> Vec<(String, String)> {
+    let all = [
+        ("vni", hexadecimal(&value.vni, &mask.vni, 6)),
+        ("gre_key", hexadecimal(&value.gre_key, &mask.gre_key, 8)),
+        (
+            "gre_protocol",
+            hexadecimal(&value.gre_protocol, &mask.gre_protocol, 4),
+        ),
+        (
+            "mpls_over_ethernet",
+            hexadecimal(&value.mpls_over_ethernet, &mask.mpls_over_ethernet, 8),
+        ),
+        (
+            "mpls_over_gre",
+            hexadecimal(&value.mpls_over_gre, &mask.mpls_over_gre, 8),
+        ),
+        (
+            "mpls_over_udp",
+            hexadecimal(&value.mpls_over_udp, &mask.mpls_over_udp, 8),
+        ),
+        (
+            "mpls_inner",
+            hexadecimal(&value.mpls_inner, &mask.mpls_inner, 8),
+        ),
+    ];
+    shown(all)
+}
+
+/// Returns the names and values of those fields that count.
+fn shown<const N: usize>(all: [(&str, Option<String>); N]) -> Vec<(String, String)> {
+    let wanted = all.into_iter();
+    wanted
+        .filter_map(|(name, text)| Some((name.to_owned(), text?)))
+        .collect()
 }
 
 /// Returns the names and values of the fields that a frame must have. If only some bits of a field count, a slash and
@@ -71,10 +121,7 @@ fn fields(value: &FlowFields, mask: &FlowFields) -> Vec<(String, String)> {
             decimal(&value.destination_port, &mask.destination_port),
         ),
     ];
-    let wanted = all.into_iter();
-    wanted
-        .filter_map(|(name, text)| Some((name.to_owned(), text?)))
-        .collect()
+    shown(all)
 }
 
 fn mac(value: [u8; 6], mask: [u8; 6]) -> Option<String> {
@@ -135,12 +182,70 @@ fn number(value: &[u8], mask: &[u8], whole: u32, show: impl Fn(u32) -> String) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vrnic_engine::TunnelSnapshot;
+
+    /// Returns fields in one line.
+    fn line(all: Vec<(String, String)>) -> String {
+        let all = all.into_iter();
+        let all: Vec<_> = all.map(|(name, text)| format!("{name}={text}")).collect();
+        all.join(" ")
+    }
 
     /// Returns how the fields are shown, in one line.
     fn shown(value: FlowFields, mask: FlowFields) -> String {
-        let all = fields(&value, &mask).into_iter();
-        let all: Vec<_> = all.map(|(name, text)| format!("{name}={text}")).collect();
-        all.join(" ")
+        line(fields(&value, &mask))
+    }
+
+    #[test]
+    fn fields_of_tunnels_follow_those_in_front() {
+        let all = TunnelFields {
+            vni: [0, 0xff, 0xff, 0xff],
+            gre_key: [0xff; 4],
+            gre_protocol: [0xff; 2],
+            mpls_over_ethernet: [0xff, 0xff, 0xf0, 0],
+            mpls_over_gre: [0xff; 4],
+            mpls_over_udp: [0xff; 4],
+            mpls_inner: [0xff; 4],
+            ..TunnelFields::default()
+        };
+        let value = TunnelFields {
+            vni: [0, 0, 1, 2],
+            gre_key: [0, 0, 0, 7],
+            gre_protocol: [8, 0],
+            mpls_over_ethernet: [0, 1, 0, 0],
+            ..TunnelFields::default()
+        };
+        let protocol = |protocol| FlowFields {
+            protocol,
+            ..FlowFields::default()
+        };
+        let flow = FlowSnapshot {
+            number: 1,
+            qpn: 2,
+            flow_type: FlowType::Normal,
+            priority: 0,
+            dont_trap: false,
+            value: protocol(17),
+            mask: protocol(0xff),
+            tunnel: Some(TunnelSnapshot {
+                value,
+                mask: all,
+                inner_value: protocol(6),
+                inner_mask: protocol(0xff),
+            }),
+            tag: 5,
+            drops: true,
+            packets: 0,
+            bytes: 0,
+        };
+        let view = view(&flow);
+        assert_eq!((view.tag, view.drops), (5, true));
+        assert_eq!(
+            line(view.fields),
+            "protocol=17 vni=0x000102 gre_key=0x00000007 gre_protocol=0x0800 \
+             mpls_over_ethernet=0x00010000/0xfffff000 mpls_over_gre=0x00000000 mpls_over_udp=0x00000000 \
+             mpls_inner=0x00000000 inner_protocol=6"
+        );
     }
 
     fn four(address: [u8; 4]) -> [u8; 16] {
