@@ -843,6 +843,7 @@ static void complete(uint32_t qpn, uint64_t name, uint8_t opcode, uint8_t flags)
 	/* If there is a GRH, there is a packet with the right checksums behind it. */
 	cqe[42] = flags & 1;
 	*(uint64_t *)(cqe + 48) = 88;
+	*(uint32_t *)(cqe + 56) = 0x00abcdef;
 	__atomic_store_n(&cqe[63], !(completions & cq_req.ring.entries), __ATOMIC_RELEASE);
 	completions++;
 }
@@ -929,7 +930,8 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_cq_init_attr_ex attr = {
 		.cqe = 3,
-		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG |
+			    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
 	};
 	struct vrnic_create_qp_req other_req;
 	struct ibv_poll_cq_attr poll = {};
@@ -1007,6 +1009,7 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 1 << 0 | (i == 18) << 4);
 	}
 	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1018 && ibv_wc_read_cvlan(ex) == 0xa123);
+	CHECK(ibv_wc_read_flow_tag(ex) == 0x00abcdef);
 	CHECK(ibv_wc_read_wc_flags(ex) == (IBV_WC_GRH | IBV_WC_IP_CSUM_OK));
 	other_req = qp_req;
 	other = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 18);

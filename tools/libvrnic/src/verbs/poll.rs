@@ -9,7 +9,8 @@ use core::ffi::{c_int, c_uint};
 use vrnic_wire::completion::{Cqe, LidSource, Status, flags, packet_flags};
 
 /// Fields that the extended interface supports.
-pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | STAMPS;
+pub const WC_FLAGS: u64 =
+    IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | STAMPS;
 
 /// Fields that every completion has anyway, or that follow from those.
 pub const STAMPS: u64 =
@@ -179,6 +180,7 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
     cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_sl);
     cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
     cq.read_cvlan = asked(IBV_WC_EX_WITH_CVLAN).then_some(read_cvlan);
+    cq.read_flow_tag = asked(IBV_WC_EX_WITH_FLOW_TAG).then_some(read_flow_tag);
     cq.read_completion_ts =
         asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts);
     cq.read_completion_wallclock_ns = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
@@ -307,6 +309,7 @@ read!(read_slid -> u32, cqe => lid_source(cqe).slid.get().into());
 read!(read_sl -> u8, cqe => cqe.service_level);
 read!(read_dlid_path_bits -> u8, cqe => lid_source(cqe).path_bits);
 read!(read_cvlan -> u16, cqe => vlan(cqe));
+read!(read_flow_tag -> u32, cqe => cqe.flow_tag.get());
 read!(read_completion_ts -> u64, cqe => cqe.timestamp.get());
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
