@@ -7,6 +7,8 @@
     raw.py receive-kinds DEVICE NETDEV
     raw.py send-scaled DEVICE NETDEV PEER
     raw.py receive-scaled DEVICE NETDEV
+    raw.py send-tunnels DEVICE NETDEV PEER
+    raw.py receive-tunnels DEVICE NETDEV
     raw.py queue-in-error DEVICE
     raw.py queue-that-fails DEVICE
 
@@ -23,6 +25,9 @@ sequence.
 Two more are about receive scaling: packets of many flows are spread over several work queues, as the hash of each says,
 and in order. They have their check sequences. Before that, the receiver does with queues and tables what it must not.
 
+Two more are about flows that look into tunnels, tag the completions of their frames, or drop them. Before that, the
+receiver asks for flows that cannot be.
+
 The last two have a work queue and no peer. The queue flushes its receives in error, until it is reset. Or it waits for
 the event of a queue that fails, which somebody else has to cause.
 """
@@ -31,6 +36,7 @@ import contextlib
 import ctypes
 import errno
 import socket
+import struct
 import sys
 import time
 import zlib
@@ -43,13 +49,15 @@ from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QPAttr, QPCap, QPEx, QPInitAttrEx
 from pyverbs.pyverbs_error import PyverbsRDMAError
-from pyverbs.spec import EthSpec
+from pyverbs.spec import EthSpec, Ipv4ExtSpec, TcpUdpSpec
 from pyverbs.wq import RwqIndTable, RwqIndTableInitAttr, RxHashConf, WQ, WQAttr, WQInitAttr
 from pyverbs.wr import RecvWR, SGE, SendWR
 
 STEERED, OTHER = 0x88B5, 0x88B6
 PREFERRED, SHARED, UNKNOWN, TAGGED = 0x88B7, 0x88B8, 0x88B9, 0x88BA
 TAG = 0x6123
+INSIDE, DROPPED, BRIDGED = 0x88BB, 0x88BC, 0x6558
+UDP, GRE = 17, 47
 IPV4, IPV6 = 0x0800, 0x86DD
 ALL = "ff:ff:ff:ff:ff:ff"
 GROUP = "03:00:00:00:00:09"
@@ -146,11 +154,13 @@ def mac_of(netdev):
         return file.read().strip()
 
 
-def queue_pair(device, flags=0):
+def queue_pair(device, flags=0, wc_flags=0):
     context = Context(name=device)
     pd = PD(context)
     if flags & IBV_QP_CREATE_CVLAN_STRIPPING:
-        cq = CQEX(context, CqInitAttrEx(cqe=2 * RECEIVES, wc_flags=IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN))
+        wc_flags = IBV_WC_EX_WITH_CVLAN
+    if wc_flags:
+        cq = CQEX(context, CqInitAttrEx(cqe=2 * RECEIVES, wc_flags=IBV_WC_STANDARD_FLAGS | wc_flags))
     else:
         cq = CQ(context, 2 * RECEIVES)
     cap = QPCap(max_send_wr=RECEIVES, max_recv_wr=RECEIVES, max_send_sge=1, max_recv_sge=1)
@@ -414,6 +424,161 @@ def receive_kinds(device, netdev):
     print("right", flush=True)
 
 
+class RawSpec:
+    """A specification that pyverbs does not know."""
+
+    def __init__(self, kind, body=b""):
+        # The fields of all of these are aligned to 4 bytes.
+        self.size = 8 + len(body)
+        self.bytes = struct.pack("=IHxx", kind, self.size) + body
+
+    def _copy_data(self, address):
+        ctypes.memmove(address, self.bytes, self.size)
+
+
+def vxlan_spec(vni):
+    return RawSpec(IBV_FLOW_SPEC_VXLAN_TUNNEL, struct.pack(">II", vni, 0xFFFFFF))
+
+
+def gre_spec(key, flags_mask=0):
+    return RawSpec(IBV_FLOW_SPEC_GRE, struct.pack(">HHIHHI", 0, BRIDGED, key, flags_mask, 0xFFFF, 0xFFFFFFFF))
+
+
+def mpls_spec(label):
+    return RawSpec(IBV_FLOW_SPEC_MPLS, struct.pack(">II", label << 12, 0xFFFFF000))
+
+
+def tag_spec(tag):
+    return RawSpec(IBV_FLOW_SPEC_ACTION_TAG, struct.pack("=I", tag))
+
+
+def drop_spec():
+    return RawSpec(IBV_FLOW_SPEC_ACTION_DROP)
+
+
+def ipv4(protocol, payload):
+    """Returns a packet. Its checksums are wrong."""
+    total = (20 + len(payload)).to_bytes(2, "big")
+    rest = bytes.fromhex("5678c0000201c0000202")
+    return b"\x45\0" + total + bytes.fromhex("0001000040") + bytes([protocol]) + rest + payload
+
+
+def in_vxlan(vni, inner):
+    header = b"\x08\0\0\0" + vni.to_bytes(3, "big") + b"\0"
+    return ipv4(UDP, b"\xc0\0" + struct.pack(">HHH", 4789, 16 + len(inner), 0) + header + inner)
+
+
+def in_gre(key, inner):
+    return ipv4(GRE, struct.pack(">HHI", 1 << 13, BRIDGED, key) + inner)
+
+
+def in_mpls(label, inner):
+    stack = struct.pack(">II", label << 12 | 64, 16 << 12 | 1 << 8 | 64)
+    return ipv4(UDP, b"\xc0\0" + struct.pack(">HHH", 6635, 16 + len(inner), 0) + stack + inner)
+
+
+def send_tunnels(device, netdev, peer):
+    own = mac_of(netdev)
+    _context, _pd, cq, qp, mr = queue_pair(device)
+    inner = lambda ether_type, text: frame(GROUP, own, ether_type, text)
+    outer = frame(peer, own, IPV4, "")[:14]
+    for data in [
+        outer + in_vxlan(5, inner(INSIDE, "in VXLAN")),
+        outer + in_vxlan(6, inner(INSIDE, "in another network")),
+        outer + in_vxlan(9, inner(STEERED, "in any tunnel")),
+        outer + in_gre(7, inner(INSIDE, "in GRE")),
+        outer + in_gre(8, inner(INSIDE, "with another key")),
+        outer + in_mpls(100, ipv4(UDP, b"\0\x50\0\x51" + b"in MPLS".ljust(46, b"."))),
+        outer + in_mpls(100, ipv4(UDP, b"\0\x50\0\x52" + b"to another port".ljust(46, b"."))),
+        frame(peer, own, DROPPED, "dropped"),
+        frame(ALL, own, DROPPED, "dropped for all"),
+        frame(peer, own, STEERED, "last"),
+        frame(peer, own, OTHER, "last"),
+    ]:
+        transmit(cq, qp, mr, data, 0)
+
+
+def receive_tunnels(device, netdev):
+    own = mac_of(netdev)
+    context, pd, cq, qp, mr = queue_pair(device, wc_flags=IBV_WC_EX_WITH_FLOW_TAG)
+    for number in range(RECEIVES):
+        post_receive(qp, mr, number)
+
+    def flow(*specs, flow_type=IBV_FLOW_ATTR_NORMAL, priority=0):
+        attr = FlowAttr(num_of_specs=len(specs), flow_type=flow_type, priority=priority, port=1)
+        attr.specs.extend(specs)
+        return Flow(qp, attr)
+
+    to_own = EthSpec(dst_mac=own, is_inner=0)
+    steered = EthSpec(dst_mac=own, ether_type=STEERED, is_inner=0)
+    inside = EthSpec(ether_type=INSIDE, is_inner=1)
+    udp = TcpUdpSpec(IBV_FLOW_SPEC_UDP, dst_port=6635)
+    flows = [
+        # The last tag counts. A drop needs none, and has nothing from it.
+        flow(to_own, vxlan_spec(5), inside, tag_spec(1), tag_spec(0xABCDEF)),
+        flow(EthSpec(dst_mac=own, ether_type=DROPPED, is_inner=0), drop_spec(), tag_spec(3)),
+        flow(EthSpec(dst_mac=ALL, ether_type=DROPPED, is_inner=0), drop_spec()),
+        # Of any tunnel.
+        flow(EthSpec(ether_type=STEERED, is_inner=1), tag_spec(4)),
+        flow(to_own, gre_spec(7), tag_spec(5)),
+        # In front of UDP, a label stack is one behind the Ethernet header.
+        flow(to_own, mpls_spec(100), udp, tag_spec(6)),
+        flow(udp, mpls_spec(100), TcpUdpSpec(IBV_FLOW_SPEC_UDP, dst_port=0x51, is_inner=True), tag_spec(7)),
+        flow(steered),
+    ]
+    for error, specs in [
+        (errno.EINVAL, [steered, tag_spec(1 << 24)]),
+        # Equal flows with other actions.
+        (errno.EEXIST, [steered, tag_spec(8)]),
+        (errno.EEXIST, [steered, drop_spec()]),
+        (errno.EEXIST, [to_own, vxlan_spec(5), inside, tag_spec(1)]),
+        (errno.EINVAL, [gre_spec(7), TcpUdpSpec(IBV_FLOW_SPEC_UDP)]),
+        (errno.EINVAL, [gre_spec(7), Ipv4ExtSpec(proto=UDP)]),
+        (errno.EOPNOTSUPP, [gre_spec(7, flags_mask=1 << 13)]),
+        (errno.EINVAL, [RawSpec(IBV_FLOW_SPEC_GRE | IBV_FLOW_SPEC_INNER, bytes(16))]),
+    ]:
+        with refused(error):
+            flow(*specs)
+    for action in tag_spec(1), drop_spec():
+        with refused(errno.EINVAL):
+            flow(action, flow_type=IBV_FLOW_ATTR_ALL_DEFAULT)
+    flow(steered, tag_spec(8), priority=1).close()
+    watcher = watch(netdev)
+    print("ready", flush=True)
+
+    words = lambda data: bytes(data).rstrip(b".\0").decode(errors="ignore")
+    texts = ["in VXLAN", "in another network", "in any tunnel", "in GRE", "with another key", "in MPLS"]
+    texts += ["to another port", "dropped for all", "dropped", "last"]
+    text = lambda data: next((text for text in texts if words(data).endswith(text)), None)
+    got, seen = [], []
+    end = time.monotonic() + 60
+    while not got or got[-1][0] != "last":
+        if cq.start_poll(None):
+            assert time.monotonic() < end, f"only {got} came"
+            time.sleep(0.01)
+            continue
+        assert cq.status == IBV_WC_SUCCESS, cq.status
+        number, length, tag = cq.wr_id, cq.read_byte_len(), cq.read_flow_tag()
+        cq.end_poll()
+        got.append((text(mr.read(length, number * ROOM)), tag))
+    while seen[-1:] != ["last"]:
+        data = watcher.recv(ROOM)
+        if text(data):
+            seen.append(text(data))
+    assert got == [
+        ("in VXLAN", 0xABCDEF),
+        ("in any tunnel", 4),
+        ("in GRE", 5),
+        ("in MPLS", 7),
+        ("last", 0),
+    ], got
+    assert seen == ["in another network", "with another key", "to another port", "last"], seen
+    # pyverbs crashes if its garbage collector ends the context first.
+    for one in [*flows, qp, cq, mr, pd, context]:
+        one.close()
+    print("right", flush=True)
+
+
 def flow_packet(flow, turn):
     """Returns a packet of UDP over IPv4, which is unlike those of other flows and turns."""
     udp = (1000 + flow).to_bytes(2, "big") + bytes.fromhex("12b8000a0000") + bytes([flow, turn])
@@ -618,6 +783,8 @@ COMMANDS = {
     "receive-kinds": receive_kinds,
     "send-scaled": send_scaled,
     "receive-scaled": receive_scaled,
+    "send-tunnels": send_tunnels,
+    "receive-tunnels": receive_tunnels,
     "queue-in-error": queue_in_error,
     "queue-that-fails": queue_that_fails,
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Queue pairs for raw packets beside the network device of the same port: flows decide who gets a frame, the switch
 # drops forged ones, the device fills in and checks checksums and divides TCP packets, receive scaling spreads packets
-# over work queues, which fail like queue pairs, and perftest's programs for Ethernet run between two VMs. Without the
-# right to send raw packets there are none.
+# over work queues, which fail like queue pairs, flows look into tunnels, tag frames and drop them, and perftest's
+# programs for Ethernet run between two VMs. Without the right to send raw packets there are none.
 # lab: timeout=300
 # lab: fabric=roce
 . "$LAB_LIB"
@@ -85,6 +85,24 @@ shown=$(on b rdma resource show qp)
 	fail "rdma does not show the queue pairs: $shown"
 on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-scaled "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
 wait $receiver || fail "the receiver with several queues got something else"
+
+rm "$LAB_DIR/receiver"
+on -t 120 b python3 /vrnic/tests/pyverbs/raw.py receive-tunnels "$DEV" "$NETDEV" >"$LAB_DIR/receiver" &
+receiver=$!
+within 60 grep -q ready "$LAB_DIR/receiver" || fail "the receiver of what is in tunnels does not begin"
+vrnicctl flows -d b
+vrnicctl --json flows -d b >"$LAB_DIR/flows"
+python3 - "$LAB_DIR" <<'PY' || fail "vrnicctl does not show tunnels and actions"
+import json, pathlib, sys
+flows = json.loads((pathlib.Path(sys.argv[1]) / "flows").read_text())
+of = {flow["tag"]: dict(flow["fields"]) for flow in flows if not flow["drops"]}
+assert of[0xabcdef]["vni"] == "0x000005" and of[0xabcdef]["inner_ether_type"] == "0x88bb", flows
+assert of[7]["mpls_over_udp"] == "0x00064000/0xfffff000" and of[7]["inner_destination_port"] == "81", flows
+assert of[5]["gre_key"] == "0x00000007" and of[5]["protocol"] == "47", flows
+assert sorted(flow["tag"] for flow in flows if flow["drops"]) == [0, 3], flows
+PY
+on -t 60 a python3 /vrnic/tests/pyverbs/raw.py send-tunnels "$DEV" "$NETDEV" "$mac_b" || fail "the sender failed"
+wait $receiver || fail "the receiver got something else from tunnels"
 
 # Counters of flows to frames that a queue pair sends to itself.
 on -t 60 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" flow-counters || fail "the counters"
