@@ -155,6 +155,11 @@ impl Cq {
         !std::mem::replace(&mut self.failed, true)
     }
 
+    /// Returns whether the queue has failed, and loses all completions.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     fn write<M: Memory>(&mut self, cqe: &mut Cqe, memory: &M) -> Result<(), Cause> {
         let entries = self.ring.entries();
         if !self.ignores_overrun && self.producer.wrapping_sub(self.consumer) >= entries {

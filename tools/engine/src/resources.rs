@@ -289,7 +289,13 @@ impl Resources {
             Pushed::Done => {}
             Pushed::First => self.unannounced.push(cqn),
             Pushed::Failed(cause) => return self.note_failed_cq(cqn, cause),
-            Pushed::Lost => return,
+            Pushed::Lost => {
+                // The queue pair came to the queue after that had failed. Flushed requests have no news.
+                if status != Status::Flushed.raw() {
+                    self.untold.insert(Untold::QueuePair(cqe.qpn.get()));
+                }
+                return;
+            }
         }
         self.note_completion(cqn, stamped, io.memory);
         self.counters.count(Counter::Completions);
@@ -311,6 +317,15 @@ impl Resources {
         self.explain(Explanation::new(happening, cqn, Some(cause)));
         self.async_events
             .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
+    }
+
+    /// Notes that a queue pair with these completion queues entered the error state. If one of them has failed, the
+    /// queue pair loses its flushed requests, and is told.
+    pub(crate) fn note_in_error(&mut self, qpn: u32, cqns: [u32; 2]) {
+        let loses = |cq: &Cq| cq.has_failed() && cq.users.contains(&qpn);
+        if cqns.iter().any(|cqn| self.cqs.get(*cqn).is_some_and(loses)) {
+            self.untold.insert(Untold::QueuePair(qpn));
+        }
     }
 
     /// Returns whether users of a completion queue that failed have not been told yet.

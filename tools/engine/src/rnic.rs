@@ -673,6 +673,11 @@ impl Engine {
         let to = qp.state();
         if from != to {
             self.resources.note(qpn, || Act::Moved { from, to });
+            if to == QpState::Error {
+                let created = qp.created();
+                let cqns = [created.send_cqn, created.recv_cqn];
+                self.resources.note_in_error(qpn, cqns);
+            }
         }
         self.resources.faults.act_for(None);
         self.resources.counters.act_for(None);
@@ -881,6 +886,8 @@ impl Engine {
                     if self.act(qpn, fail).is_some() {
                         self.qps.schedule(qpn);
                     }
+                    // This was it.
+                    self.resources.forget_untold(Untold::QueuePair(qpn));
                 }
                 Some(Untold::SharedQueue(srqn)) => self.resources.fail_srq(srqn, Cause::CqFailed),
             }

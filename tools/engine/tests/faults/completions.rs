@@ -3,11 +3,15 @@
 //! Faults of completions: errors of each status, late ones, lost ones, and their events.
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
-use vrnic_engine::{Segmentation, fault::Kind, testing::Send};
+use vrnic_engine::{
+    Segmentation,
+    fault::Kind,
+    testing::{QpOptions, Send, World},
+};
 use vrnic_wire::{
     completion::Status,
     event::EventType,
-    qp::{QpState, QpType},
+    qp::{QpAttributes, QpState, QpType, attribute},
     work::SendOpcode,
 };
 
@@ -233,6 +237,72 @@ fn an_overrun_is_told_to_all_who_use_the_queue() {
     assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), &OK4[..2]);
     assert_eq!(stage.events(0), [EventType::CqError, EventType::QpFatal]);
     stage.check_other();
+}
+
+/// Creates a queue pair on a completion queue for sends that has failed, connects it, and lets it do something. Returns
+/// its events and its state.
+fn after_failure(act: impl FnOnce(&mut Stage)) -> (Vec<EventType>, QpState) {
+    let mut stage = Stage::new(Segmentation::Local);
+    stage.arm(0, "cq-overrun cq={cq}");
+    stage.post(Op::Writes(1));
+    stage.world.settle();
+    assert_eq!(stage.events(0), [EventType::CqError, EventType::QpFatal]);
+    let Stage { world, victim, .. } = &mut stage;
+    for side in 0..2 {
+        let node = &mut world.nodes[side];
+        let [send, receive] = [&victim.send_cqs, &victim.recv_cqs].map(|cqs| cqs[side].cqn);
+        let options = QpOptions::default();
+        let qp = node.guest.try_qp(&mut node.rnic, &options, send, receive);
+        victim.qps[side] = qp.expect("a queue pair");
+    }
+    for side in 0..2 {
+        let attributes = World::attributes(1 - side, victim.qps[1 - side].qpn);
+        let qpn = victim.qps[side].qpn;
+        world.bring_up(side, qpn, attributes, QpType::ReliableConnection);
+    }
+    world.settle();
+    assert_eq!(stage.events(0), []);
+    act(&mut stage);
+    stage.post_other();
+    stage.world.settle();
+    assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), NONE);
+    stage.check_other();
+    let qpn = stage.victim.qps[0].qpn;
+    (stage.events(0), stage.world.state(0, qpn))
+}
+
+#[test]
+fn a_queue_pair_that_comes_to_a_failed_queue_is_told_once_when_it_loses_completions() {
+    let failed = (vec![EventType::QpFatal], QpState::Error);
+    assert_eq!(after_failure(|stage| stage.post(Op::Writes(4))), failed);
+    let fail = |stage: &mut Stage| {
+        let attributes = QpAttributes {
+            state: QpState::Error.raw(),
+            mask: attribute::STATE.into(),
+            ..Default::default()
+        };
+        stage.post(Op::Writes(4));
+        let qpn = stage.victim.qps[0].qpn;
+        stage.world.modify(0, qpn, attributes);
+    };
+    assert_eq!(after_failure(fail), failed);
+    // An access error at the other end.
+    let refuse = |stage: &mut Stage| {
+        stage.arm(0, "wrong-rkey qp={qp}");
+        stage.post(Op::Writes(1));
+    };
+    assert_eq!(after_failure(refuse), failed);
+    // Its receives complete elsewhere.
+    let receive = |stage: &mut Stage| {
+        let Stage { world, victim, .. } = stage;
+        victim.receive(world, 0, 5, &[victim.mrs[0].sge(0, 100)]);
+        let send = Send::new(6, SendOpcode::Send).element(victim.mrs[1].sge(0, 100));
+        victim.send(world, 1, &send);
+        world.settle();
+        assert_eq!(statuses(&victim.recv_cqs[0].drain()), OK);
+        assert_eq!(statuses(&victim.send_cqs[1].drain()), OK);
+    };
+    assert_eq!(after_failure(receive), (vec![], QpState::ReadyToSend));
 }
 
 /// Arms the queue, lets a write complete, and returns the numbers of completion events then and later.
