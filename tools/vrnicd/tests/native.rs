@@ -372,6 +372,12 @@ fn faults_of_ports_of_the_switch_are_survived() {
         ("port:0", "corrupt-icrc type=rc"),
         ("port:0", "truncated-frame type=rc"),
         ("port:0", "wrong-psn type=rc"),
+        ("port:0", "wrong-version type=rc"),
+        ("port:1", "wrong-pad type=rc opcode=ack"),
+        ("port:0", "wrong-source type=rc"),
+        ("port:0", "wrong-destination type=rc"),
+        ("port:0", "wrong-field type=rc field=source-mac"),
+        ("port:0", "wrong-field type=rc field=destination-mac"),
         ("port:0", "delay type=rc nth=2"),
         ("port:0", "reorder type=rc"),
         ("port:0", "duplicate type=rc count=all"),
@@ -400,7 +406,7 @@ fn faults_of_ports_of_the_switch_are_survived() {
         let port = ports.into_iter().find(|found| found.name == port).unwrap();
         port.counters.into_iter().find(|(found, _)| found == name)
     };
-    assert_eq!(counted("faults", "1", &mut control).unwrap().1, 2);
+    assert_eq!(counted("faults", "1", &mut control).unwrap().1, 3);
     control.stop_capture(capture.id).unwrap();
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(0)).unwrap();
