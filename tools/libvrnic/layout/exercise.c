@@ -2218,8 +2218,23 @@ static void counters(struct ibv_context *context)
 	struct ibv_counter_attach_attr point = { .counter_desc = IBV_COUNTER_BYTES, .index = 2 };
 	uint64_t values[4] = { 1, 1, 1, 1 };
 	uint32_t flags = IBV_READ_COUNTERS_ATTR_PREFER_CACHED;
+	struct {
+		struct ibv_flow_attr attr;
+		struct {
+			enum ibv_flow_spec_type type;
+			uint16_t size;
+		} drop;
+		struct ibv_flow_spec_counter_action count[2];
+	} __attribute__((packed, aligned(8))) wanted = {
+		.attr = { .priority = 3, .num_of_specs = 2, .size = sizeof(wanted) },
+		.drop = { .type = IBV_FLOW_SPEC_ACTION_DROP, .size = sizeof(wanted.drop) },
+	};
+	struct ibv_flow_attr *flow_attr = (void *)&wanted;
+	struct ibv_qp qp = { .context = context };
 	struct ibv_counters *counters;
+	struct ibv_flow *bound[2];
 	struct ibv_flow flow;
+	int i;
 
 	CHECK(!ops.create_counters(context, &attr) && errno == EOPNOTSUPP);
 	attr.comp_mask = 0;
@@ -2230,6 +2245,14 @@ static void counters(struct ibv_context *context)
 	counters = ops.create_counters(context, &attr);
 	CHECK(counters && counters->context == context);
 	CHECK(ops.attach_counters_point_flow(counters, &point, &flow) == EOPNOTSUPP);
+	for (i = 0; i < 2; i++)
+		wanted.count[i] = (struct ibv_flow_spec_counter_action){
+			.type = IBV_FLOW_SPEC_ACTION_COUNT,
+			.size = sizeof(wanted.count[i]),
+			.counters = counters,
+		};
+	/* Nothing was chosen. */
+	CHECK(!ops.create_flow(&qp, flow_attr) && errno == EINVAL);
 	CHECK(!ops.attach_counters_point_flow(counters, &point, NULL));
 	point.counter_desc = IBV_COUNTER_BYTES + 1;
 	CHECK(ops.attach_counters_point_flow(counters, &point, NULL) == EOPNOTSUPP);
@@ -2237,6 +2260,26 @@ static void counters(struct ibv_context *context)
 	CHECK(ops.attach_counters_point_flow(counters, &point, NULL) == EOPNOTSUPP);
 	point.comp_mask = 0;
 	CHECK(!ops.attach_counters_point_flow(counters, &point, NULL));
+	/* Nothing can be chosen while flows have the counters. */
+	fail_next = ENOMEM;
+	CHECK(!ops.create_flow(&qp, flow_attr) && errno == ENOMEM);
+	fail_next = 0;
+	point.index = 2;
+	CHECK(!ops.attach_counters_point_flow(counters, &point, NULL));
+	for (i = 0; i < 2; i++)
+		CHECK((bound[i] = ops.create_flow(&qp, flow_attr)));
+	for (i = 0; i < 2; i++) {
+		CHECK(ops.attach_counters_point_flow(counters, &point, NULL) == EBUSY);
+		fail_next = EIO;
+		CHECK(ops.destroy_flow(bound[i]) == EIO);
+		fail_next = 0;
+		CHECK(ops.attach_counters_point_flow(counters, &point, NULL) == EBUSY);
+		CHECK(!ops.destroy_flow(bound[i]));
+	}
+	point.index = 1;
+	CHECK(!ops.attach_counters_point_flow(counters, &point, NULL));
+	wanted.attr.num_of_specs = 3;
+	CHECK(!ops.create_flow(&qp, flow_attr) && errno == EINVAL);
 
 	CHECK(ops.read_counters(counters, values, 2, flags) == EINVAL && values[0] == 1);
 	CHECK(ops.read_counters(counters, values, 0, flags) == EINVAL);
@@ -2244,7 +2287,7 @@ static void counters(struct ibv_context *context)
 	CHECK(ops.read_counters(counters, values, 3, flags) == EIO && values[0] == 1);
 	fail_next = 0;
 	CHECK(!ops.read_counters(counters, values, 3, flags));
-	CHECK(values[0] == 7 && !values[1] && values[2] == 700 && values[3] == 1);
+	CHECK(values[0] == 7 && values[1] == 7 && values[2] == 707 && values[3] == 1);
 
 	fail_next = EBUSY;
 	CHECK(ops.destroy_counters(counters) == EBUSY && !destroyed_counters);

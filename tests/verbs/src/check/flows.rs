@@ -68,7 +68,18 @@ fn counters(env: &mut Env) -> Outcome<()> {
         unused == Some(Errno(libc::EINVAL)),
         "without a flow: {unused:?}"
     );
+    let unchosen = Counters::unchosen(&env.context).during("ibv_create_counters")?;
+    let refused = Flow::new(&qp, &unchosen, mac, ETHER_TYPE).err();
+    ensure!(
+        refused == Some(Errno(libc::EINVAL)),
+        "nothing to count: {refused:?}"
+    );
     let first = Flow::new(&qp, &counters, mac, ETHER_TYPE).during("ibv_create_flow")?;
+    let busy = counters.choose(0).err();
+    ensure!(
+        busy == Some(Errno(libc::EBUSY)),
+        "chosen after the flow: {busy:?}"
+    );
     let second = Flow::new(&qp, &counters, mac, ETHER_TYPE + 1).during("ibv_create_flow")?;
     let send = |ether_type: u16, length: usize| -> Outcome<()> {
         let header = [&mac[..], &mac, &ether_type.to_be_bytes()].concat();
@@ -102,5 +113,6 @@ fn counters(env: &mut Env) -> Outcome<()> {
     send(ETHER_TYPE + 1, 64)?;
     reach([4, 1224])?;
     drop(second);
+    counters.choose(0).during("choosing without flows")?;
     Ok(())
 }

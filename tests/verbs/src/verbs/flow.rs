@@ -25,8 +25,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Creates counters.
+    /// Creates counters of packets and bytes.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
+        let counters = Self::unchosen(context)?;
+        for index in 0..2 {
+            counters.choose(index)?;
+        }
+        Ok(counters)
+    }
+
+    /// Creates counters that nobody has chosen yet.
+    pub fn unchosen(context: &Arc<Context>) -> Result<Self> {
         let extended = context.extended().ok_or(UNSUPPORTED)?;
         let mut attr = ibv_counters_init_attr { comp_mask: 0 };
         // SAFETY: the context is open, and the attributes are complete.
@@ -34,23 +43,25 @@ impl Counters {
             let create = (*extended).create_counters.ok_or(UNSUPPORTED)?;
             object(create(context.raw, &raw mut attr))?
         };
-        let counters = Counters {
+        Ok(Counters {
             raw,
             context: context.clone(),
+        })
+    }
+
+    /// Chooses the counter with this number, which is then read at the same place.
+    pub fn choose(&self, counter: i32) -> Result<()> {
+        let extended = self.context.extended().ok_or(UNSUPPORTED)?;
+        let mut attr = ibv_counter_attach_attr {
+            counter_desc: counter,
+            index: counter.unsigned_abs(),
+            comp_mask: 0,
         };
-        for index in 0..2 {
-            let mut attr = ibv_counter_attach_attr {
-                counter_desc: index,
-                index: index.unsigned_abs(),
-                comp_mask: 0,
-            };
-            // SAFETY: the counters live, and the attributes are complete.
-            status(unsafe {
-                let attach = (*extended).attach_counters_point_flow.ok_or(UNSUPPORTED)?;
-                attach(raw, &raw mut attr, std::ptr::null_mut())
-            })?;
-        }
-        Ok(counters)
+        // SAFETY: the counters live, and the attributes are complete.
+        status(unsafe {
+            let attach = (*extended).attach_counters_point_flow.ok_or(UNSUPPORTED)?;
+            attach(self.raw, &raw mut attr, std::ptr::null_mut())
+        })
     }
 
     /// Returns packets and bytes.

@@ -25,6 +25,7 @@ fn layout(layout: &Layout, to: &mut Questions) {
     to.push((format!("sizeof({name})"), layout.size as u64));
     to.push((format!("_Alignof({name})"), layout.align as u64));
     for (member, offset) in layout.members {
+        let member = member.trim_start_matches("r#");
         to.push((format!("offsetof({name}, {member})"), *offset as u64));
     }
 }

@@ -345,6 +345,28 @@ c_struct!(
 );
 
 c_struct!(
+    /// Attributes of a new flow, which specifications follow.
+    ibv_flow_attr {
+        comp_mask: u32,
+        r#type: c_int,
+        size: u16,
+        priority: u16,
+        num_of_specs: u8,
+        port: u8,
+        flags: u32,
+    }
+);
+
+c_struct!(
+    /// The specification of a flow that gives it counters.
+    ibv_flow_spec_counter_action {
+        r#type: c_int,
+        size: u16,
+        counters: *mut ibv_counters,
+    }
+);
+
+c_struct!(
     /// Flow.
     ibv_flow {
         comp_mask: u32,
@@ -920,6 +942,8 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_counters::LAYOUT,
     ibv_counters_init_attr::LAYOUT,
     ibv_counter_attach_attr::LAYOUT,
+    ibv_flow_attr::LAYOUT,
+    ibv_flow_spec_counter_action::LAYOUT,
     ibv_flow::LAYOUT,
     ibv_qp::LAYOUT,
     ibv_qp_ex::LAYOUT,

@@ -25,11 +25,35 @@ struct Point {
     index: usize,
 }
 
+/// What a program wants of counters, and how much it uses them.
+struct Wanted {
+    points: Vec<Point>,
+    /// Number of flows that have the counters.
+    flows: usize,
+}
+
 /// Counters of flows.
 #[repr(C)]
-struct Counters {
+pub(super) struct Counters {
     verbs: verbs_counters,
-    points: SpinLock<Vec<Point>>,
+    wanted: SpinLock<Wanted>,
+}
+
+impl Counters {
+    /// Gives the counters to one more flow. `EINVAL` if nothing was chosen, as with mlx5.
+    pub(super) fn bind(&self) -> Result<(), c_int> {
+        let mut wanted = self.wanted.lock();
+        if wanted.points.is_empty() {
+            return Err(libc::EINVAL);
+        }
+        wanted.flows += 1;
+        Ok(())
+    }
+
+    /// Takes the counters from a flow.
+    pub(super) fn unbind(&self) {
+        self.wanted.lock().flows -= 1;
+    }
 }
 
 /// Creates counters.
@@ -44,7 +68,10 @@ pub unsafe extern "C" fn create_counters(
     let counters = allocate(Counters {
         // SAFETY: Integers and pointers; libibverbs fills them in.
         verbs: unsafe { mem::zeroed() },
-        points: SpinLock::new(Vec::new()),
+        wanted: SpinLock::new(Wanted {
+            points: Vec::new(),
+            flows: 0,
+        }),
     });
     if counters.is_null() {
         return ptr::null_mut();
@@ -73,8 +100,8 @@ pub unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int 
 }
 
 /// Chooses a counter, and the place where a program finds it. As with mlx5, the counters belong to
-/// the flows that are created with them, and not to one that there is already. Unlike mlx5, a
-/// program can still choose when there are such flows; there it gets `EBUSY`.
+/// the flows that are created with them, and not to one that there is already. `EBUSY` while there
+/// are such flows.
 pub unsafe extern "C" fn attach_counters_point_flow(
     counters: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,
@@ -86,11 +113,14 @@ pub unsafe extern "C" fn attach_counters_point_flow(
     if !flow.is_null() || attr.comp_mask != 0 || kind >= KINDS {
         return libc::EOPNOTSUPP;
     }
-    let mut points = counters.points.lock();
-    if points.try_reserve(1).is_err() {
+    let mut wanted = counters.wanted.lock();
+    if wanted.flows > 0 {
+        return libc::EBUSY;
+    }
+    if wanted.points.try_reserve(1).is_err() {
         return libc::ENOMEM;
     }
-    points.push(Point {
+    wanted.points.push(Point {
         kind,
         index: attr.index as usize,
     });
@@ -107,7 +137,7 @@ pub unsafe extern "C" fn read_counters(
     // SAFETY: The verbs contract: counters of this provider.
     let this = unsafe { &*counters.cast::<Counters>() };
     let is_outside = |point: &Point| point.index >= count as usize;
-    if count == 0 || this.points.lock().iter().any(is_outside) {
+    if count == 0 || this.wanted.lock().points.iter().any(is_outside) {
         return libc::EINVAL;
     }
     let mut read = [0; KINDS];
@@ -127,7 +157,7 @@ pub unsafe extern "C" fn read_counters(
     // SAFETY: The verbs contract: an array of this length.
     let values = unsafe { slice::from_raw_parts_mut(values, count as usize) };
     values.fill(0);
-    for point in this.points.lock().iter() {
+    for point in &this.wanted.lock().points {
         // Others may have chosen more since then.
         if let Some(value) = values.get_mut(point.index) {
             *value = value.wrapping_add(read[point.kind]);
