@@ -5,6 +5,7 @@
 
 use kernel::{
     device::Bound,
+    error::to_result,
     prelude::*,
     types::Opaque, //
 };
@@ -23,8 +24,8 @@ type Said = (u8, u8, u32, u32);
 /// A BAR: number, address, length and flags.
 type Bar = (usize, u64, u64, u32);
 
-/// A usable BAR.
-const MEMORY: Bar = (2, 0xf000_0000, 0x4000, bindings::IORESOURCE_MEM);
+/// A usable BAR, where no machine of the tests has memory.
+const MEMORY: Bar = (2, 0x40_0000_0000, 0x4000, bindings::IORESOURCE_MEM);
 
 /// Returns a configuration space with these capabilities.
 fn config(capabilities: &[Said]) -> [u8; 256] {
@@ -66,7 +67,35 @@ unsafe extern "C" fn read(
     0
 }
 
-/// Calls `test` with a device that has this configuration space and these BARs.
+/// A BAR with a place in the machine's memory, where parts of it can be reserved and given back.
+struct Placed(*mut bindings::resource);
+
+impl Placed {
+    /// # Safety
+    ///
+    /// `bar` must be valid, and in no place, until this is dropped.
+    unsafe fn new(bar: *mut bindings::resource) -> Result<Self> {
+        // SAFETY: Guaranteed by the caller.
+        to_result(unsafe { bindings::request_resource(&raw mut bindings::iomem_resource, bar) })?;
+        Ok(Self(bar))
+    }
+
+    /// Returns whether no part of the BAR is reserved.
+    fn is_free(&self) -> bool {
+        // SAFETY: The BAR is valid. Nobody else reserves parts of it.
+        unsafe { (*self.0).child }.is_null()
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        // SAFETY: The BAR is valid, and in its place.
+        unsafe { bindings::release_resource(self.0) };
+    }
+}
+
+/// Calls `test` with a device that has this configuration space and these BARs. What the test
+/// reserves must be free again.
 fn with_device(
     mut config: [u8; 256],
     bars: &[Bar],
@@ -79,6 +108,7 @@ fn with_device(
     let bus = KBox::<Opaque<bindings::pci_bus>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
     let pdev = KBox::<Opaque<bindings::pci_dev>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
     let vdev = KBox::<Opaque<bindings::virtio_device>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
+    let mut placed = KVec::new();
     // SAFETY: The structures are ours, and do not move until this returns.
     let dev = unsafe {
         (*bus.get()).ops = &raw mut ops;
@@ -90,11 +120,16 @@ fn with_device(
             bar.start = *start;
             bar.end = *start + *len - 1;
             bar.flags = *flags as usize;
+            if *flags & bindings::IORESOURCE_MEM != 0 {
+                placed.push(Placed::new(bar)?, GFP_KERNEL)?;
+            }
         }
         (*vdev.get()).dev.parent = &raw mut (*pdev.get()).dev;
         &*vdev.get().cast::<Device<Bound>>()
     };
-    test(dev)
+    test(dev)?;
+    assert!(placed.iter().all(Placed::is_free));
+    Ok(())
 }
 
 #[kunit_tests(virtio_region)]
@@ -117,7 +152,7 @@ mod cases {
             assert_eq!(memory.part(0, 0), Err(EINVAL));
             assert_eq!(memory.part(0, 0x2000), Ok(memory));
             let last = memory.part(0x1000, 0x1000)?;
-            assert_eq!((last.start(), last.len()), (0xf000_2000, 0x1000));
+            assert_eq!((last.start(), last.len()), (0x40_0000_2000, 0x1000));
             assert_eq!(last.part(0x800, 0x1000), Err(EINVAL));
             Ok(())
         })
@@ -139,7 +174,7 @@ mod cases {
     fn the_first_structure_of_a_kind_is_found() -> Result {
         let said = [(4, 2, 0, 64), (9, 2, 0x1000, 0x2000), (9, 2, 0, 16)];
         with_device(config(&said), &[MEMORY], |dev| {
-            assert_eq!(found(dev, 9)?, Some((0xf000_1000, 0x2000)));
+            assert_eq!(found(dev, 9)?, Some((0x40_0000_1000, 0x2000)));
             assert_eq!(found(dev, 10)?, None);
             assert_eq!(config_length(dev), Ok(64));
             Ok(())
@@ -160,7 +195,7 @@ mod cases {
     fn a_bar_that_is_not_there_holds_no_structure() -> Result {
         let said = [(9, 6, 0, 16), (9, 5, 0, 16), (9, 2, 16, 16)];
         with_device(config(&said), &[MEMORY], |dev| {
-            assert_eq!(found(dev, 9)?, Some((0xf000_0010, 16)));
+            assert_eq!(found(dev, 9)?, Some((0x40_0000_0010, 16)));
             Ok(())
         })?;
         let said = [(4, 5, 0, 4096), (4, 2, 0, 4)];
@@ -187,7 +222,7 @@ mod cases {
     fn a_structure_does_not_lie_beside_the_table_of_interrupts() -> Result {
         const MSIX: u8 = bindings::PCI_CAP_ID_MSIX as u8;
 
-        for (bar, expected) in [(2, Err(EINVAL)), (1, Ok(Some((0xf000_0000, 16))))] {
+        for (bar, expected) in [(2, Err(EINVAL)), (1, Ok(Some((0x40_0000_0000, 16))))] {
             let mut config = config(&[(9, 2, 0, 16), (4, 2, 0, 16), (0, 0, 0, 0)]);
             // The last capability is not vendor-specific.
             let last = FIRST + 2 * size_of::<bindings::virtio_pci_cap>();
