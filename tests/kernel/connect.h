@@ -29,6 +29,28 @@ static inline int connect_gid(struct ib_device *dev, union ib_gid *gid, u8 *mac)
 	return -ENOENT;
 }
 
+/* Stores the address of the port of a device for queue pairs of the same device: a LID or a GID. */
+static inline int connect_address(struct ib_device *dev, struct rdma_ah_attr *ah)
+{
+	struct ib_port_attr port;
+	union ib_gid gid;
+	int ret;
+
+	ah->type = rdma_ah_find_type(dev, 1);
+	rdma_ah_set_port_num(ah, 1);
+	if (ah->type == RDMA_AH_ATTR_TYPE_IB) {
+		ret = ib_query_port(dev, 1, &port);
+		if (!ret)
+			rdma_ah_set_dlid(ah, port.lid);
+		return ret;
+	}
+	ret = connect_gid(dev, &gid, ah->roce.dmac);
+	if (ret < 0)
+		return ret;
+	rdma_ah_set_grh(ah, &gid, 0, ret, 64, 0);
+	return 0;
+}
+
 /* Moves a reliable connection from RESET to RTS. access has the rights of the peer. */
 static inline int connect_qp(struct ib_qp *qp, u32 peer, int access)
 {
@@ -37,13 +59,12 @@ static inline int connect_qp(struct ib_qp *qp, u32 peer, int access)
 		.port_num = 1,
 		.qp_access_flags = access,
 	};
-	union ib_gid gid;
-	int index, ret;
+	int ret;
 
 	/* The peer is on the same device. */
-	index = connect_gid(qp->device, &gid, attr.ah_attr.roce.dmac);
-	if (index < 0)
-		return index;
+	ret = connect_address(qp->device, &attr.ah_attr);
+	if (ret)
+		return ret;
 	ret = ib_modify_qp(qp, &attr,
 			   IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT |
 			   IB_QP_ACCESS_FLAGS);
@@ -55,9 +76,6 @@ static inline int connect_qp(struct ib_qp *qp, u32 peer, int access)
 	attr.dest_qp_num = peer;
 	attr.max_dest_rd_atomic = 1;
 	attr.min_rnr_timer = 1;
-	attr.ah_attr.type = RDMA_AH_ATTR_TYPE_ROCE;
-	rdma_ah_set_port_num(&attr.ah_attr, 1);
-	rdma_ah_set_grh(&attr.ah_attr, &gid, 0, index, 64, 0);
 	ret = ib_modify_qp(qp, &attr,
 			   IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
 			   IB_QP_DEST_QPN | IB_QP_RQ_PSN |

@@ -3,6 +3,7 @@
 # device-fatal event, everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
 # lab: fabric=roce
 # lab: fabric=local
+# lab: fabric=infiniband
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh

@@ -3,6 +3,7 @@
 # ends.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=infiniband
 # lab: timeout=120
 . "$LAB_LIB"
 
