@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Goodput on a wire that loses, repeats and reorders frames: vrnic and rxe on the same line of vrnicd's switch, with
-//! the same seed. perftest measures but does not check any data, so a stress test that checks every byte follows. On an
-//! InfiniBand subnet, a link damages bits, so that as many packets are lost.
+//! the same seed. On an InfiniBand subnet, a link damages bits, so that as many packets are lost. perftest measures but
+//! does not check any data, so a stress test of vrnic that checks every byte follows.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,8 +19,10 @@ use crate::vm::{Device, Fabric, Family, NAMES};
 
 /// Fractions of frames that are lost in each direction.
 const LOSSES: [f64; 5] = [0.0, 0.001, 0.01, 0.05, 0.1];
-/// Number of programs: one per loss and device, one on InfiniBand, and one that checks vrnic's data.
-pub const RUNS: usize = LOSSES.len() * 4;
+/// Number of programs: one per loss and device, one on InfiniBand, and one on each fabric that checks vrnic's data.
+pub const RUNS: usize = LOSSES.len() * 5;
+/// Number of those on InfiniBand.
+const RUNS_ON_SUBNET: usize = LOSSES.len() * 2;
 /// Description of the measurement for display.
 pub const PROGRAM: &str = "ib_write_bw, 64 KiB, two VMs";
 /// perftest's arguments: the duration in seconds, and how many seconds at the start and the end do not count.
@@ -56,7 +58,7 @@ fn impairment(loss: f64) -> Option<String> {
 /// The same as for [`measure`], or a program of vrnic failed, or vrnicd did.
 pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let alone = settings.fabric == Fabric::Infiniband;
-    let step = Step::of("programs", if alone { LOSSES.len() } else { RUNS });
+    let step = Step::of("programs", if alone { RUNS_ON_SUBNET } else { RUNS });
     let mut clean = true;
     let results = if alone {
         on_subnet(settings, out, &step, &mut clean)?
@@ -76,7 +78,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 
 /// Runs both devices on a wire with each loss: first vrnic, then rxe on the virtio-net of the same VMs without the
 /// RNIC's driver, so that its frames take the same path. Then vrnic on an InfiniBand subnet. Returns one entry per
-/// loss, device and fabric, and one for the bytes checked.
+/// loss, device and fabric, and one per loss and fabric for the bytes checked.
 ///
 /// # Errors
 /// A lab did not come up. Failures of programs are in their entries.
@@ -116,13 +118,7 @@ pub fn measure(
             let pair = Pair::new("ib_write_bw", ARGS, client, server);
             results.push(rate(&lab, &pair, loss, step));
             if device == Device::Vrnic {
-                step.at(&format!("{STRESS} at {}", percent(loss)));
-                let entry = check_bytes(&lab, &ends, loss)?;
-                if let Some(error) = &entry.error {
-                    step.note(&format!("{STRESS} at {}: {error}", percent(loss)));
-                }
-                step.advance();
-                results.push(entry);
+                results.push(check_bytes(&lab, &ends, loss, step)?);
             }
         }
         *clean &= lab.shut_down();
@@ -155,7 +151,8 @@ fn on_subnet(settings: &Settings, out: &Path, step: &Step, clean: &mut bool) -> 
             module: Module::Plain,
         },
     )?;
-    let [client, server] = End::of_rnics(&lab)?;
+    let ends = End::of_rnics(&lab)?;
+    let [client, server] = ends.clone();
     let mut pair = Pair::new("ib_write_bw", ARGS, client, server);
     pair.by_lid = true;
     let mut vrnicd = Client::connect(&lab.control())?;
@@ -164,6 +161,7 @@ fn on_subnet(settings: &Settings, out: &Path, step: &Step, clean: &mut bool) -> 
         step.at(&format!("infiniband {ARGS} at {}", percent(loss)));
         vrnicd.set_subnet_link(NAMES[0], None, Some(bit_error_rate(loss)))?;
         results.push(rate(&lab, &pair, loss, step));
+        results.push(check_bytes(&lab, &ends, loss, step)?);
     }
     *clean &= lab.shut_down();
     Ok(results)
@@ -173,7 +171,9 @@ fn on_subnet(settings: &Settings, out: &Path, step: &Step, clean: &mut bool) -> 
 ///
 /// # Errors
 /// A VM is gone. Failures of the stress test are in its entry.
-fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entry> {
+fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64, step: &Step) -> Result<Entry> {
+    let fabric = lab.settings.fabric.name();
+    step.at(&format!("{STRESS} on {fabric} at {}", percent(loss)));
     let start = Instant::now();
     let run = |end: &End, role: &str| {
         let (device, gid) = (end.device.ibdev(), end.gid);
@@ -193,7 +193,7 @@ fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entr
         args: STRESS_ARGS.to_owned(),
         device: client.device.name().to_owned(),
         path: "vm-vm".to_owned(),
-        fabric: lab.settings.fabric.name().to_owned(),
+        fabric: fabric.to_owned(),
         loss: Some(loss),
         ..Entry::default()
     };
@@ -209,11 +209,16 @@ fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entr
             },
             Err(error) => format!("{error:#}"),
         };
+        step.note(&format!(
+            "{STRESS} on {fabric} at {}: {error}",
+            percent(loss)
+        ));
         entry.exit = 1;
         entry.error = Some(error);
     }
     entry.checked_bytes = Some(checked);
     entry.seconds = start.elapsed().as_secs_f64();
+    step.advance();
     Ok(entry)
 }
 
@@ -253,6 +258,7 @@ pub fn table(results: &[Entry]) -> String {
         infiniband,
         rxe,
         "vrnic, every byte checked",
+        "infiniband, every byte checked",
     ];
     let mut rows = vec![heading.map(str::to_owned)];
     for loss in LOSSES {
@@ -272,15 +278,23 @@ pub fn table(results: &[Entry]) -> String {
                 None => String::new(),
             }
         };
-        let checked = results
-            .iter()
-            .find(|entry| entry.loss == Some(loss) && entry.program == STRESS)
-            .map_or_else(String::new, |entry| match entry.checked_bytes {
-                Some(bytes) if entry.exit == 0 => format!("{bytes}, all right"),
-                _ => "FAILED".to_owned(),
-            });
+        let checked = |fabric: Fabric| {
+            let is_of = |entry: &&Entry| {
+                entry.program == STRESS && entry.fabric == fabric.name() && entry.loss == Some(loss)
+            };
+            match results.iter().find(is_of) {
+                None => String::new(),
+                Some(Entry {
+                    checked_bytes: Some(bytes),
+                    exit: 0,
+                    ..
+                }) => format!("{bytes}, all right"),
+                Some(_) => "FAILED".to_owned(),
+            }
+        };
         let [roce, infiniband, rxe] = LINES.each_ref().map(cell);
-        rows.push([percent(loss), roce, infiniband, rxe, checked]);
+        let [of_roce, of_infiniband] = [Fabric::Roce, Fabric::Infiniband].map(checked);
+        rows.push([percent(loss), roce, infiniband, rxe, of_roce, of_infiniband]);
     }
     format!(
         "goodput ({PROGRAM}); on Ethernet, from 0.1 % on also 1 % of frames twice and 1 % late by 200 us; on \
@@ -324,6 +338,7 @@ mod tests {
         let entry = |exit| Entry {
             program: STRESS.into(),
             device: "vrnic".into(),
+            fabric: "infiniband".into(),
             loss: Some(0.05),
             exit,
             checked_bytes: Some(700),
