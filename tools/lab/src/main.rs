@@ -354,6 +354,9 @@ struct ChaosArguments {
     /// Play only this scenario, one of tools/vrnicctl/scenarios, while the workload runs. Can be given more than once
     #[arg(long, value_name = "NAME")]
     scenario: Vec<String>,
+    /// Number of RNICs of each VM for the workload `rails`
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=8), conflicts_with = "own")]
+    rails: u8,
     /// The end whose RNIC, or port, gets the faults given with --fault
     #[arg(long, value_enum, default_value = "client", requires = "fault")]
     on: chaos::plan::Side,
@@ -531,6 +534,9 @@ fn command(cli: Cli) -> Result<ExitCode> {
 
 fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>) -> Result<()> {
     let mut known = chaos::plan::profiles()?;
+    for profile in known.iter_mut().filter(|profile| profile.rails > 1) {
+        profile.rails = arguments.rails.into();
+    }
     if arguments.list {
         chaos::list(&known, &chaos::plan::faults()?);
         return Ok(());

@@ -186,7 +186,9 @@ impl<'a> Bench<'a> {
         let capture = self.start_capture(scratch.as_file())?;
         let (mut armed, mut scene) = (None, None);
         match fault {
-            Some(fault) if fault.scenario => scene = Some(Scene::start(self.lab, &fault.fault)?),
+            Some(fault) if fault.scenario => {
+                scene = Some(Scene::start(self.lab, &fault.fault, profile.rails)?);
+            }
             Some(fault) => armed = Some(self.arm(fault)?),
             None => {}
         }

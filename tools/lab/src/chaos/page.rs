@@ -62,9 +62,14 @@ fn command(plan: &Plan, case: &Case) -> String {
     } else {
         &plan.repeat
     };
+    let profile = plan.profiles.iter().find(|one| one.name == case.profile);
+    let rails = match profile.map_or(1, |profile| profile.rails) {
+        1 => String::new(),
+        rails => format!(" --rails {rails}"),
+    };
     match workload.split_once("-- ") {
         Some((options, words)) => format!("vrnic-lab chaos{device}{fault} {options}-- {words}"),
-        None => format!("vrnic-lab chaos{device} {workload}{fault}"),
+        None => format!("vrnic-lab chaos{device}{rails} {workload}{fault}"),
     }
 }
 
@@ -315,6 +320,17 @@ mod tests {
         assert_eq!(
             command(&plan, &scene),
             "vrnic-lab chaos pingpong --scenario gid-changes"
+        );
+        let of_rails = Case {
+            profile: "rails".into(),
+            ..scene
+        };
+        for profile in &mut plan.profiles {
+            profile.rails = if profile.rails > 1 { 8 } else { 1 };
+        }
+        assert_eq!(
+            command(&plan, &of_rails),
+            "vrnic-lab chaos --rails 8 rails --scenario gid-changes"
         );
         plan.at_ports = true;
         assert_eq!(

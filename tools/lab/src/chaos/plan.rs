@@ -186,8 +186,7 @@ impl Fault {
     /// Returns whether it can be made to a workload: some scenarios need VMs with several RNICs.
     #[must_use]
     pub fn fits(&self, profile: &Profile) -> bool {
-        !(self.scenario && self.fault.starts_with(scene::RAILS))
-            || profile.rails >= scene::RAILS_NEEDED
+        !(self.scenario && self.fault.starts_with(scene::RAILS)) || profile.rails > 1
     }
 
     /// Checks that an RNIC, or a switch port, accepts the fault.

@@ -25,8 +25,6 @@ macro_rules! scenario {
 
 /// How the names of the scenarios start that need several RNICs in each VM.
 pub const RAILS: &str = "rails/";
-/// The number of RNICs that these scenarios need.
-pub const RAILS_NEEDED: usize = 4;
 
 /// All scenarios, by name.
 const SCENARIOS: &[(&str, &str)] = &[
@@ -58,6 +56,26 @@ pub fn find(name: &str) -> Option<&'static str> {
     all.find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
+/// Returns a scenario, which is for VMs with four RNICs, for VMs with this number of them, at least two. A line of its
+/// own says what happens to each RNIC: those of the third and fourth one are left out, or are for more.
+fn with_rails(text: &str, rails: usize) -> String {
+    let of_rail = |line: &str| (2..4).find(|rail| line.contains(&format!("\"a.{rail}\"")));
+    let mut adapted = String::new();
+    for line in text.split_inclusive('\n') {
+        match of_rail(line) {
+            None => adapted.push_str(line),
+            Some(3) => {
+                for rail in 3..rails {
+                    adapted.push_str(&line.replace("\"a.3\"", &format!("\"a.{rail}\"")));
+                }
+            }
+            Some(rail) if rail < rails => adapted.push_str(line),
+            Some(_) => {}
+        }
+    }
+    adapted
+}
+
 /// A scenario that is being played. Its first phase waits for the workload.
 pub struct Scene {
     player: Process,
@@ -66,14 +84,20 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Starts to play a scenario in a lab.
+    /// Starts to play a scenario in a lab whose VMs have this number of RNICs.
     ///
     /// # Errors
     /// There is no such scenario, or `vrnicctl` cannot be started.
-    pub fn start(lab: &Lab, name: &str) -> Result<Self> {
+    pub fn start(lab: &Lab, name: &str, rails: usize) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join(SCENARIO);
-        fs::write(&file, find(name).context("no such scenario")?)?;
+        let scenario = find(name).context("no such scenario")?;
+        let scenario = if name.starts_with(RAILS) {
+            with_rails(scenario, rails)
+        } else {
+            scenario.to_owned()
+        };
+        fs::write(&file, scenario)?;
         let player = Process::start(
             "vrnicctl",
             &lab.settings.programs().join("vrnicctl"),
@@ -148,6 +172,28 @@ mod tests {
         }
         assert_eq!(count, SCENARIOS.len());
         assert_eq!(find("cable"), None);
+    }
+
+    #[test]
+    fn scenarios_of_rails_name_each_of_them() {
+        let all = find("rails/all-down").unwrap();
+        assert_eq!(with_rails(all, 4), all);
+        for rails in 2..=8 {
+            let text = with_rails(all, rails);
+            toml::from_str::<toml::Table>(&text).unwrap();
+            for rail in 1..9 {
+                // It has traffic or is checked to be down; it goes down, goes up, and is up.
+                let named = text.matches(&format!("\"a.{rail}\"")).count();
+                let expected = match rail {
+                    _ if rail >= rails => 0,
+                    2 => 3,
+                    _ => 4,
+                };
+                assert_eq!(named, expected, "rail {rail} of {rails}");
+            }
+            let flap = find("rails/port-flap").unwrap();
+            assert_eq!(with_rails(flap, rails), flap);
+        }
     }
 
     #[test]
