@@ -17,12 +17,13 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 
 use self::case::{Bench, Case};
 use self::plan::{Fault, Profile};
 use self::verdict::Verdict;
 use crate::lab::{Extra, Lab, Module, Options};
-use crate::output::say;
+use crate::output::{self, note, say};
 use crate::progress::Step;
 use crate::report::align;
 use crate::settings::Settings;
@@ -44,6 +45,26 @@ pub struct Plan {
     pub out: PathBuf,
     /// The workload's arguments on the command line, for a command that repeats a run.
     pub repeat: String,
+    /// Whether to print the report instead of a table.
+    pub json: bool,
+}
+
+/// Returns the workloads and faults that come with the lab, as JSON.
+#[must_use]
+pub fn list_json(profiles: &[Profile], faults: &[Fault]) -> Value {
+    let profiles = profiles.iter().map(|profile| {
+        json!({ "name": profile.name, "about": profile.about, "rails": profile.rails, "seconds": profile.seconds })
+    });
+    let faults = faults.iter().map(|fault| {
+        json!({
+            "fault": fault.fault,
+            "scenario": fault.scenario,
+            "on": fault.on,
+            "traffic": fault.traffic,
+            "at_ports": fault.check(true).is_ok(),
+        })
+    });
+    json!({ "workloads": profiles.collect::<Vec<_>>(), "faults": faults.collect::<Vec<_>>() })
 }
 
 /// Lists the workloads and faults that come with the lab.
@@ -89,7 +110,7 @@ struct Run<'a> {
     fault: Option<&'a Fault>,
 }
 
-/// Makes all runs, prints a table, writes report.json and index.html.
+/// Makes all runs, prints a table or the report as JSON, writes report.json and index.html.
 ///
 /// # Errors
 /// A workload fails without a fault, a run could not be made, or a verdict is one of `fail_on`. The page is written
@@ -155,18 +176,23 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     fs::write(&report, serde_json::to_string_pretty(&cases)? + "\n")?;
     let page = plan.out.join("index.html");
     fs::write(&page, page::html(plan, settings.fabric, &cases, &broken))?;
-    if plan.devices.len() > 1 {
-        say!("\n{}", beside(plan, &cases));
+    if plan.json {
+        output::print_json(&cases)?;
+    } else {
+        if plan.devices.len() > 1 {
+            say!("\n{}", beside(plan, &cases));
+        }
+        say!("\n{}", table(plan, &cases));
     }
-    say!("\n{}", table(plan, &cases));
-    say!(
+    note!(
+        plan.json,
         "page: {}   report: {}   {:.0} s",
         page.display(),
         report.display(),
         start.elapsed().as_secs_f64()
     );
     for broken in &broken {
-        say!("no result: {broken}");
+        note!(plan.json, "no result: {broken}");
     }
     if !broken.is_empty() {
         bail!("{} of {} runs gave no result", broken.len(), runs.len());

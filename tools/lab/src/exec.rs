@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use vrnic_lab::protocol::Stream;
 
 use crate::control::{self, Ask};
-use crate::output::{self, say};
+use crate::output;
 use crate::status::Status;
 
 /// The command to run.
@@ -25,11 +25,15 @@ pub struct Command {
 }
 
 /// Result in a VM.
-struct Outcome {
-    vm: String,
-    code: i32,
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
+pub struct Outcome {
+    /// Name of the VM.
+    pub vm: String,
+    /// Exit code of the program.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: Vec<u8>,
+    /// What it printed to standard error.
+    pub stderr: Vec<u8>,
 }
 
 /// Runs the command in VMs of the lab with this control socket. Returns the first exit code that is not 0.
@@ -60,7 +64,7 @@ pub fn run(control: &Path, command: &Command) -> Result<i32> {
     let outcomes = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
     if command.json {
         let list: Vec<Value> = outcomes.iter().map(Outcome::json).collect();
-        say!("{}", serde_json::to_string_pretty(&list)?);
+        output::print_json(&list)?;
     }
     let mut codes = outcomes.iter().map(|outcome| outcome.code);
     Ok(codes.find(|code| *code != 0).unwrap_or(0))
@@ -113,7 +117,9 @@ fn print(vm: &str, stream: Stream, lines: &[u8]) -> Result<()> {
 }
 
 impl Outcome {
-    fn json(&self) -> Value {
+    /// Returns it as JSON.
+    #[must_use]
+    pub fn json(&self) -> Value {
         json!({
             "vm": self.vm,
             "exit": self.code,

@@ -19,7 +19,7 @@ use crate::description::{Description, Machine, Network, SSHD};
 use crate::image;
 use crate::kernel::Kernel;
 use crate::namespaces::Namespaces;
-use crate::output::say;
+use crate::output::tell;
 use crate::process::{scratch, scratch_in};
 use crate::progress::Step;
 use crate::settings::{Settings, available_memory};
@@ -451,7 +451,7 @@ impl Lab {
             if let Some(vm) = slot.as_ref().filter(|vm| vm.panicked_early()) {
                 let kept = vm.spec.console().with_extension("panic.log");
                 fs::rename(vm.spec.console(), &kept)?;
-                say!(
+                tell!(
                     "VM {name}: Linux panicked as it set up its interrupts ({}); booting again",
                     kept.display()
                 );

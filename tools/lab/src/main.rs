@@ -48,11 +48,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use vrnic_lab::protocol::Stream;
 
 use crate::control::Ask;
 use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options};
-use crate::output::{ReaderLeft, say, tell};
+use crate::output::{ReaderLeft, note, say, tell};
 use crate::settings::Settings;
 use crate::up::Place;
 use crate::vm::{Device, Fabric};
@@ -92,6 +93,9 @@ enum Command {
         /// Directory for the report and the logs
         #[arg(long, default_value = "build/run")]
         out: PathBuf,
+        /// Print the report as JSON instead of a table
+        #[arg(long)]
+        json: bool,
     },
     /// Boot the VMs and open a prompt in each
     Shell {
@@ -311,6 +315,9 @@ enum Command {
         /// Name of a lab started by `up`
         #[arg(long)]
         lab: Option<String>,
+        /// Print the exit code, the answer and any output as JSON. Give it before the request
+        #[arg(long)]
+        json: bool,
         /// Request and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         request: Vec<String>,
@@ -341,6 +348,9 @@ struct ChaosArguments {
     /// List the workloads and the faults, then exit
     #[arg(long)]
     list: bool,
+    /// Print the list, or the report, as JSON instead of a table
+    #[arg(long)]
+    json: bool,
     /// RDMA devices to run the workloads with, one after the other. For rxe, the kernel's Soft-RoCE, --ports is implied
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["vrnic"])]
     device: Vec<Device>,
@@ -415,9 +425,9 @@ fn command(cli: Cli) -> Result<ExitCode> {
         load()
     };
     match cli.command {
-        Command::Run { device, out } => {
+        Command::Run { device, out, json } => {
             let settings = load()?;
-            run::run(&settings, &settings.tree.join(out), device)?;
+            run::run(&settings, &settings.tree.join(out), device, json)?;
         }
         Command::Shell { device, plain } => shell::shell(&load()?, device, plain)?,
         Command::Attach { lab, vm } => {
@@ -521,15 +531,36 @@ fn command(cli: Cli) -> Result<ExitCode> {
             words,
         } => return Err(process::become_child(&words, without_privileges)),
         Command::Manual { directory } => vrnicd::manual::write(Cli::command(), 1, &directory)?,
-        Command::Ctl { lab, request } => {
-            let (code, text) = control::ask(&control_socket(lab)?, &Ask::from_words(&request)?)?;
-            if !text.is_empty() {
-                say!("{text}");
-            }
-            return Ok(exit(code));
+        Command::Ctl { lab, json, request } => {
+            let socket = control_socket(lab)?;
+            return Ok(exit(ctl(&socket, &Ask::from_words(&request)?, json)?));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sends a request to a lab, prints its answer, and returns its exit code.
+fn ctl(socket: &Path, request: &Ask, json: bool) -> Result<i32> {
+    if !json {
+        let (code, text) = control::ask(socket, request)?;
+        if !text.is_empty() {
+            say!("{text}");
+        }
+        return Ok(code);
+    }
+    let mut kept = [Vec::new(), Vec::new()];
+    let (code, answer) = control::run(socket, request, &mut |stream, bytes| {
+        kept[usize::from(stream == Stream::Err)].extend_from_slice(bytes);
+        Ok(())
+    })?;
+    let [stdout, stderr] = kept.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    output::print_json(&serde_json::json!({
+        "exit": code,
+        "answer": answer,
+        "stdout": stdout,
+        "stderr": stderr,
+    }))?;
+    Ok(code)
 }
 
 fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>) -> Result<()> {
@@ -538,7 +569,11 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
         profile.rails = arguments.rails.into();
     }
     if arguments.list {
-        chaos::list(&known, &chaos::plan::faults()?);
+        let faults = chaos::plan::faults()?;
+        if arguments.json {
+            return output::print_json(&chaos::list_json(&known, &faults));
+        }
+        chaos::list(&known, &faults);
         return Ok(());
     }
     for name in &arguments.workload {
@@ -601,14 +636,16 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
         .into_iter()
         .partition(|profile| profile.rails == 1 || !soft);
     for profile in &of_rails {
-        say!(
+        note!(
+            arguments.json,
             "{} is skipped: Soft-RoCE has one device in each VM",
             profile.name
         );
     }
     for profile in &others {
         let program = profile.needs.as_deref().unwrap_or_default();
-        say!(
+        note!(
+            arguments.json,
             "{} is skipped: the guests have no {program}; run `make setup-apps` and set VRNIC_GUEST=build/setup/apps",
             profile.name
         );
@@ -636,6 +673,7 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
             fail_on: arguments.fail_on,
             out,
             repeat,
+            json: arguments.json,
         },
     )
 }

@@ -25,7 +25,28 @@ macro_rules! tell {
     }};
 }
 
-pub(crate) use {say, tell};
+/// Prints a line to standard output, or to standard error if standard output is for JSON (`json`).
+macro_rules! note {
+    ($json:expr, $($words:tt)*) => {
+        if $json {
+            $crate::output::tell!($($words)*);
+        } else {
+            $crate::output::say!($($words)*);
+        }
+    };
+}
+
+pub(crate) use {note, say, tell};
+
+/// Prints a value as JSON.
+///
+/// # Errors
+/// It cannot be written as JSON.
+pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)?;
+    say!("{text}");
+    Ok(())
+}
 
 /// Passes on the output of a program immediately.
 ///

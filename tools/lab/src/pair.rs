@@ -12,6 +12,7 @@ use vrnic_lab::protocol::Stream;
 
 use crate::agent::{Agent, Event, Program};
 use crate::chaos::plan;
+use crate::exec::Outcome;
 use crate::lab::{Extra, Lab, Module, Options, TREE};
 use crate::output;
 use crate::settings::Settings;
@@ -40,6 +41,9 @@ pub struct Arguments {
     /// Directory for the logs
     #[arg(long, default_value = "build/pair")]
     out: PathBuf,
+    /// When both programs have ended, print their output and exit codes as JSON, as `exec` does
+    #[arg(long)]
+    json: bool,
     /// SERVER-COMMAND --- CLIENT-COMMAND
     #[arg(last = true, required = true, value_name = "COMMANDS")]
     commands: Vec<String>,
@@ -68,6 +72,8 @@ struct End {
     /// A line whose end has not arrived yet.
     line: Vec<u8>,
     code: Option<i32>,
+    /// What it printed, if that is for JSON.
+    kept: Option<[Vec<u8>; 2]>,
 }
 
 impl End {
@@ -77,6 +83,7 @@ impl End {
         environment: &[(&str, &str)],
         log: &Path,
         mark: &'static str,
+        json: bool,
     ) -> Result<Self> {
         Ok(Self {
             program: agent.start(&["sh", "-c", command], environment)?,
@@ -84,6 +91,7 @@ impl End {
             log: File::create(log).with_context(|| format!("making {}", log.display()))?,
             line: Vec::new(),
             code: None,
+            kept: json.then(Default::default),
         })
     }
 
@@ -92,24 +100,32 @@ impl End {
         while self.code.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.program.next(left) {
-                Some(Event::Output(_, bytes)) => self.print(&bytes)?,
+                Some(Event::Output(stream, bytes)) => self.print(stream, &bytes)?,
                 Some(Event::Exit(code)) => self.code = Some(code),
                 Some(Event::Lost(why)) => {
-                    self.print(format!("{why}\n").as_bytes())?;
+                    self.print(Stream::Err, format!("{why}\n").as_bytes())?;
                     self.code = Some(127);
                 }
                 None => return Ok(()),
             }
         }
         if !self.line.is_empty() {
-            self.print(b"\n")?;
+            self.print(Stream::Out, b"\n")?;
         }
         Ok(())
     }
 
-    /// Prints whole lines only, because lines of the other end may come between.
-    fn print(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Prints whole lines only, because lines of the other end may come between. Or keeps everything for JSON.
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
         self.log.write_all(bytes)?;
+        if let Some([stdout, stderr]) = &mut self.kept {
+            let kept = match stream {
+                Stream::Out => stdout,
+                Stream::Err => stderr,
+            };
+            kept.extend_from_slice(bytes);
+            return Ok(());
+        }
         self.line.extend_from_slice(bytes);
         let Some(end) = self.line.iter().rposition(|&byte| byte == b'\n') else {
             return Ok(());
@@ -127,13 +143,20 @@ impl End {
         output::pass_on(Stream::Out, &marked)
     }
 
-    /// Returns its exit code. Kills it if it has not ended.
-    fn end(mut self) -> Result<i32> {
+    /// Returns its result. Kills it if it has not ended.
+    fn end(mut self, vm: &str) -> Result<Outcome> {
         if self.code.is_none() {
-            self.print(b"vrnic-lab: the command ran too long and was killed\n")?;
+            let why = b"vrnic-lab: the command ran too long and was killed\n";
+            self.print(Stream::Err, why)?;
             self.program.kill();
         }
-        Ok(self.code.unwrap_or(124))
+        let [stdout, stderr] = self.kept.unwrap_or_default();
+        Ok(Outcome {
+            vm: vm.to_owned(),
+            code: self.code.unwrap_or(124),
+            stdout,
+            stderr,
+        })
     }
 }
 
@@ -172,7 +195,9 @@ pub fn run(settings: &Settings, arguments: Arguments) -> Result<i32> {
             ("GID", &gid),
             ("SERVER", &server),
         ];
-        let end = End::start(&agent, &there(command), &environment, &out.join(log), mark)?;
+        let command = there(command);
+        let log = out.join(log);
+        let end = End::start(&agent, &command, &environment, &log, mark, arguments.json)?;
         Ok((agent, end))
     };
     let (agent, mut server) = start("b", &words.server, "server.log", "b| ")?;
@@ -191,12 +216,16 @@ pub fn run(settings: &Settings, arguments: Arguments) -> Result<i32> {
         server.follow(Instant::now())?;
     }
     server.follow(deadline.min(Instant::now() + FAREWELL))?;
-    let codes = [client.end()?, server.end()?];
+    let outcomes = [client.end("a")?, server.end("b")?];
+    if arguments.json {
+        output::print_json(&outcomes.each_ref().map(Outcome::json))?;
+    }
     if !lab.shut_down() {
         bail!(
             "vrnicd did not end cleanly; its log is in {}",
             out.join("logs").display()
         );
     }
-    Ok(codes.into_iter().find(|&code| code != 0).unwrap_or(0))
+    let mut codes = outcomes.iter().map(|outcome| outcome.code);
+    Ok(codes.find(|code| *code != 0).unwrap_or(0))
 }

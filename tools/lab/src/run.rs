@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
-use crate::output::say;
+use crate::output::{self, note, say};
 use crate::page;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
@@ -42,11 +42,11 @@ fn programs(device: Device) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Boots the lab, runs everything, prints the table and writes `out`/report.json and index.html.
+/// Boots the lab, runs everything, prints the table or the report as JSON, and writes `out`/report.json and index.html.
 ///
 /// # Errors
 /// The lab did not come up, or a program failed (after the table was printed and the report written).
-pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result<()> {
+pub fn run(settings: &Settings, out: &std::path::Path, device: Device, json: bool) -> Result<()> {
     let start = Instant::now();
     let load = host::load();
     let lab = Lab::boot(
@@ -61,8 +61,8 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     )?;
     if device == Device::Vrnic {
         match web::address(&lab.control()) {
-            Ok(address) => say!("in a browser, while it runs: {address}"),
-            Err(error) => say!("the browser view is not available: {error:#}"),
+            Ok(address) => note!(json, "in a browser, while it runs: {address}"),
+            Err(error) => note!(json, "the browser view is not available: {error:#}"),
         }
     }
     let mut ends = Vec::new();
@@ -72,7 +72,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let mut results = Vec::new();
     for name in NAMES {
         let entry = devinfo(&lab, name, device);
-        say!("VM {name}: {}", entry.0);
+        note!(json, "VM {name}: {}", entry.0);
         results.push(entry.1);
     }
     let programs = programs(device);
@@ -110,15 +110,21 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     report.write(&out.join("report.json"))?;
     let title = "RDMA programs between two VMs, and on one";
     page::write(&out.join("index.html"), title, &report, &[])?;
-    say!("\n{}", report.table());
-    say!(
+    if json {
+        output::print_json(&report)?;
+    } else {
+        say!("\n{}", report.table());
+    }
+    note!(
+        json,
         "report: {}   page: {}   logs: {}",
         out.join("report.json").display(),
         out.join("index.html").display(),
         lab.logs().display()
     );
     let clean = lab.shut_down();
-    say!(
+    note!(
+        json,
         "{} programs, {} failed, {:.0} s in all",
         report.results.len(),
         report.failed(),

@@ -257,6 +257,7 @@ mod tests {
             fail_on: Vec::new(),
             out: "out".into(),
             repeat: String::new(),
+            json: false,
         }
     }
 
