@@ -23,6 +23,7 @@ use crate::{
     resources::Io,
     rnic::Engine,
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     command::{
         self, AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
@@ -53,6 +54,40 @@ trait Execute: Command {
     ) -> Result<<Self as Command>::Reply, Cause>;
 }
 
+/// How far a command has come that takes several turns.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    request: Vec<u8>,
+    /// Its meaning depends on the command.
+    position: u32,
+}
+
+/// Does a part of the work of a command that takes long. Returns whether nothing is left to do in advance.
+fn advance<M: Memory>(rnic: &mut Engine, request: &[u8], io: &mut Io<'_, M>) -> bool {
+    if let Some(list) = page_list_of(request) {
+        return rnic.resolve_part(&list, io);
+    }
+    let Ok((code, body)) = parse(request) else {
+        return true;
+    };
+    let begun = rnic.progress.take_if(|begun| begun.request == request);
+    let begun = begun.map(|begun| begun.position);
+    let position = match code {
+        CommandCode::ModifyQp => ModifyQp::read_from_bytes(body)
+            .ok()
+            .and_then(|wanted| rnic.flush_part(wanted.qpn.get(), &wanted.attributes, begun, io)),
+        CommandCode::ModifyQpPaths => ModifyQpPaths::read_from_bytes(body)
+            .ok()
+            .and_then(|wanted| rnic.flush_part(wanted.qpn.get(), &wanted.attributes, begun, io)),
+        _ => None,
+    };
+    rnic.progress = position.map(|position| Progress {
+        request: request.to_vec(),
+        position,
+    });
+    position.is_none()
+}
+
 /// Executes the command in `request` and appends its reply to `reply`. Returns false if the command takes long. In that
 /// case nothing was appended, and the caller must call again with the same request for the rest.
 pub(crate) fn execute<M: Memory>(
@@ -69,10 +104,8 @@ pub(crate) fn execute<M: Memory>(
         reply.extend_from_slice(head(status, 0, vendor).as_bytes());
         return true;
     }
-    // First the page list and the work of an agent: nothing else in a command takes long.
-    if let Some(list) = page_list_of(request)
-        && !rnic.resolve_part(&list, io)
-    {
+    // First what grows with the request or the guest's objects, and the work of an agent: nothing else takes long.
+    if !advance(rnic, request, io) {
         return false;
     }
     if let Some(wanted) = subnet::port_request_of(request, rnic)
@@ -103,6 +136,7 @@ pub(crate) fn execute<M: Memory>(
     let header = head(status, length as u32, cause);
     reply[start..start + size_of::<ReplyHeader>()].copy_from_slice(header.as_bytes());
     rnic.resolution = None;
+    rnic.progress = None;
     rnic.end_command();
     true
 }
@@ -151,13 +185,8 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
     (list.page_count.get() > 0).then_some(list)
 }
 
-/// Executes a command and appends its reply without the header.
-fn dispatch<M: Memory>(
-    rnic: &mut Engine,
-    request: &[u8],
-    reply: &mut Vec<u8>,
-    io: &mut Io<'_, M>,
-) -> Result<(), Cause> {
+/// Returns the code and the body of a request with a correct header.
+fn parse(request: &[u8]) -> Result<(CommandCode, &[u8]), Cause> {
     let (header, body) =
         CommandHeader::read_from_prefix(request).map_err(|_| Cause::CommandLength)?;
     if header.reserved.get() != 0 {
@@ -167,6 +196,17 @@ fn dispatch<M: Memory>(
         return Err(Cause::CommandLength);
     }
     let code = CommandCode::try_from(header.code.get()).map_err(|_| Cause::CommandCode)?;
+    Ok((code, body))
+}
+
+/// Executes a command and appends its reply without the header.
+fn dispatch<M: Memory>(
+    rnic: &mut Engine,
+    request: &[u8],
+    reply: &mut Vec<u8>,
+    io: &mut Io<'_, M>,
+) -> Result<(), Cause> {
+    let (code, body) = parse(request)?;
     let call = match code {
         CommandCode::QueryDevice => run::<QueryDevice, M>,
         CommandCode::QueryPort => run::<QueryPort, M>,

@@ -210,6 +210,17 @@ impl WorkQueue {
         .unwrap_or(0)
     }
 
+    /// Returns the index after the last entry that is posted.
+    pub(crate) fn end<M: Memory>(&self, memory: &M) -> u32 {
+        self.taken.wrapping_add(self.untaken(memory))
+    }
+
+    /// Returns the number of entries before `end`, an earlier result of [`end`](Self::end), that belong to the device.
+    pub(crate) fn left_before(&self, end: u32) -> u32 {
+        let left = end.wrapping_sub(self.released).cast_signed();
+        left.max(0).cast_unsigned()
+    }
+
     /// Takes the entry that [`peek`](Self::peek) returned.
     pub(crate) fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);

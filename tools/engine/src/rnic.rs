@@ -6,7 +6,7 @@ pub use crate::resources::Io;
 use crate::{
     cause::Cause,
     checksum::Envelope,
-    command::memory::Resolution,
+    command::{Progress, memory::Resolution},
     context::Context,
     event::names_port,
     flow::{FlowEnd, FlowTable, Route, Steered},
@@ -278,6 +278,8 @@ pub struct Engine {
     pub(crate) translations: usize,
     /// Page list of a command that takes several turns.
     pub(crate) resolution: Option<Resolution>,
+    /// Other command that takes several turns.
+    pub(crate) progress: Option<Progress>,
     /// Contexts that are polled, or about to be.
     polled: Vec<u32>,
     /// Index of the context to check next.
@@ -344,6 +346,7 @@ impl Engine {
             steered: Route::default(),
             translations: 0,
             resolution: None,
+            progress: None,
             polled: Vec::new(),
             next_look: 0,
             pacer: Pacer::default(),

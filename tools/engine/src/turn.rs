@@ -73,9 +73,9 @@ impl Turn {
         )
     }
 
-    /// Creates a turn that ends when there is nothing left to do.
-    pub(crate) fn endless() -> Self {
-        Self::with(Budget::units(u32::MAX), Traffic::ENDLESS)
+    /// Creates a turn of this number of units of any length.
+    pub(crate) fn of_units(units: u32) -> Self {
+        Self::with(Budget::units(units), Traffic::ENDLESS)
     }
 
     fn with(left: Budget, allowed: Traffic) -> Self {

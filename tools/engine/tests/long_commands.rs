@@ -5,15 +5,18 @@
 use std::time::Duration;
 use vrnic_engine::{
     Cause, Io, Outbox,
-    testing::{Connection, QpOptions, Send, World},
+    testing::{Completion, Connection, Cq, Qp, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{
-        Command, CommandHeader, DeregisterMr, MrRegistered, RegisterMr, ReplyHeader, Status,
+        Command, CommandHeader, DeregisterMr, ModifyQp, MrRegistered, RegisterMr, ReplyHeader,
+        Status,
     },
     completion,
     memory::{CHUNK_PAGES, PageList, access},
-    work::SendOpcode,
+    qp::{QpAttributes, QpState, QpType, attribute},
+    ring::offset,
+    work::{AddressVector, SendOpcode},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -69,6 +72,31 @@ fn part(world: &mut World, request: &[u8]) -> Option<Vec<u8>> {
     let done = node.rnic.execute(request, &mut reply, &mut io);
     assert_eq!(done, !reply.is_empty(), "a reply when it is done");
     done.then_some(reply)
+}
+
+/// Executes a command in parts, with `between` after each but the last. Returns the number of parts.
+fn in_parts<C: Command>(
+    world: &mut World,
+    request: &C,
+    mut between: impl FnMut(&mut World),
+) -> usize {
+    let header = CommandHeader {
+        code: C::CODE.raw().into(),
+        reserved: 0.into(),
+        length: (size_of::<C>() as u32).into(),
+    };
+    let request = [header.as_bytes(), request.as_bytes()].concat();
+    let mut parts = 1;
+    let reply = loop {
+        if let Some(reply) = part(world, &request) {
+            break reply;
+        }
+        parts += 1;
+        between(world);
+    };
+    let (header, _) = ReplyHeader::read_from_prefix(&reply).unwrap();
+    assert_eq!(header.status.get(), Status::Ok.raw());
+    parts
 }
 
 /// Checks that a write of a queue pair completes.
@@ -173,4 +201,73 @@ fn a_list_that_is_refused_at_its_end_leaves_nothing() {
             (before.mrs, before.translations)
         );
     }
+}
+
+/// A thread of the guest posts as fast as the device flushes.
+#[test]
+fn a_send_queue_leaves_the_error_state_however_fast_it_is_filled() {
+    const ENTRIES: u32 = 1024;
+    let mut world = World::pair(4);
+    let mut c = world.connect([0, 1], &QpOptions::default(), 4096, |_, _| {});
+    let node = &mut world.nodes[0];
+    let (guest, rnic) = (&mut node.guest, &mut node.rnic);
+    let mut cq = guest.cq(rnic, 8 * ENTRIES, 0);
+    let options = QpOptions {
+        qp_type: QpType::UnreliableDatagram,
+        entries: ENTRIES,
+        ..QpOptions::default()
+    };
+    let mut qp = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
+    let attributes = QpAttributes {
+        port: 1,
+        ..QpAttributes::default()
+    };
+    world.bring_up(0, qp.qpn, attributes, options.qp_type);
+    let post = |world: &mut World, qp: &mut Qp, wr_id: u64| {
+        let node = &mut world.nodes[0];
+        // There is no such source.
+        let address = AddressVector {
+            sgid_index: 9,
+            ..AddressVector::default()
+        };
+        let send = Send::new(wr_id, SendOpcode::Send).datagram(address, 7, 0);
+        node.guest.post_send(&mut node.rnic, qp, &send)
+    };
+    assert!(post(&mut world, &mut qp, 0));
+    world.settle();
+    assert_eq!(cq.drain().len(), 1);
+    assert_eq!(world.state(0, qp.qpn), QpState::SendQueueError);
+
+    let first = 1..=u64::from(ENTRIES);
+    for wr_id in first.clone() {
+        assert!(post(&mut world, &mut qp, wr_id));
+    }
+    let header = qp.sq.layout.header_offset.get() as usize;
+    let word = |field| qp.sq.arena.address(header + field);
+    let (watched, answer) = (word(offset::DEVICE_INDEX), word(offset::DRIVER_INDEX));
+    let view = &world.nodes[0].guest.view;
+    view.react(watched, answer, ENTRIES, 3 * ENTRIES);
+    let resume = ModifyQp {
+        qpn: qp.qpn.into(),
+        attributes: QpAttributes {
+            mask: attribute::STATE.into(),
+            state: QpState::ReadyToSend.raw(),
+            ..QpAttributes::default()
+        },
+        ..ModifyQp::default()
+    };
+    let mut flushed = Vec::new();
+    let mut take = |cq: &mut Cq| {
+        let done = cq.drain();
+        assert!(done.len() <= 256, "{} at once", done.len());
+        let is_flushed = |cqe: &Completion| cqe.status == completion::Status::Flushed;
+        assert!(done.iter().all(is_flushed));
+        flushed.extend(done.iter().map(|cqe| cqe.wr_id));
+    };
+    let parts = in_parts(&mut world, &resume, |_| take(&mut cq));
+    take(&mut cq);
+    assert_eq!(parts, 4);
+    assert!(flushed.into_iter().eq(first), "what was posted before it");
+    assert_eq!(world.state(0, qp.qpn), QpState::ReadyToSend);
+    others_go_on(&mut world, &mut c);
 }

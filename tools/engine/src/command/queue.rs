@@ -23,7 +23,7 @@ use vrnic_wire::{
         ContextKind, CreateQp, CreateScalingQp, DestroyQp, Empty, ModifyQp, ModifyQpPaths,
         QpCreated, QpPaths, QueryQp, QueryQpPaths, qp_flags,
     },
-    qp::{GSI_QPN, QpAttributes, QpType, SMI_QPN, attribute},
+    qp::{GSI_QPN, QpAttributes, QpState, QpType, SMI_QPN, attribute},
     ring::RingLayout,
     work,
 };
@@ -367,6 +367,28 @@ impl Execute for CreateScalingQp {
             qpn: qpn.into(),
             slot: slot.into(),
         })
+    }
+}
+
+impl Engine {
+    /// Does a part of what is left to do before these attributes of a queue pair change: flushes sends if it leaves the
+    /// send queue error state. Returns the position if some remain.
+    pub(super) fn flush_part<M: Memory>(
+        &mut self,
+        qpn: u32,
+        wanted: &QpAttributes,
+        begun: Option<u32>,
+        io: &mut Io<'_, M>,
+    ) -> Option<u32> {
+        let resumes = wanted.mask.get() & attribute::STATE != 0
+            && wanted.state == QpState::ReadyToSend.raw()
+            && self.qps.get(qpn)?.state() == QpState::SendQueueError;
+        if !resumes {
+            return None;
+        }
+        // Even if the command fails: these sends will be flushed anyway.
+        self.act(qpn, |qp, resources| qp.flush_before(begun, resources, io))
+            .flatten()
     }
 }
 

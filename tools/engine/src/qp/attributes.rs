@@ -14,7 +14,6 @@ use crate::{
     segment::{ECN_CAPABLE, ECN_MASK, Path},
     state::wire,
     time::Instant,
-    turn::Turn,
 };
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{
@@ -327,14 +326,11 @@ impl Qp {
                 self.state = to;
             }
             (QpState::SendQueueError, QpState::ReadyToSend) => {
-                // Flush what was posted before this command, which is at most one ring.
-                self.flush_sends(&mut Turn::endless(), resources, io);
-                if self.state == QpState::SendQueueError {
-                    if self.is_unreliable() {
-                        self.requester.resume();
-                    }
-                    self.state = to;
+                // What was posted before this command has been flushed.
+                if self.is_unreliable() {
+                    self.requester.resume();
                 }
+                self.state = to;
             }
             (QpState::ReadyToSend, QpState::SendQueueDrain) => {
                 self.state = to;

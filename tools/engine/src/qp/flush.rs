@@ -14,9 +14,31 @@ use crate::{
 use vrnic_wire::{
     completion::{Opcode, Status},
     event::EventType,
+    qp::QpState,
 };
 
+/// Largest number of sends that a command flushes before others take their turns.
+const FLUSHED_AT_ONCE: u32 = 256;
+
 impl Qp {
+    /// Does a part of what is left to do before the queue pair leaves the send queue error state: flushes sends before
+    /// the index `end`, by default all that are posted now. Returns `end` if some remain.
+    pub(crate) fn flush_before<M: Memory>(
+        &mut self,
+        end: Option<u32>,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Option<u32> {
+        // The index is read only once: someone may post as fast as this flushes.
+        let end = end.unwrap_or_else(|| self.created.sq.end(io.memory));
+        let part = self.created.sq.left_before(end).min(FLUSHED_AT_ONCE);
+        let mut turn = Turn::of_units(part);
+        self.flush_sends(&mut turn, resources, io);
+        // The turn is not over if the ring broke.
+        let remains = turn.is_over() && self.created.sq.left_before(end) > 0;
+        (remains && self.state == QpState::SendQueueError).then_some(end)
+    }
+
     /// Flushes the send queue, oldest first.
     pub(super) fn flush_sends<M: Memory>(
         &mut self,

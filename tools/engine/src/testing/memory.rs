@@ -13,11 +13,24 @@ use std::{
 /// Bus address of the first byte of every guest's memory.
 pub const BASE: u64 = 0x1_0000_0000;
 
+/// A guest that reacts at once whenever the device stores a certain word.
+#[derive(Copy, Clone, Debug)]
+struct Reaction {
+    /// Address of the word of the device.
+    watched: u64,
+    /// Address of the word to which the guest writes the same value plus `ahead`.
+    answer: u64,
+    ahead: u32,
+    /// How often it will still react.
+    left: u32,
+}
+
 /// Memory of all guests: one block each, which can be unmapped. Either all or none of it is persistent.
 #[derive(Clone, Debug, Default)]
 pub struct Memories {
     blocks: Rc<RefCell<Vec<Option<Vec<u8>>>>>,
     volatile: Rc<Cell<bool>>,
+    reaction: Rc<Cell<Option<Reaction>>>,
 }
 
 impl Memories {
@@ -101,6 +114,17 @@ impl GuestView {
         self.write(range, bytes).expect("guest memory");
     }
 
+    /// Lets the guest react to the next `times` stores of its device to the word at `watched`: it writes the value plus
+    /// `ahead` to the word at `answer`.
+    pub fn react(&self, watched: u64, answer: u64, ahead: u32, times: u32) {
+        self.memories.reaction.set(Some(Reaction {
+            watched,
+            answer,
+            ahead,
+            left: times,
+        }));
+    }
+
     fn range(&self, address: u64, length: usize) -> HostRange {
         self.resolve(GuestAddress(address), length as u64)
             .expect("address of guest memory")
@@ -174,7 +198,18 @@ impl Memory for GuestView {
 
     fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
         self.memories
-            .word(range, offset, |word| *word = value.to_le_bytes())
+            .word(range, offset, |word| *word = value.to_le_bytes())?;
+        if let Some(mut reaction) = self.memories.reaction.get()
+            && range.region == self.region
+            && BASE + range.offset + offset == reaction.watched
+            && reaction.left > 0
+        {
+            reaction.left -= 1;
+            self.memories.reaction.set(Some(reaction));
+            let answer = value.wrapping_add(reaction.ahead);
+            self.put(reaction.answer, &answer.to_le_bytes());
+        }
+        Ok(())
     }
 
     fn store_u8(&self, range: HostRange, offset: u64, value: u8) -> Result<(), Unmapped> {
