@@ -462,6 +462,33 @@ fn commands_cut_into_any_pieces_are_answered() {
 }
 
 #[test]
+fn an_indirect_descriptor_ends_with_a_reset() {
+    const TABLE: u64 = 0x50000;
+    let daemon = Daemon::start();
+    let (mut a, mut b) = (
+        Driver::start(daemon.connect("a")),
+        Driver::start(daemon.connect("b")),
+    );
+    // What it points to would be a chain with a command.
+    let query = CommandHeader {
+        code: CommandCode::QueryDevice.raw().into(),
+        reserved: 0.into(),
+        length: 0.into(),
+    };
+    a.ram.view.write(REQUEST, query.as_bytes()).unwrap();
+    let table = Queue::new(TABLE, 64);
+    table.put_descriptor(&a.ram, 0, REQUEST, 8, 1, 1);
+    table.put_descriptor(&a.ram, 1, REPLY, 512, 2, 0);
+    a.control.put_descriptor(&a.ram, 0, TABLE, 32, 4, 0);
+    a.control.offer(&a.ram, 0);
+    a.client.notify(0);
+    a.wait_needs_reset();
+    b.works();
+    a.bring_up();
+    a.works();
+}
+
+#[test]
 fn garbage_in_queues_and_registers_ends_with_a_reset() {
     let daemon = Daemon::start();
     let (mut a, mut b) = (

@@ -76,39 +76,63 @@ impl Virtqueue {
             .queue
             .iter(&self.memory)
             .map_err(|_| BadQueue("available index is out of range"))?;
-        let Some(descriptors) = available.next() else {
+        let Some(head) = available.next().map(|chain| chain.head_index()) else {
             return Ok(None);
         };
         let mut chain = Chain {
-            head: descriptors.head_index(),
+            head,
             request: Vec::new(),
             writable: Vec::new(),
         };
-        let mut last: Option<Descriptor> = None;
-        for descriptor in descriptors {
-            last = Some(descriptor);
+        let mut next = head;
+        // A longer chain has a loop.
+        for _ in 0..self.queue.size() {
+            let descriptor = self.descriptor(next)?;
+            if descriptor.refers_to_indirect_table() {
+                return Err(BadQueue("descriptor is indirect"));
+            }
             if descriptor.is_write_only() {
                 chain.writable.push((descriptor.addr().0, descriptor.len()));
-                continue;
+            } else {
+                self.read(descriptor, max_request, &mut chain)?;
             }
-            if !chain.writable.is_empty() {
-                return Err(BadQueue("readable descriptor after a writable one"));
+            if !descriptor.has_next() {
+                return Ok(Some(chain));
             }
-            let (start, len) = (chain.request.len(), descriptor.len() as usize);
-            if start + len > max_request {
-                return Err(BadQueue("request is too long"));
-            }
-            chain.request.resize(start + len, 0);
-            self.memory
-                .read_slice(&mut chain.request[start..], descriptor.addr())
-                .map_err(|_| BadQueue("readable descriptor points outside guest memory"))?;
+            next = descriptor.next();
         }
-        // The iterator stops early at a malformed chain, so a chain is complete only if its last descriptor is marked
-        // as the last.
-        match last {
-            Some(last) if !last.has_next() => Ok(Some(chain)),
-            _ => Err(BadQueue("descriptor chain is broken")),
+        Err(BadQueue("descriptor chain is too long"))
+    }
+
+    /// Reads a descriptor. The iterator of `virtio-queue` would follow an indirect one, although that is not offered.
+    fn descriptor(&self, index: u16) -> Result<Descriptor, BadQueue> {
+        if index >= self.queue.size() {
+            return Err(BadQueue("descriptor is not in the table"));
         }
+        let address = self.queue.desc_table() + u64::from(index) * size_of::<Descriptor>() as u64;
+        self.memory
+            .read_obj(GuestAddress(address))
+            .map_err(|_| BadQueue("descriptor table is gone"))
+    }
+
+    /// Appends what a readable descriptor points to to the request of a chain.
+    fn read(
+        &self,
+        descriptor: Descriptor,
+        max_request: usize,
+        chain: &mut Chain,
+    ) -> Result<(), BadQueue> {
+        if !chain.writable.is_empty() {
+            return Err(BadQueue("readable descriptor after a writable one"));
+        }
+        let (start, len) = (chain.request.len(), descriptor.len() as usize);
+        if start + len > max_request {
+            return Err(BadQueue("request is too long"));
+        }
+        chain.request.resize(start + len, 0);
+        self.memory
+            .read_slice(&mut chain.request[start..], descriptor.addr())
+            .map_err(|_| BadQueue("readable descriptor points outside guest memory"))
     }
 
     /// Returns a chain, which may not exist, to the driver as if `written` bytes had been written to it. An honest
@@ -155,5 +179,80 @@ impl Virtqueue {
         self.queue
             .needs_notification(&self.memory)
             .map_err(|_| BadQueue("available ring is gone"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest_memory::tests::memfd;
+
+    /// Flags of descriptors (virtio 1.3, section 2.7.5).
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    const TABLE: u64 = 0x1000;
+    const INDIRECT_TABLE: u64 = 0x4000;
+    const DATA: u64 = 0x5000;
+
+    /// Address, length, flags, and number of the next one.
+    type Entry = (u64, u32, u16, u16);
+
+    /// Takes the chain that starts at the first descriptor of this table. There is another table for an indirect
+    /// descriptor.
+    fn pop(table: &[Entry], indirect: &[Entry]) -> Result<Option<Chain>, BadQueue> {
+        let memory = Arc::new(GuestMemory::new());
+        let file = memfd(0x5000);
+        memory.map(TABLE, 0x5000, &file, 0, true).unwrap();
+        let put = |address: u64, bytes: &[u8]| {
+            rustix::io::pwrite(&file, bytes, address - TABLE).unwrap();
+        };
+        for (at, entries) in [(TABLE, table), (INDIRECT_TABLE, indirect)] {
+            let bytes = entries.iter().flat_map(|&(address, length, flags, next)| {
+                let mut bytes = address.to_le_bytes().to_vec();
+                bytes.extend(length.to_le_bytes());
+                bytes.extend(flags.to_le_bytes());
+                bytes.extend(next.to_le_bytes());
+                bytes
+            });
+            put(at, &bytes.collect::<Vec<u8>>());
+        }
+        let setup = QueueSetup {
+            index: 0,
+            size: 4,
+            descriptors: TABLE,
+            driver_area: 0x2000,
+            device_area: 0x3000,
+        };
+        put(setup.driver_area + 2, &1u16.to_le_bytes());
+        Virtqueue::new(&setup, memory).unwrap().pop(16)
+    }
+
+    #[test]
+    fn a_chain_may_fill_the_table_and_no_more() {
+        let mut table = [
+            (DATA, 8, NEXT, 3),
+            (DATA + 0x20, 7, NEXT | WRITE, 2),
+            (DATA + 0x30, 5, WRITE, 0),
+            (DATA + 0x10, 8, NEXT, 1),
+        ];
+        let chain = pop(&table, &[]).unwrap().expect("available");
+        assert_eq!((chain.request.len(), chain.reply_capacity()), (16, 12));
+        for (flags, next) in [(NEXT | WRITE, 1), (NEXT | WRITE, 2), (NEXT | WRITE, 4)] {
+            (table[2].2, table[2].3) = (flags, next);
+            assert!(pop(&table, &[]).is_err(), "{next}");
+        }
+    }
+
+    #[test]
+    fn indirect_descriptors_were_not_offered() {
+        let good = [(DATA, 8, NEXT, 1), (DATA + 0x20, 8, WRITE, 0)];
+        assert!(pop(&good, &[]).is_ok());
+        let wrong = Some(BadQueue("descriptor is indirect"));
+        let whole = [(INDIRECT_TABLE, 32, INDIRECT, 0)];
+        assert_eq!(pop(&whole, &good).err(), wrong);
+        let rest = [(DATA, 8, NEXT, 1), (INDIRECT_TABLE, 16, INDIRECT, 0)];
+        assert_eq!(pop(&rest, &good[1..]).err(), wrong);
     }
 }
