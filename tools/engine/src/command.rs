@@ -54,6 +54,9 @@ trait Execute: Command {
     ) -> Result<<Self as Command>::Reply, Cause>;
 }
 
+/// Number of pages that a command handles before others take their turns.
+const PAGES_AT_ONCE: u64 = 2048;
+
 /// How far a command has come that takes several turns.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Progress {
@@ -79,6 +82,12 @@ fn advance<M: Memory>(rnic: &mut Engine, request: &[u8], io: &mut Io<'_, M>) -> 
         CommandCode::ModifyQpPaths => ModifyQpPaths::read_from_bytes(body)
             .ok()
             .and_then(|wanted| rnic.flush_part(wanted.qpn.get(), &wanted.attributes, begun, io)),
+        CommandCode::UnmapPages => UnmapPages::read_from_bytes(body)
+            .ok()
+            .and_then(|wanted| rnic.unmap_part(&wanted, begun)),
+        CommandCode::DeregisterMr => DeregisterMr::read_from_bytes(body)
+            .ok()
+            .and_then(|wanted| rnic.empty_part(&wanted, begun)),
         _ => None,
     };
     rnic.progress = position.map(|position| Progress {

@@ -283,19 +283,12 @@ impl Keys {
         }
     }
 
-    /// Removes the region that a command names by this key.
+    /// Removes the region that a command names by this key. It must have no other regions as its pages.
     pub(crate) fn remove_region(&mut self, key: u32) -> Option<Region> {
         self.region(key)?;
         let Object::Region(region) = self.remove(index_of(key))? else {
             return None;
         };
-        if let RegionMemory::Nested(nested) = &region.memory {
-            for &page in nested.regions.values() {
-                if let Some(page) = self.region_at(page) {
-                    page.page_of = None;
-                }
-            }
-        }
         if let Some((nested, page)) = region.page_of
             && let Some(nested) = self.nested_at(nested)
             && nested.regions.get(&page) == Some(&index_of(key))
@@ -422,12 +415,17 @@ impl Keys {
         Ok(())
     }
 
-    /// Removes pages from a nested region and returns how many there were.
-    pub(crate) fn detach(&mut self, nested: u32, pages: &std::ops::Range<u32>) -> u64 {
+    /// Removes up to `limit` pages from a nested region. Returns how many there were, and where the rest begins.
+    pub(crate) fn detach(
+        &mut self,
+        nested: u32,
+        pages: &std::ops::Range<u32>,
+        limit: u64,
+    ) -> (u64, u32) {
         let Some(nested) = self.nested_at(index_of(nested)) else {
-            return 0;
+            return (0, pages.end);
         };
-        let gone = nested.regions.range(pages.clone());
+        let gone = nested.regions.range(pages.clone()).take(limit as usize);
         let gone: Vec<_> = gone.map(|(page, index)| (*page, *index)).collect();
         for (page, _) in &gone {
             nested.regions.remove(page);
@@ -437,7 +435,9 @@ impl Keys {
                 region.page_of = None;
             }
         }
-        gone.len() as u64
+        let count = gone.len() as u64;
+        let last = gone.last().filter(|_| count == limit);
+        (count, last.map_or(pages.end, |(page, _)| page + 1))
     }
 
     fn nested_at(&mut self, index: u32) -> Option<&mut Nested> {

@@ -101,6 +101,12 @@ impl Pages {
         self.shape.length
     }
 
+    /// Returns the number of pages.
+    pub(crate) fn count(&self) -> u32 {
+        // A page list has no more pages than 32 bits can count.
+        self.shape.pages as u32
+    }
+
     /// Returns the size of a page in bytes.
     pub(crate) fn page_size(&self) -> u64 {
         self.shape.page_size
@@ -163,13 +169,16 @@ impl Pages {
         }
     }
 
-    /// Unmaps pages and returns how many were present.
-    pub(crate) fn unmap(&mut self, pages: Range<u32>) -> u64 {
-        let mut gone = 0;
+    /// Unmaps pages until it has looked at `limit` pages, or as many blocks without pages. Returns how many were present,
+    /// and where the rest begins.
+    pub(crate) fn unmap(&mut self, pages: Range<u32>, limit: u64) -> (u64, u32) {
+        let (mut gone, mut left) = (0, limit as usize);
         let (mut at, end) = (pages.start as usize, pages.end as usize);
-        while at < end {
+        while at < end && left > 0 {
             let next = ((at / BLOCK + 1) * BLOCK).min(end);
+            left = left.saturating_sub(1);
             if let Some(Some(block)) = self.blocks.get_mut(at / BLOCK) {
+                left = left.saturating_sub(next - at - 1);
                 for page in &mut block[at % BLOCK..at % BLOCK + next - at] {
                     gone += u64::from(page.take().is_some());
                 }
@@ -180,7 +189,7 @@ impl Pages {
             }
             at = next;
         }
-        gone
+        (gone, at as u32)
     }
 
     /// Returns the numbers of the pages with the `length` bytes, at least 1, at `offset`.
@@ -318,7 +327,7 @@ mod tests {
         assert_eq!(pages.missing(0, 3 * 4096, false), Some(want(2..3, false)));
         assert_eq!(pages.missing(4095, 0, true), None);
         assert_eq!(pages.translations(), 1 + BLOCK);
-        assert_eq!(pages.unmap(0..4), 3);
+        assert_eq!(pages.unmap(0..4, 4), (3, 4));
         assert_eq!(pages.translations(), 1);
     }
 
@@ -336,12 +345,30 @@ mod tests {
         for (range, (offset, length)) in ranges.iter().zip(expected) {
             assert_eq!((range.offset, range.length), (offset, length));
         }
-        pages.unmap(3..4);
+        assert_eq!(pages.unmap(3..4, 1), (1, 4));
         assert_eq!(
             pages.ranges(10, 3 * 4096 - 10, true, &mut ranges),
             Err(want(3..4, true))
         );
         assert_eq!(ranges.len(), expected.len(), "appends nothing");
+    }
+
+    #[test]
+    fn pages_go_in_parts() {
+        const BLOCKS: u64 = 5;
+        let mut pages = Pages::new(Shape {
+            page_size: 4096,
+            offset: 0,
+            length: BLOCKS * BLOCK as u64 * 4096,
+            pages: BLOCKS * BLOCK as u64,
+        });
+        let (block, all) = (BLOCK as u32, pages.count());
+        (block..2 * block).for_each(|number| pages.map(number, page(0, true)));
+        assert_eq!(pages.unmap(0..all, 1), (0, block), "no pages to look at");
+        assert_eq!(pages.unmap(0..all, 2), (512, 2 * block));
+        assert_eq!(pages.unmap(2 * block..all, 2), (0, 4 * block));
+        assert_eq!(pages.unmap(4 * block..all - 3, 9), (0, all - 3));
+        assert_eq!(pages.translations(), BLOCKS as usize);
     }
 
     #[test]

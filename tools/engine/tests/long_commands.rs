@@ -9,11 +9,12 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        Command, CommandHeader, DeregisterMr, ModifyQp, MrRegistered, RegisterMr, ReplyHeader,
-        Status,
+        AttachRegion, Command, CommandHeader, DeregisterMr, MapPages, ModifyQp, MrRegistered,
+        RegisterMr, ReplyHeader, Status, UnmapPages, mr_flags,
     },
     completion,
-    memory::{CHUNK_PAGES, PageList, access},
+    counter::Counter,
+    memory::{CHUNK_PAGES, PageList, TABLE_PAGES, access, page_flags},
     qp::{QpAttributes, QpState, QpType, attribute},
     ring::offset,
     work::{AddressVector, SendOpcode},
@@ -270,4 +271,139 @@ fn a_send_queue_leaves_the_error_state_however_fast_it_is_filled() {
     assert!(flushed.into_iter().eq(first), "what was posted before it");
     assert_eq!(world.state(0, qp.qpn), QpState::ReadyToSend);
     others_go_on(&mut world, &mut c);
+}
+
+/// Registers an on-demand region of this number of pages, and returns its key.
+fn on_demand(world: &mut World, pages: u32, flags: u32) -> u32 {
+    let node = &mut world.nodes[0];
+    let request = RegisterMr {
+        pd: node.guest.pd.into(),
+        access: access::LOCAL_WRITE.into(),
+        flags: (mr_flags::ON_DEMAND | flags).into(),
+        pages: PageList {
+            length: (u64::from(pages) << 12).into(),
+            page_count: pages.into(),
+            page_shift: 12,
+            ..PageList::default()
+        },
+        ..RegisterMr::default()
+    };
+    let reply = node.guest.command(&mut node.rnic, request).expect("room");
+    reply.key.get()
+}
+
+/// Maps the first pages of a region, all to the same memory.
+fn map_first(world: &mut World, key: u32, pages: u32) {
+    let node = &mut world.nodes[0];
+    let (page, table) = (node.guest.arena(4096), node.guest.arena(4096));
+    let entry = page.address(0) | page_flags::PRESENT | page_flags::WRITABLE;
+    table.put(0, &entry.to_le_bytes().repeat(TABLE_PAGES));
+    for first in (0..pages).step_by(TABLE_PAGES) {
+        let request = MapPages {
+            pd: node.guest.pd.into(),
+            key: key.into(),
+            first_page: first.into(),
+            page_count: (TABLE_PAGES as u32).min(pages - first).into(),
+            table: table.address(0).into(),
+        };
+        node.guest.command(&mut node.rnic, request).expect("mapped");
+    }
+}
+
+/// Attaches as many regions, each with one page, to the nested region `nested`.
+fn attach_first(world: &mut World, nested: u32, pages: u32) -> Vec<u32> {
+    let attach = |page: u32| {
+        let region = on_demand(world, 1, 0);
+        let node = &mut world.nodes[0];
+        let request = AttachRegion {
+            pd: node.guest.pd.into(),
+            key: nested.into(),
+            page: page.into(),
+            region: region.into(),
+        };
+        node.guest
+            .command(&mut node.rnic, request)
+            .expect("attached");
+        region
+    };
+    (0..pages).map(attach).collect()
+}
+
+fn invalidated(world: &World) -> u64 {
+    world.nodes[0].rnic.counters()[Counter::PageInvalidations as usize]
+}
+
+#[test]
+fn many_pages_do_not_go_at_once() {
+    /// Far more than are mapped.
+    const ALL: u32 = 1 << 23;
+    const MAPPED: u32 = 10_000;
+    for nested in [false, true] {
+        let mut world = World::pair(5);
+        let mut c = world.connect([0, 1], &QpOptions::default(), 4096, |_, _| {});
+        let flags = if nested { mr_flags::NESTED } else { 0 };
+        let empty = world.nodes[0].rnic.snapshot().translations;
+        let key = on_demand(&mut world, ALL, flags);
+        let before = world.nodes[0].rnic.snapshot().translations;
+        let regions = if nested {
+            attach_first(&mut world, key, MAPPED)
+        } else {
+            map_first(&mut world, key, MAPPED);
+            Vec::new()
+        };
+        let pd = world.nodes[0].guest.pd.into();
+        let unmap = UnmapPages {
+            pd,
+            key: key.into(),
+            first_page: 0.into(),
+            page_count: ALL.into(),
+        };
+        let mut last = 0;
+        let parts = in_parts(&mut world, &unmap, |world| {
+            let now = invalidated(world);
+            assert!(now - last <= 2048, "{} at once", now - last);
+            last = now;
+            others_go_on(world, &mut c);
+        });
+        assert!(parts > MAPPED as usize / 2048, "{parts}");
+        assert!(invalidated(&world) - last <= 2048);
+        assert_eq!(invalidated(&world), u64::from(MAPPED));
+
+        // Its end takes as long.
+        if nested {
+            let node = &mut world.nodes[0];
+            for (page, region) in (0..).zip(&regions) {
+                let request = AttachRegion {
+                    pd,
+                    key: key.into(),
+                    page: (page * 7).into(),
+                    region: (*region).into(),
+                };
+                node.guest.command(&mut node.rnic, request).expect("free");
+            }
+        } else {
+            assert_eq!(world.nodes[0].rnic.snapshot().translations, before);
+            map_first(&mut world, key, MAPPED);
+        }
+        let deregister = DeregisterMr {
+            pd,
+            key: key.into(),
+        };
+        let parts = in_parts(&mut world, &deregister, |world| others_go_on(world, &mut c));
+        assert!(parts > MAPPED as usize / 2048, "{parts}");
+        assert_eq!(invalidated(&world), u64::from(MAPPED), "no more");
+        if nested {
+            let again = on_demand(&mut world, 5, flags);
+            let node = &mut world.nodes[0];
+            let request = AttachRegion {
+                pd,
+                key: again.into(),
+                page: 1.into(),
+                region: regions[0].into(),
+            };
+            node.guest.command(&mut node.rnic, request).expect("free");
+        } else {
+            assert_eq!(world.nodes[0].rnic.snapshot().translations, empty);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 //! Commands about memory regions and windows, and the page lists of all commands.
 
-use super::{Execute, done, reserved};
+use super::{Execute, PAGES_AT_ONCE, done, reserved};
 use crate::{
     buffer::Buffer,
     cause::Cause,
@@ -27,9 +27,6 @@ use vrnic_wire::{
     memory::{PageList, TABLE_ENTRY_LENGTH},
 };
 use zerocopy::IntoBytes;
-
-/// Number of pages of a list that are resolved before others take their turns.
-const PAGES_AT_ONCE: u64 = 2048;
 
 /// A page list that is being resolved, or the result.
 #[derive(Debug, Serialize, Deserialize)]
@@ -250,6 +247,19 @@ impl Execute for RegisterMr {
             page_of: None,
             flush_ranges,
         })
+    }
+}
+
+impl Engine {
+    /// Removes a part of the pages of a region that is about to go. Returns where the rest begins, if there is one.
+    pub(super) fn empty_part(&mut self, wanted: &DeregisterMr, begun: Option<u32>) -> Option<u32> {
+        let (pd, key) = (wanted.pd.get(), wanted.key.get());
+        if self.resources.keys.region(key)?.windows > 0 {
+            return None;
+        }
+        let all = self.pages_mut(pd, key).ok()?.count();
+        let (_, next) = self.remove_pages(pd, key, begun.unwrap_or(0)..all).ok()?;
+        (next < all).then_some(next)
     }
 }
 

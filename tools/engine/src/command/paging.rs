@@ -2,7 +2,7 @@
 
 //! Commands about the pages of on-demand memory regions.
 
-use super::{Execute, done};
+use super::{Execute, PAGES_AT_ONCE, done};
 use crate::{
     cause::Cause,
     keys::index_of,
@@ -29,7 +29,7 @@ const FLAG_BITS: u64 = CHUNK_SIZE as u64 - 1;
 
 impl Engine {
     /// Returns the pages of a region that a command names.
-    fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
+    pub(super) fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
         if !self.config.features.on_demand_paging {
             return Err(Cause::CommandCode);
         }
@@ -55,6 +55,32 @@ impl Engine {
         let after = pages.translations();
         self.translations = self.translations - before + after;
         Ok(result)
+    }
+
+    /// Removes a part of these pages of a region. Returns how many were there, and where the rest begins.
+    pub(super) fn remove_pages(
+        &mut self,
+        pd: u32,
+        key: u32,
+        pages: Range<u32>,
+    ) -> Result<(u64, u32), Cause> {
+        if self.is_nested(key) {
+            return Ok(self.resources.keys.detach(key, &pages, PAGES_AT_ONCE));
+        }
+        self.change_pages(pd, key, |own| own.unmap(pages, PAGES_AT_ONCE))
+    }
+
+    /// Does a part of an [`UnmapPages`]. Returns where the rest begins, if there is one.
+    pub(super) fn unmap_part(&mut self, wanted: &UnmapPages, begun: Option<u32>) -> Option<u32> {
+        let (pd, key) = (wanted.pd.get(), wanted.key.get());
+        let (first, count) = (wanted.first_page.get(), wanted.page_count.get());
+        let all = self.pages_mut(pd, key).ok()?.numbered(first, count).ok()?;
+        let rest = begun.unwrap_or(all.start)..all.end;
+        let (gone, next) = self.remove_pages(pd, key, rest).ok()?;
+        self.resources
+            .counters
+            .add(Counter::PageInvalidations, gone);
+        (next < all.end).then_some(next)
     }
 
     /// Handles the driver's answer about pages of a region: what waits for a page checks again. Work that needs a page
@@ -154,15 +180,8 @@ impl Execute for MapPages {
 impl Execute for UnmapPages {
     fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let (pd, key) = (self.pd.get(), self.key.get());
-        let numbers =
-            (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
-        let gone = if rnic.is_nested(key) {
-            rnic.resources.keys.detach(key, &numbers)
-        } else {
-            rnic.change_pages(pd, key, |pages| pages.unmap(numbers))?
-        };
-        let counters = &mut rnic.resources.counters;
-        counters.add(Counter::PageInvalidations, gone);
+        // The pages themselves are gone by now.
+        (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
         done()
     }
 }
