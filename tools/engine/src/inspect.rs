@@ -119,19 +119,13 @@ pub struct MwSnapshot {
 }
 
 impl MwSnapshot {
-    /// Describes a window with this key. `region` is the key of the region to which it is bound.
-    pub(crate) fn new(key: u32, window: &Window, region: Option<u32>) -> Self {
+    /// Describes a window with this key.
+    pub(crate) fn new(key: u32, window: &Window, bound: Option<BoundMw>) -> Self {
         Self {
             key,
             pd: window.pd,
             mw_type: window.mw_type,
-            bound: window.binding.zip(region).map(|(binding, region)| BoundMw {
-                region,
-                first: binding.first,
-                length: binding.length,
-                access: binding.access,
-                qpn: binding.qpn,
-            }),
+            bound,
         }
     }
 }
@@ -361,10 +355,7 @@ impl Engine {
     /// Returns the memory windows among these objects, like [`mr_page`](Self::mr_page).
     pub fn mw_page(&self, first: usize, limit: usize) -> Option<Vec<MwSnapshot>> {
         let page = self.resources.keys.window_page(first, limit)?;
-        Some(
-            page.map(|(key, window, region)| MwSnapshot::new(key, window, region))
-                .collect(),
-        )
+        Some(page.collect())
     }
 
     /// Returns up to `limit` multicast groups in the order of their GIDs, from group `first` on; `None` if `first` is

@@ -5,7 +5,7 @@
 use crate::{
     cause::Cause,
     explain::Access,
-    inspect::{MrSnapshot, MwSnapshot, Named},
+    inspect::{BoundMw, MrSnapshot, MwSnapshot, Named},
     limits::{Features, Limits},
     memory::{GuestAddress, HostRange, Memory},
     pages::{Half, Pages, Waiter, Want},
@@ -19,7 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 use std::{
     cell::{Cell, RefCell},
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
 };
 use vrnic_wire::{
     command::MwType,
@@ -35,9 +35,6 @@ pub(crate) const AHEAD: u64 = 2 << 20;
 
 /// Largest number of accesses of one request that are remembered because pages were missing.
 const MAX_FAULTS: usize = 8;
-
-/// Number of no queue pair: marks windows whose queue pair is gone.
-const NOBODY: u32 = 0;
 
 /// Memory that the local DMA key names.
 const ALL_MEMORY: &RegionMemory = &RegionMemory::All;
@@ -109,9 +106,12 @@ pub(crate) struct Keys {
     max_regions: u32,
     max_windows: u32,
     windows: u32,
-    /// Indices of the type 2 windows that each queue pair bound.
+    /// What the bindings of each queue pair that bound a type 2 window have as their binder. Without its entry here, a
+    /// queue pair has no access any more, so that the bindings need not be found when it goes.
     #[serde(serialize_with = "state::map")]
-    bound_by: FxHashMap<u32, BTreeSet<u32>>,
+    binders: FxHashMap<u32, u64>,
+    /// Number of binders so far.
+    last_binder: u64,
     /// The access that was refused last, until it is taken.
     refused: Cell<Option<(Cause, Access)>>,
     /// Pages recently found missing, until they are taken.
@@ -133,7 +133,8 @@ impl Keys {
             max_regions: limits.mr,
             max_windows: limits.mw,
             windows: 0,
-            bound_by: FxHashMap::default(),
+            binders: FxHashMap::default(),
+            last_binder: 0,
             refused: Cell::new(None),
             faults: RefCell::default(),
             waits: FxHashMap::default(),
@@ -172,15 +173,15 @@ impl Keys {
         }))
     }
 
-    /// Does the same for windows, each with the key of the region to which it is bound, if any.
+    /// Does the same for windows.
     pub(crate) fn window_page(
         &self,
         position: usize,
         limit: usize,
-    ) -> Option<impl Iterator<Item = (u32, &Window, Option<u32>)>> {
+    ) -> Option<impl Iterator<Item = MwSnapshot>> {
         let all = self.objects(position, limit)?;
         Some(all.filter_map(|entry| match &entry.object {
-            Object::Window(window) => Some((entry.key, window, self.bound_region(window))),
+            Object::Window(window) => Some(MwSnapshot::new(entry.key, window, self.bound(window))),
             Object::Region(_) => None,
         }))
     }
@@ -191,8 +192,7 @@ impl Keys {
             Some(entry) => match &entry.object {
                 Object::Region(region) => Named::Region(MrSnapshot::new(entry.key, region)),
                 Object::Window(window) => {
-                    let region = self.bound_region(window);
-                    Named::Window(MwSnapshot::new(entry.key, window, region))
+                    Named::Window(MwSnapshot::new(entry.key, window, self.bound(window)))
                 }
             },
             None if self.rests.contains(&index_of(key)) => Named::Removed,
@@ -200,10 +200,18 @@ impl Keys {
         }
     }
 
-    /// Returns the key of the region to which a window is bound, if any.
-    fn bound_region(&self, window: &Window) -> Option<u32> {
+    /// Describes the binding of a window, if any.
+    fn bound(&self, window: &Window) -> Option<BoundMw> {
         let binding = window.binding.as_ref()?;
-        Some(self.by_index.get(&binding.region)?.key)
+        let binder = self.binders.get(&binding.qpn);
+        let is_there = window.mw_type == MwType::Type1 || binder == Some(&binding.binder);
+        Some(BoundMw {
+            region: self.by_index.get(&binding.region)?.key,
+            first: binding.first,
+            length: binding.length,
+            access: binding.access,
+            qpn: if is_there { binding.qpn } else { 0 },
+        })
     }
 
     /// Returns the number of regions.
@@ -343,12 +351,6 @@ impl Keys {
         if let Some(region) = self.region_at(binding.region) {
             region.windows -= 1;
         }
-        if let Some(bound) = self.bound_by.get_mut(&binding.qpn)
-            && bound.remove(&index)
-            && bound.is_empty()
-        {
-            self.bound_by.remove(&binding.qpn);
-        }
     }
 
     /// Forgets a queue pair that is gone. No one can use the type 2 windows that it bound any more, although its number
@@ -357,16 +359,7 @@ impl Keys {
         for half in Half::ALL {
             self.wait_no_more((qpn, half));
         }
-        for index in self.bound_by.remove(&qpn).unwrap_or_default() {
-            if let Some(Entry {
-                object: Object::Window(window),
-                ..
-            }) = self.by_index.get_mut(&index)
-                && let Some(binding) = &mut window.binding
-            {
-                binding.qpn = NOBODY;
-            }
-        }
+        self.binders.remove(&qpn);
     }
 
     /// Returns the pages of the region of `pd` that a command names by this key.
@@ -551,7 +544,10 @@ impl Keys {
         match &mut entry.ok_or(Cause::LocalKey)?.object {
             Object::Region(region) if region.pd != by.pd => return Err(Cause::LocalKeyPd),
             Object::Region(region) => return region.invalidate(),
-            Object::Window(window) => window.check_invalidate(by.pd, by.qpn)?,
+            Object::Window(window) => {
+                let binder = self.binders.get(&by.qpn).copied();
+                window.check_invalidate(by.pd, binder)?;
+            }
         }
         self.unbind(index_of(key));
         Ok(())
@@ -627,6 +623,7 @@ impl Keys {
                 length,
                 access: rights,
                 qpn: by.qpn,
+                binder: 0,
             });
         }
         self.unbind(index_of(key));
@@ -639,13 +636,14 @@ impl Keys {
         }) = self.by_index.get_mut(&index_of(key))
         {
             *own = key;
-            window.binding = binding;
-            if binding.is_some() && window.mw_type == MwType::Type2 {
-                self.bound_by
-                    .entry(by.qpn)
-                    .or_default()
-                    .insert(index_of(key));
+            if let Some(binding) = &mut binding
+                && window.mw_type == MwType::Type2
+            {
+                let new = self.last_binder + 1;
+                binding.binder = *self.binders.entry(by.qpn).or_insert(new);
+                self.last_binder = self.last_binder.max(binding.binder);
             }
+            window.binding = binding;
         }
         Ok(())
     }
@@ -689,7 +687,8 @@ impl Keys {
             }
             Object::Window(_) if is_local => Err(Cause::LocalKey),
             Object::Window(window) => {
-                let (binding, offset) = window.covering(by.pd, by.qpn, rights, address, length)?;
+                let binder = self.binders.get(&by.qpn).copied();
+                let (binding, offset) = window.covering(by.pd, binder, rights, address, length)?;
                 match self
                     .by_index
                     .get(&binding.region)
@@ -840,6 +839,60 @@ mod tests {
 
     fn region() -> Region {
         Region::free(1, Buffer::default(), 1)
+    }
+
+    #[test]
+    fn a_queue_pair_goes_without_a_look_at_its_windows() {
+        const WINDOWS: u32 = 100;
+        let mut keys = Keys::new(&Limits::default(), Features::ALL, [7; 32]);
+        let region = Region {
+            access: access::MW_BIND,
+            memory: RegionMemory::All,
+            fast: None,
+            ..region()
+        };
+        let region = keys.insert_region(region).expect("room");
+        let window = Window {
+            pd: 1,
+            mw_type: MwType::Type2,
+            binding: None,
+        };
+        let by = Accessor {
+            qpn: 5,
+            pd: 1,
+            kernel: false,
+        };
+        let bound = |keys: &mut Keys| {
+            let window = Window {
+                binding: None,
+                ..window
+            };
+            let key = keys.insert_window(window).expect("room");
+            let wanted = BindTarget {
+                window: key.into(),
+                region: region.into(),
+                length: 1.into(),
+                access: access::REMOTE_READ.into(),
+                ..BindTarget::default()
+            };
+            assert_eq!(keys.bind(&wanted, by), Ok(()));
+            key
+        };
+        let windows: Vec<u32> = (0..WINDOWS).map(|_| bound(&mut keys)).collect();
+        let before = format!("{:?}", keys.by_index);
+        keys.forget_queue_pair(by.qpn);
+        assert_eq!(format!("{:?}", keys.by_index), before);
+        // Another one gets its number.
+        let other = bound(&mut keys);
+        let read = |key| keys.check_object(key, by, access::REMOTE_READ);
+        assert_eq!(read(other), Ok(()));
+        for key in windows {
+            assert_eq!(read(key), Err(Cause::LocalKeyQp));
+            let Named::Window(window) = keys.named(key) else {
+                panic!("a window");
+            };
+            assert_eq!(window.bound.map(|bound| bound.qpn), Some(0));
+        }
     }
 
     #[test]

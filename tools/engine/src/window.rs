@@ -19,8 +19,10 @@ pub(crate) struct Binding {
     pub(crate) length: u64,
     /// [`access`] rights.
     pub(crate) access: u32,
-    /// Queue pair that bound it; 0 once the queue pair is gone.
+    /// Queue pair that bound it, which may be gone.
     pub(crate) qpn: u32,
+    /// What tells a queue pair that bound a type 2 window from others that have the same number later.
+    pub(crate) binder: u64,
 }
 
 /// A memory window.
@@ -54,25 +56,27 @@ impl Window {
         Ok(())
     }
 
-    /// Checks whether the queue pair may make the window free.
-    pub(crate) fn check_invalidate(&self, pd: u32, qpn: u32) -> Result<(), Cause> {
+    /// Checks whether the queue pair that is `binder`, if it bound any window, may make the window free.
+    pub(crate) fn check_invalidate(&self, pd: u32, binder: Option<u64>) -> Result<(), Cause> {
         if self.pd != pd {
             return Err(Cause::LocalKeyPd);
         }
         match (self.mw_type, &self.binding) {
             (MwType::Type1, _) => Err(Cause::LocalInvalidate),
             (MwType::Type2, None) => Err(Cause::LocalFree),
-            (MwType::Type2, Some(binding)) if binding.qpn != qpn => Err(Cause::LocalKeyQp),
+            (MwType::Type2, Some(binding)) if Some(binding.binder) != binder => {
+                Err(Cause::LocalKeyQp)
+            }
             (MwType::Type2, Some(_)) => Ok(()),
         }
     }
 
     /// Returns the binding, and the offset of the `length` bytes at `address` in its region, if the peer of the queue
-    /// pair has this access.
+    /// pair, which is `binder` if it bound any window, has this access.
     pub(crate) fn covering(
         &self,
         pd: u32,
-        qpn: u32,
+        binder: Option<u64>,
         rights: u32,
         address: u64,
         length: u64,
@@ -81,7 +85,7 @@ impl Window {
         if self.pd != pd {
             return Err(Cause::LocalKeyPd);
         }
-        if self.mw_type == MwType::Type2 && binding.qpn != qpn {
+        if self.mw_type == MwType::Type2 && Some(binding.binder) != binder {
             return Err(Cause::LocalKeyQp);
         }
         if binding.access & rights != rights {
