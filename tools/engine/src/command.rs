@@ -54,8 +54,9 @@ trait Execute: Command {
     ) -> Result<<Self as Command>::Reply, Cause>;
 }
 
-/// Number of pages that a command handles before others take their turns.
-const PAGES_AT_ONCE: u64 = 2048;
+/// Number of pages, or of what takes as long, that commands handle before others take their turns: in a part of one
+/// command, or in several commands together.
+pub const PAGES_AT_ONCE: u64 = 2048;
 
 /// How far a command has come that takes several turns.
 #[derive(Debug, Serialize, Deserialize)]

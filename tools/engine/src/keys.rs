@@ -408,17 +408,18 @@ impl Keys {
         Ok(())
     }
 
-    /// Removes up to `limit` pages from a nested region. Returns how many there were, and where the rest begins.
+    /// Removes up to `left` pages from a nested region, and subtracts them from `left`. Returns how many there were, and
+    /// where the rest begins.
     pub(crate) fn detach(
         &mut self,
         nested: u32,
         pages: &std::ops::Range<u32>,
-        limit: u64,
+        left: &mut u64,
     ) -> (u64, u32) {
         let Some(nested) = self.nested_at(index_of(nested)) else {
             return (0, pages.end);
         };
-        let gone = nested.regions.range(pages.clone()).take(limit as usize);
+        let gone = nested.regions.range(pages.clone()).take(*left as usize);
         let gone: Vec<_> = gone.map(|(page, index)| (*page, *index)).collect();
         for (page, _) in &gone {
             nested.regions.remove(page);
@@ -429,7 +430,8 @@ impl Keys {
             }
         }
         let count = gone.len() as u64;
-        let last = gone.last().filter(|_| count == limit);
+        *left -= count;
+        let last = gone.last().filter(|_| *left == 0);
         (count, last.map_or(pages.end, |(page, _)| page + 1))
     }
 

@@ -73,6 +73,7 @@ mod window;
 mod work;
 
 pub use cause::Cause;
+pub use command::PAGES_AT_ONCE;
 pub use context::Owner;
 pub use device::Rnic;
 pub use explain::Explanation;

@@ -103,6 +103,11 @@ impl Resolver {
         })
     }
 
+    /// Returns the number of pages left.
+    pub(crate) fn left(&self) -> u64 {
+        self.left
+    }
+
     /// Resolves chunks until at least `pages` pages have been handled or none is left. `max_translations` limits the
     /// number of host ranges for the whole buffer. Returns whether the conversion is done.
     pub(crate) fn advance<M: Memory>(

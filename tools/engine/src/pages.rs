@@ -169,16 +169,16 @@ impl Pages {
         }
     }
 
-    /// Unmaps pages until it has looked at `limit` pages, or as many blocks without pages. Returns how many were present,
-    /// and where the rest begins.
-    pub(crate) fn unmap(&mut self, pages: Range<u32>, limit: u64) -> (u64, u32) {
-        let (mut gone, mut left) = (0, limit as usize);
+    /// Unmaps pages until it has looked at `left` pages, or as many blocks without pages. Subtracts these from `left`.
+    /// Returns how many pages were present, and where the rest begins.
+    pub(crate) fn unmap(&mut self, pages: Range<u32>, left: &mut u64) -> (u64, u32) {
+        let mut gone = 0;
         let (mut at, end) = (pages.start as usize, pages.end as usize);
-        while at < end && left > 0 {
+        while at < end && *left > 0 {
             let next = ((at / BLOCK + 1) * BLOCK).min(end);
-            left = left.saturating_sub(1);
+            *left -= 1;
             if let Some(Some(block)) = self.blocks.get_mut(at / BLOCK) {
-                left = left.saturating_sub(next - at - 1);
+                *left = left.saturating_sub((next - at) as u64 - 1);
                 for page in &mut block[at % BLOCK..at % BLOCK + next - at] {
                     gone += u64::from(page.take().is_some());
                 }
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(pages.missing(0, 3 * 4096, false), Some(want(2..3, false)));
         assert_eq!(pages.missing(4095, 0, true), None);
         assert_eq!(pages.translations(), 1 + BLOCK);
-        assert_eq!(pages.unmap(0..4, 4), (3, 4));
+        assert_eq!(pages.unmap(0..4, &mut 4), (3, 4));
         assert_eq!(pages.translations(), 1);
     }
 
@@ -345,7 +345,7 @@ mod tests {
         for (range, (offset, length)) in ranges.iter().zip(expected) {
             assert_eq!((range.offset, range.length), (offset, length));
         }
-        assert_eq!(pages.unmap(3..4, 1), (1, 4));
+        assert_eq!(pages.unmap(3..4, &mut 1), (1, 4));
         assert_eq!(
             pages.ranges(10, 3 * 4096 - 10, true, &mut ranges),
             Err(want(3..4, true))
@@ -364,10 +364,14 @@ mod tests {
         });
         let (block, all) = (BLOCK as u32, pages.count());
         (block..2 * block).for_each(|number| pages.map(number, page(0, true)));
-        assert_eq!(pages.unmap(0..all, 1), (0, block), "no pages to look at");
-        assert_eq!(pages.unmap(0..all, 2), (512, 2 * block));
-        assert_eq!(pages.unmap(2 * block..all, 2), (0, 4 * block));
-        assert_eq!(pages.unmap(4 * block..all - 3, 9), (0, all - 3));
+        assert_eq!(
+            pages.unmap(0..all, &mut 1),
+            (0, block),
+            "no pages to look at"
+        );
+        assert_eq!(pages.unmap(0..all, &mut 2), (512, 2 * block));
+        assert_eq!(pages.unmap(2 * block..all, &mut 2), (0, 4 * block));
+        assert_eq!(pages.unmap(4 * block..all - 3, &mut 9), (0, all - 3));
         assert_eq!(pages.translations(), BLOCKS as usize);
     }
 

@@ -280,6 +280,9 @@ pub struct Engine {
     pub(crate) resolution: Option<Resolution>,
     /// Other command that takes several turns.
     pub(crate) progress: Option<Progress>,
+    /// Number of pages that commands have handled. Only the caller looks at it.
+    #[serde(skip)]
+    pub(crate) effort: u64,
     /// Contexts that are polled, or about to be.
     polled: Vec<u32>,
     /// Index of the context to check next.
@@ -347,6 +350,7 @@ impl Engine {
             translations: 0,
             resolution: None,
             progress: None,
+            effort: 0,
             polled: Vec::new(),
             next_look: 0,
             pacer: Pacer::default(),
@@ -355,6 +359,12 @@ impl Engine {
             killing: false,
             config,
         }
+    }
+
+    /// Returns how many pages, or what takes as long, commands have handled so far. The caller should execute no more
+    /// commands in a turn when this has grown by [`PAGES_AT_ONCE`](crate::PAGES_AT_ONCE).
+    pub fn effort(&self) -> u64 {
+        self.effort
     }
 
     /// Returns the features that were negotiated.

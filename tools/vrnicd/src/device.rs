@@ -1321,6 +1321,8 @@ mod tests {
     use crate::virtio::{Notifier, QueueSetup};
     use pcap_file::pcapng::{Block, PcapNgReader};
     use vrnic_engine::recording::Recording;
+    use vrnic_wire::command::{Command, CommandHeader, RegisterMr};
+    use vrnic_wire::memory::PageList;
 
     /// A driver that does not listen.
     struct Deaf;
@@ -1405,6 +1407,78 @@ mod tests {
                 controlled | device.work(&mut shared, at(1), Crowd::Few)
             };
             assert!(!(0..20).all(|_| turn()), "it never rests");
+        }
+    }
+
+    #[test]
+    fn commands_that_take_long_together_are_spread_over_turns() {
+        const PAGES: u32 = 2000;
+        const COMMANDS: u16 = 16;
+        const BASE: u64 = 0x10000;
+        let setup = QueueSetup {
+            index: CONTROL_QUEUE,
+            size: 64,
+            descriptors: BASE,
+            driver_area: BASE + 0x1000,
+            device_area: BASE + 0x2000,
+        };
+        let (request, chunk, page) = (BASE + 0x4000, BASE + 0x5000, BASE + 0x6000);
+        let memory = Arc::new(GuestMemory::new());
+        let file = memfd(0x10000);
+        memory.map(BASE, 0x10000, &file, 0, true).unwrap();
+        let put = |address: u64, bytes: &[u8]| {
+            rustix::io::pwrite(&file, bytes, address - BASE).unwrap();
+        };
+        // One page in a chunk that follows itself. There is no such protection domain, but that is found out later.
+        put(chunk, [chunk, 1, page].map(u64::to_le_bytes).as_flattened());
+        let body = RegisterMr {
+            pages: PageList {
+                first_chunk: chunk.into(),
+                length: (u64::from(PAGES) << 12).into(),
+                page_count: PAGES.into(),
+                page_shift: 12,
+                ..PageList::default()
+            },
+            ..RegisterMr::default()
+        };
+        let header = CommandHeader {
+            code: RegisterMr::CODE.raw().into(),
+            reserved: 0.into(),
+            length: (size_of::<RegisterMr>() as u32).into(),
+        };
+        let bytes = [header.as_bytes(), body.as_bytes()].concat();
+        put(request, &bytes);
+        for index in 0..COMMANDS {
+            let (first, reply) = (2 * index, request + 0x400 + 64 * u64::from(index));
+            let chain = [
+                (first, request, bytes.len() as u64, 1),
+                (first + 1, reply, 64, 2),
+            ];
+            for (number, address, length, flags) in chain {
+                // Length, flags and the number of the next one.
+                let rest = length | flags << 32 | u64::from(first + 1) << 48;
+                let descriptor = [address, rest].map(u64::to_le_bytes);
+                let at = setup.descriptors + 16 * u64::from(number);
+                put(at, descriptor.as_flattened());
+            }
+            let entry = setup.driver_area + 4 + 2 * u64::from(index);
+            put(entry, &first.to_le_bytes());
+        }
+        put(setup.driver_area + 2, &COMMANDS.to_le_bytes());
+        let (mut device, mut shared) = (device("x", ""), shared(&["x"]));
+        device.activate(Activation {
+            features: u64::MAX,
+            queues: vec![setup],
+            memory,
+            notifier: Arc::new(Deaf),
+        });
+        for turn in 1..=COMMANDS / 2 {
+            let mut executed = 0;
+            device.control(&mut shared, at(turn.into()), &mut |_| {
+                executed += 1;
+                false
+            });
+            assert_eq!(executed, 2, "turn {turn}");
         }
     }
 

@@ -44,6 +44,11 @@ impl Resolution {
         }
     }
 
+    /// Returns the number of pages left.
+    fn left(&self) -> u64 {
+        self.state.as_ref().map_or(0, Resolver::left)
+    }
+
     /// Returns whether this is the resolution of `list`.
     fn is_of(&self, list: &PageList) -> bool {
         self.list.as_bytes() == list.as_bytes()
@@ -90,7 +95,10 @@ impl Engine {
             Some(begun) if begun.is_of(list) => begun,
             other => other.insert(Resolution::new(list, self.config.limits.mr_size)),
         };
-        resolution.advance(PAGES_AT_ONCE, left, io.memory)
+        let before = resolution.left();
+        let done = resolution.advance(PAGES_AT_ONCE, left, io.memory);
+        self.effort += before - resolution.left();
+        done
     }
 
     /// Creates the pages for a list with this shape, none of which is present.

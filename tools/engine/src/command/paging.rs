@@ -64,10 +64,14 @@ impl Engine {
         key: u32,
         pages: Range<u32>,
     ) -> Result<(u64, u32), Cause> {
-        if self.is_nested(key) {
-            return Ok(self.resources.keys.detach(key, &pages, PAGES_AT_ONCE));
-        }
-        self.change_pages(pd, key, |own| own.unmap(pages, PAGES_AT_ONCE))
+        let mut left = PAGES_AT_ONCE;
+        let removed = if self.is_nested(key) {
+            self.resources.keys.detach(key, &pages, &mut left)
+        } else {
+            self.change_pages(pd, key, |own| own.unmap(pages, &mut left))?
+        };
+        self.effort += PAGES_AT_ONCE - left;
+        Ok(removed)
     }
 
     /// Does a part of an [`UnmapPages`]. Returns where the rest begins, if there is one.
@@ -161,6 +165,7 @@ impl Execute for MapPages {
             return Err(Cause::PageNumber);
         }
         let (page_size, growth) = (pages.page_size(), pages.growth(&numbers));
+        rnic.effort += numbers.len() as u64;
         let table = read_table(self.table.get(), numbers.len(), page_size, io.memory)?;
         if rnic.translations + growth > rnic.config.limits.translations {
             return Err(Cause::TranslationsExhausted);

@@ -2,7 +2,7 @@
 
 //! Commands about queue pairs.
 
-use super::{Execute, done, reserved, xrc::create_target};
+use super::{Execute, PAGES_AT_ONCE, done, reserved, xrc::create_target};
 use crate::{
     buffer::Buffer,
     cause::Cause,
@@ -386,6 +386,7 @@ impl Engine {
         if !resumes {
             return None;
         }
+        self.effort += PAGES_AT_ONCE;
         // Even if the command fails: these sends will be flushed anyway.
         self.act(qpn, |qp, resources| qp.flush_before(begun, resources, io))
             .flatten()

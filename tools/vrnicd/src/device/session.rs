@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vrnic_engine::fault::Delivery;
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Io, Rnic};
+use vrnic_engine::{Io, PAGES_AT_ONCE, Rnic};
 use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
 use vrnic_wire::config::{ASYNC_EVENT_QUEUE, CONTROL_QUEUE};
 use zerocopy::{FromBytes, IntoBytes};
@@ -60,7 +60,7 @@ pub(super) struct EventQueue {
 }
 
 impl Session {
-    /// Executes commands, up to a limit, to the first that takes long, or to one of which `executed` says so. It is
+    /// Executes commands, up to a limit, until they have taken long, or to one of which `executed` says so. It is
     /// called after each, before the driver learns that it is done.
     pub(super) fn execute_commands(
         &mut self,
@@ -76,6 +76,7 @@ impl Session {
             return Ok(());
         };
         let (mut interrupt, mut remains) = (false, true);
+        let enough = self.rnic.as_ref().map_or(0, |rnic| rnic.effort()) + PAGES_AT_ONCE;
         for _ in 0..COMMANDS_PER_TURN {
             let begun = self.queues.begun.take();
             let is_begun = begun.is_some();
@@ -112,7 +113,7 @@ impl Session {
                         break;
                     }
                     cut(&mut reply, chain.reply_capacity());
-                    is_last = executed(rnic);
+                    is_last = executed(rnic) || rnic.effort() >= enough;
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
             }
