@@ -47,9 +47,12 @@ const TOLD_AT_ONCE: usize = 64;
 /// Maximum number of timers that expire in a turn.
 const TIMERS_PER_TURN: usize = 64;
 
-/// Maximum number of bytes of additional copies of frames before the device has its next turn: the length of a port's
+/// Maximum number of bytes of additional copies of packets before the device has its next turn: the length of a port's
 /// queue.
 const COPIES_PER_TURN: u64 = 8 << 20;
+
+/// Number of bytes that take as long as the rest of the work for a copy.
+const COPY_BYTES: u64 = 1024;
 
 /// How messages are divided into segments.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -289,7 +292,7 @@ pub struct Engine {
     next_look: usize,
     /// Enforces the rate limit of the device.
     pacer: Pacer,
-    /// Bytes by which earlier turns exceeded their budgets, and of additional copies of frames.
+    /// Bytes by which earlier turns exceeded their budgets, and of additional copies of packets.
     overdrawn: u64,
     /// Whether a fault made the device fail.
     pub(crate) failing: bool,
@@ -767,19 +770,26 @@ impl Engine {
             self.resources.counters.count(Counter::Dropped);
         }
         for (copies, FlowEnd { qpn, tag }) in route.ends.drain(..).enumerate() {
-            // The sender has paid for one copy. This device pays for the others, so that they do not slow down others.
-            if copies > 0 {
-                if self.overdrawn >= COPIES_PER_TURN {
-                    self.resources.counters.count(Counter::Dropped);
-                    continue;
-                }
-                self.overdrawn += segment.payload.len();
+            if copies > 0 && !self.pay_for_copy(segment) {
+                continue;
             }
             segment.body = Body::Frame { tag };
             self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
             self.qps.schedule(qpn);
         }
         self.steered = route;
+    }
+
+    /// Pays for an additional copy of a packet: the sender has paid for one, and this device pays for the others, so that
+    /// they do not slow down others. Returns false if there were too many, and counts this one as dropped.
+    fn pay_for_copy(&mut self, segment: &Segment) -> bool {
+        let pays = self.overdrawn < COPIES_PER_TURN;
+        if pays {
+            self.overdrawn += COPY_BYTES + segment.payload.len();
+        } else {
+            self.resources.counters.count(Counter::Dropped);
+        }
+        pays
     }
 
     /// Delivers a datagram to all members of its group. It does not count as dropped if there are none. `sender` is the
@@ -801,6 +811,10 @@ impl Engine {
         let mut index = 0;
         while let Some(&qpn) = self.resources.groups.members(&path.group()).get(index) {
             index += 1;
+            // A queue pair of this device has paid for all copies of what it sends.
+            if index > 1 && sender.is_none() && !self.pay_for_copy(segment) {
+                continue;
+            }
             let taken = self.act(qpn, |qp, resources| {
                 if sender != Some(qpn) || !qp.created().has(qp_flags::BLOCK_OWN_MULTICAST) {
                     qp.take_segment(segment, resources, io);

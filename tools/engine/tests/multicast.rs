@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_engine::{
-    Features, RnicConfig,
+    Features, RnicConfig, Segment,
+    psn::Psn,
+    segment::{Body, Path, Payload, Service, Touched},
     testing::{DatagramEnd, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
@@ -336,4 +338,59 @@ fn a_model_knows_who_gets_what() {
             }
         }
     }
+}
+
+#[test]
+fn a_device_pays_for_additional_copies() {
+    const MEMBERS: usize = 64;
+    const PAYLOAD: u64 = 100;
+    // Each copy beyond the first also costs as much as this number of bytes.
+    let limit = (8 << 20) / (1024 + PAYLOAD) + 1;
+    let mut world = World::new(2, 2048, &RnicConfig::default(), 21);
+    let sender = Member::new(&mut world, 0, QKEY);
+    for _ in 0..MEMBERS {
+        Member::new(&mut world, 1, QKEY).attach(&mut world, group(1));
+    }
+    let received = |world: &World| {
+        let counters = world.nodes[1].rnic.counters();
+        counters[Counter::ReceivePackets as usize]
+    };
+    let send = |world: &mut World| {
+        let path = Path {
+            source: gid_of(0),
+            destination: group(1),
+            vlan: NO_VLAN,
+            ..Path::default()
+        };
+        world.deliver(Segment {
+            path,
+            source_qpn: sender.0.qp.qpn,
+            destination_qpn: MULTICAST_QPN,
+            pkey: 0xffff,
+            psn: Psn::new(0),
+            solicited: false,
+            ack_request: false,
+            migrated: false,
+            service: Service::Reliable,
+            body: Body::Datagram {
+                qkey: QKEY,
+                source_qpn: sender.0.qp.qpn,
+                immediate: None,
+            },
+            payload: Payload::Bytes(vec![7; PAYLOAD as usize]),
+            checksums_ok: false,
+            touched: Touched::NOT,
+        });
+    };
+    // Datagrams arrive faster than the device has turns.
+    let count = 1000;
+    (0..count).for_each(|_| send(&mut world));
+    assert_eq!(received(&world), count + limit, "one of each, and more");
+    world.settle();
+    send(&mut world);
+    assert_eq!(
+        received(&world),
+        count + limit + MEMBERS as u64,
+        "all again"
+    );
 }

@@ -772,7 +772,7 @@ fn a_device_pays_for_additional_copies() {
     for _ in 0..count {
         arrive(&mut world, 0, &frame);
     }
-    let copies = (8 << 20) / 9014 + 1;
+    let copies = (8 << 20) / (1024 + 9014) + 1;
     assert_eq!(received(&world), count + copies, "one of each, and more");
     world.settle();
     arrive(&mut world, 0, &frame);
