@@ -439,3 +439,30 @@ fn a_disk_that_fails_is_not_the_fault_of_a_message() {
     assert_eq!(received.len(), 1);
     assert_eq!(received[0].status, Status::Flushed);
 }
+
+/// Peers need not count flushes among the requests that they may have outstanding.
+#[test]
+fn a_read_need_not_wait_for_a_flush() {
+    let mut world = World::pair(14);
+    world.sync_time = None;
+    let one = |side: usize, attributes: &mut QpAttributes| {
+        if side == 1 {
+            attributes.max_dest_rd_atomic = 1;
+        }
+    };
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, one);
+    let read = Send::new(3, SendOpcode::Read)
+        .rdma(c.mrs[1].iova, c.mrs[1].key)
+        .element(c.mrs[0].sge(0, 8));
+    for send in [flush(&c.mrs[1], 1), flush(&c.mrs[1], 2), read] {
+        c.send(&mut world, 0, &send);
+    }
+    for _ in 0..2 {
+        world.run(Duration::from_micros(100));
+        assert!(next_sync(&mut world).is_some());
+        synced(&mut world, true);
+    }
+    world.settle();
+    let expected = [1, 2, 3].map(|wr_id| (wr_id, Status::Success));
+    assert_eq!(statuses(&mut c), expected);
+}

@@ -81,8 +81,10 @@ enum Answer {
     },
     /// The result of an atomic.
     Original(u64),
-    /// The completion of a flush or an atomic write.
+    /// The completion of an atomic write.
     Done,
+    /// The completion of a flush.
+    Flushed,
     /// The completion of a flush, sent once the data written to the region survive a loss of power.
     Persistent(Flush),
 }
@@ -92,8 +94,13 @@ impl Answer {
         if flush.is_persistent() {
             Self::Persistent(*flush)
         } else {
-            Self::Done
+            Self::Flushed
         }
+    }
+
+    /// Returns whether this answers a flush. The peer may have any number of those outstanding, up to [`MAX_FLUSHES`].
+    fn is_of_flush(&self) -> bool {
+        matches!(self, Self::Flushed | Self::Persistent(_))
     }
 }
 
@@ -522,7 +529,8 @@ impl Qp {
     /// Checks that the peer may have another read or atomic outstanding.
     fn check_reads(&self) -> Result<(), Fault> {
         let responses = self.responder.responses.iter();
-        let outstanding = responses.filter(|response| !response.repeated).count();
+        let counts = |response: &&Response| !response.repeated && !response.answer.is_of_flush();
+        let outstanding = responses.filter(counts).count();
         if outstanding >= usize::from(self.attributes.max_dest_rd_atomic) {
             return Err(Fault::invalid(Cause::TooManyReads));
         }

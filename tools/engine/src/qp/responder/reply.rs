@@ -79,7 +79,7 @@ impl Qp {
                         return self.put_off(Cause::FlushUnderWay, segment, resources);
                     }
                     Some(FlushProgress::Over) => Answer::Persistent(flush),
-                    Some(FlushProgress::Answered) => Answer::Done,
+                    Some(FlushProgress::Answered) => Answer::Flushed,
                     None if self.check_flush(&flush, resources, io).is_err() => return,
                     None => Answer::of_flush(&flush),
                 };
@@ -262,7 +262,7 @@ impl Qp {
                     self.send_response(response.psn, body, Payload::Empty, resources, io);
                     turn.spend(0);
                 }
-                Answer::Done => {
+                Answer::Done | Answer::Flushed => {
                     self.responder.responses.pop_front();
                     let body = Body::ReadResponse {
                         position: Position::Only,
@@ -275,7 +275,7 @@ impl Qp {
                     match self.persists(&response, &flush, resources, io) {
                         None => return,
                         Some(Ok(())) => {
-                            self.responder.responses[0].answer = Answer::Done;
+                            self.responder.responses[0].answer = Answer::Flushed;
                             self.responder.flushed = Some(response.psn);
                         }
                         Some(Err(fault)) => {
