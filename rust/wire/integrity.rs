@@ -13,7 +13,7 @@ pub const PI_LENGTH: usize = 8;
 pub const MIN_INTERVAL: u16 = 512;
 
 /// Maximum length of a block in bytes.
-pub const MAX_INTERVAL: u16 = 32768;
+pub const MAX_INTERVAL: u16 = 4096;
 
 /// Offset of the first element in a table.
 pub const ELEMENTS_OFFSET: usize = 32;
