@@ -6,7 +6,7 @@
 # lab: one-fabric
 # lab: timeout=240
 # lab: fresh
-# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration", "rate-limits", "raw-packets", "checksums", "segmentation", "receive-scaling", "receive-options", "flow-counters", "completion-counters", "tunnel-flows"]
+# lab: vrnicd-device without = ["memory-extensions", "memory-windows", "reregistration", "shared-receive-queues", "memory-placement", "completion-queue-changes", "multicast", "port-state", "on-demand-paging", "null-key", "counter-sets", "unreliable-connections", "xrc", "clock", "ignored-overrun", "context-names", "nested-paging", "path-migration", "rate-limits", "raw-packets", "checksums", "segmentation", "receive-scaling", "receive-options", "flow-counters", "completion-counters", "tunnel-flows", "integrity"]
 . "$LAB_LIB"
 
 on -t 60 a ibv_devinfo -v -d "$DEV" >"$LAB_DIR/devinfo"

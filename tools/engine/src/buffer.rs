@@ -71,6 +71,14 @@ impl Buffer {
         rest.slice(0, length)
     }
 
+    /// Returns the first host range of the `length` bytes at `offset`, which is not empty if `length` is not 0. `None`
+    /// if they begin beyond the buffer.
+    pub(crate) fn part(&self, offset: u64, length: u64) -> Option<HostRange> {
+        let rest = self.rest(self.find(offset)?, offset)?;
+        let length = rest.length.min(length);
+        (rest.length > 0).then_some(HostRange { length, ..rest })
+    }
+
     /// Appends the host ranges of the `length` bytes at `offset` to `ranges`. If they exceed the buffer, appends
     /// nothing and returns `None`.
     pub(crate) fn ranges(

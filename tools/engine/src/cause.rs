@@ -293,8 +293,17 @@ causes! {
     RegisterPages = 132 => "pages do not fit the fast registration",
     /// The table of a region for fast registration is no longer mapped.
     RegisterTable = 133 => "table of the memory region is not mapped any more",
-    /// The number of pages of a region for fast registration is 0 or too large.
-    TableLength = 134 => "number of pages of the memory region is out of range",
+    /// The number of pages or elements of a region that work requests register is 0 or too large.
+    TableLength = 134 => "number of pages or elements of the memory region is out of range",
+    /// The key names no integrity region.
+    IntegrityKey = 180 => "no integrity region has this key",
+    /// The domains or the interval of an integrity region are not valid.
+    IntegrityFormat = 181 => "domains or interval of the integrity region are not valid",
+    /// The elements of an integrity region do not fit its table or its domains, or one is empty.
+    IntegrityElements = 182 => "elements of the integrity region are empty, or do not fit its table or its domains",
+    /// The data of an integrity region are not whole blocks, their metadata are not that of the blocks, or both are too
+    /// long.
+    IntegrityLength = 183 => "data or metadata of the integrity region have the wrong length",
     /// The key names no memory window.
     WindowKey = 140 => "no memory window has this key",
     /// A type 2 window that is already bound cannot be bound.

@@ -26,16 +26,16 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     command::{
-        self, AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
-        BindCounterSet, ClearGid, Command, CommandCode, CommandHeader, CreateCompletionCounter,
-        CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd, CreateQp, CreateScalingQp,
-        CreateSrq, CreateTunnelFlow, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
-        DestroyCompletionCounter, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow,
-        DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages,
-        ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp, ModifyQpPaths, ModifySrq,
-        NameContext, ProcessMad, QueryClock, QueryCompletionCounter, QueryCounterSet,
-        QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort, QueryQp,
-        QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
+        self, AllocateIntegrityMr, AllocateMr, AllocateMw, AttachCompletionCounter,
+        AttachMulticast, AttachRegion, BindCounterSet, ClearGid, Command, CommandCode,
+        CommandHeader, CreateCompletionCounter, CreateContext, CreateCounterSet, CreateCq,
+        CreateFlow, CreatePd, CreateQp, CreateScalingQp, CreateSrq, CreateTunnelFlow, CreateXrcSrq,
+        CreateXrcd, DeallocateMw, DeregisterMr, DestroyCompletionCounter, DestroyContext,
+        DestroyCounterSet, DestroyCq, DestroyFlow, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
+        DetachMulticast, MapPages, ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp,
+        ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock, QueryCompletionCounter,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort,
+        QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
         ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
         TakePageFault, UnmapPages, mr_flags,
     },
@@ -88,7 +88,7 @@ fn advance<M: Memory>(rnic: &mut Engine, request: &[u8], io: &mut Io<'_, M>) -> 
             .and_then(|wanted| rnic.unmap_part(&wanted, begun)),
         CommandCode::DeregisterMr => DeregisterMr::read_from_bytes(body)
             .ok()
-            .and_then(|wanted| rnic.empty_part(&wanted, begun)),
+            .and_then(|wanted| rnic.empty_part(wanted, begun)),
         _ => None,
     };
     rnic.progress = position.map(|position| Progress {
@@ -184,6 +184,7 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
         CommandCode::CreateCompletionCounter => {
             CreateCompletionCounter::read_from_bytes(body).ok()?.pages
         }
+        CommandCode::AllocateIntegrityMr => AllocateIntegrityMr::read_from_bytes(body).ok()?.table,
         CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
         CommandCode::ResizeCq => ResizeCq::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
@@ -243,7 +244,7 @@ fn dispatch<M: Memory>(
         CommandCode::ReregisterMr => run::<ReregisterMr, M>,
         CommandCode::AllocateMw => run::<AllocateMw, M>,
         CommandCode::DeallocateMw => run::<DeallocateMw, M>,
-        CommandCode::AllocateIntegrityMr => return Err(Cause::CommandCode),
+        CommandCode::AllocateIntegrityMr => run::<AllocateIntegrityMr, M>,
         CommandCode::TakePageFault => run::<TakePageFault, M>,
         CommandCode::MapPages => run::<MapPages, M>,
         CommandCode::UnmapPages => run::<UnmapPages, M>,

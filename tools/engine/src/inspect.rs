@@ -86,7 +86,7 @@ pub struct MrSnapshot {
     pub length: Option<u64>,
     /// Number of host ranges that it needs.
     pub translations: usize,
-    /// Whether it can be used: false while it waits for a fast registration.
+    /// Whether it can be used: false while it waits for a work request that registers it.
     pub valid: bool,
 }
 

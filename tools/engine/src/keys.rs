@@ -6,10 +6,12 @@ use crate::{
     cause::Cause,
     explain::Access,
     inspect::{BoundMw, MrSnapshot, MwSnapshot, Named},
+    integrity::Integrity,
     limits::{Features, Limits},
-    memory::{GuestAddress, HostRange, Memory},
+    memory::{GuestAddress, HostRange, Memory, Unmapped},
     pages::{Half, Pages, Waiter, Want},
     region::{Nested, Region, RegionMemory, check_extent},
+    segment::Payload,
     state,
     window::{Binding, Window},
 };
@@ -23,6 +25,7 @@ use std::{
 };
 use vrnic_wire::{
     command::MwType,
+    integrity::IntegrityTarget,
     memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, NULL_KEY, access},
     work::{BindTarget, RegisterTarget},
 };
@@ -116,6 +119,8 @@ pub(crate) struct Keys {
     refused: Cell<Option<(Cause, Access)>>,
     /// Pages recently found missing, until they are taken.
     faults: RefCell<Vec<Fault>>,
+    /// Number of integrity regions.
+    integrity: u32,
     /// Indices of the regions for which each waiter waits or has waited.
     #[serde(serialize_with = "state::map")]
     waits: FxHashMap<Waiter, Vec<u32>>,
@@ -137,6 +142,7 @@ impl Keys {
             last_binder: 0,
             refused: Cell::new(None),
             faults: RefCell::default(),
+            integrity: 0,
             waits: FxHashMap::default(),
         }
     }
@@ -259,7 +265,11 @@ impl Keys {
 
     /// Adds a region and returns its key; `None` if there is no room.
     pub(crate) fn insert_region(&mut self, region: Region) -> Option<u32> {
-        (!self.is_full()).then(|| self.insert(Object::Region(region)))
+        if self.is_full() {
+            return None;
+        }
+        self.integrity += u32::from(matches!(region.memory, RegionMemory::Integrity(_)));
+        Some(self.insert(Object::Region(region)))
     }
 
     /// Adds a window and returns its key; `None` if there is no room.
@@ -297,6 +307,7 @@ impl Keys {
         let Object::Region(region) = self.remove(index_of(key))? else {
             return None;
         };
+        self.integrity -= u32::from(matches!(region.memory, RegionMemory::Integrity(_)));
         if let Some((nested, page)) = region.page_of
             && let Some(nested) = self.nested_at(nested)
             && nested.regions.get(&page) == Some(&index_of(key))
@@ -408,8 +419,8 @@ impl Keys {
         Ok(())
     }
 
-    /// Removes up to `left` pages from a nested region, and subtracts them from `left`. Returns how many there were, and
-    /// where the rest begins.
+    /// Removes up to `left` pages from a nested region, and subtracts them from `left`. Returns how many there were,
+    /// and where the rest begins.
     pub(crate) fn detach(
         &mut self,
         nested: u32,
@@ -579,6 +590,90 @@ impl Keys {
         region.register(wanted, max_length, features, memory)?;
         *own = key;
         Ok(())
+    }
+
+    /// Registers a free integrity region, which gets a new key with the same index.
+    pub(crate) fn register_integrity<M: Memory>(
+        &mut self,
+        wanted: &IntegrityTarget,
+        by: Accessor,
+        max_length: u64,
+        memory: &M,
+    ) -> Result<(), Cause> {
+        let key = wanted.key.get();
+        let entry = self.by_index.get_mut(&index_of(key));
+        let Some(Entry {
+            key: own,
+            object: Object::Region(region),
+        }) = entry
+        else {
+            return Err(Cause::IntegrityKey);
+        };
+        if region.pd != by.pd {
+            return Err(Cause::LocalKeyPd);
+        }
+        region.register_integrity(wanted, max_length, memory)?;
+        *own = key;
+        Ok(())
+    }
+
+    /// Returns whether there are integrity regions.
+    pub(crate) fn has_integrity(&self) -> bool {
+        self.integrity > 0
+    }
+
+    /// Returns the integrity region with this key, if there is one.
+    fn integrity(&self, key: u32) -> Option<&Integrity> {
+        if !self.has_integrity() {
+            return None;
+        }
+        let entry = self.by_index.get(&index_of(key))?;
+        match &entry.object {
+            Object::Region(Region {
+                memory: RegionMemory::Integrity(integrity),
+                ..
+            }) if entry.key == key => Some(integrity),
+            _ => None,
+        }
+    }
+
+    /// Returns whether this is the key of an integrity region.
+    pub(crate) fn is_integrity(&self, key: u32) -> bool {
+        self.integrity(key).is_some()
+    }
+
+    /// Completes bytes that were read with this key, if it is that of an integrity region. The access must have been
+    /// [resolved](Self::resolve).
+    pub(crate) fn pass_read<M: Memory>(
+        &self,
+        key: u32,
+        address: u64,
+        bytes: &mut [u8],
+        memory: &M,
+    ) -> Result<(), Unmapped> {
+        match self.integrity(key) {
+            Some(integrity) => integrity.pass_read(address, bytes, memory),
+            None => Ok(()),
+        }
+    }
+
+    /// Does what remains after `length` bytes of a payload, from a byte of it on, were written with this key, if it is
+    /// that of an integrity region. The access must have been [resolved](Self::resolve).
+    pub(crate) fn pass_written<M: Memory>(
+        &self,
+        key: u32,
+        address: u64,
+        length: u64,
+        payload: (&Payload<'_>, u64),
+        memory: &M,
+    ) -> Result<(), Unmapped> {
+        match self.integrity(key) {
+            // An access of length 0 names nothing: neither its key nor its address was checked.
+            Some(integrity) if length > 0 => {
+                integrity.pass_written(address, length, payload, memory)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Binds or unbinds a window, which gets a new key with the same index.
@@ -775,6 +870,9 @@ impl Keys {
                 .resolve(GuestAddress(offset), length)
                 .map(|range| ranges.push(range))
                 .ok_or(Cause::LocalUnmapped),
+            RegionMemory::Integrity(integrity) => integrity
+                .ranges(offset, length, ranges)
+                .ok_or(Cause::LocalBounds),
             RegionMemory::Null => {
                 ranges.push(HostRange::null(length));
                 Ok(())

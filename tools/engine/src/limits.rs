@@ -31,7 +31,8 @@ pub struct Limits {
     pub cq_entries: u32,
     /// Number of memory regions; at most 4194304.
     pub mr: u32,
-    /// Number of pages of a fast registration; at most 4096.
+    /// Number of pages of a fast registration, and of elements of data and of metadata of an integrity region; at most
+    /// 4096.
     pub fast_registration_pages: u32,
     /// Number of memory windows; at most 4194304.
     pub mw: u32,
@@ -145,6 +146,8 @@ pub struct Features {
     pub completion_counters: bool,
     /// [`config::F_TUNNEL_FLOWS`].
     pub tunnel_flows: bool,
+    /// [`config::F_INTEGRITY`].
+    pub integrity: bool,
 }
 
 impl Features {
@@ -177,6 +180,7 @@ impl Features {
         flow_counters: true,
         completion_counters: true,
         tunnel_flows: true,
+        integrity: true,
     };
 
     /// Decodes feature bits as negotiated by the transport. Others have no meaning here.
@@ -209,6 +213,7 @@ impl Features {
             flow_counters: bits & 1 << config::F_FLOW_COUNTERS != 0,
             completion_counters: bits & 1 << config::F_COMPLETION_COUNTERS != 0,
             tunnel_flows: bits & 1 << config::F_TUNNEL_FLOWS != 0,
+            integrity: bits & 1 << config::F_INTEGRITY != 0,
         }
     }
 
@@ -241,6 +246,7 @@ impl Features {
             | (self.flow_counters as u64) << config::F_FLOW_COUNTERS
             | (self.completion_counters as u64) << config::F_COMPLETION_COUNTERS
             | (self.tunnel_flows as u64) << config::F_TUNNEL_FLOWS
+            | (self.integrity as u64) << config::F_INTEGRITY
     }
 
     /// Returns whether there are extended reliable connections, which need shared receive queues.
@@ -251,6 +257,11 @@ impl Features {
     /// Returns whether the device divides TCP packets, which needs checksums.
     pub(crate) const fn has_segmentation(self) -> bool {
         self.segmentation && self.checksums
+    }
+
+    /// Returns whether there are integrity regions, which need the memory extensions.
+    pub(crate) const fn has_integrity(self) -> bool {
+        self.integrity && self.memory_extensions
     }
 
     /// Returns whether the frames of a flow can be distributed, which needs raw packets.

@@ -135,6 +135,12 @@ pub trait Memory {
         self.write(to, bytes)
     }
 
+    /// Tells that the device interprets these bytes of a payload, or what it calculated from one. A replay, which does
+    /// not know the payload, replaces them by those of the recording.
+    fn interpret(&self, _bytes: &mut [u8]) -> Result<(), Unmapped> {
+        Ok(())
+    }
+
     /// Copies `from` to the beginning of `to`, which must be at least as long. The two may overlap or belong to
     /// different guests.
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped>;

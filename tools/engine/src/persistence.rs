@@ -187,7 +187,10 @@ pub(crate) fn flush_ranges<M: Memory>(
             }
         }
         RegionMemory::Paged(_) => {}
-        RegionMemory::Nested(_) | RegionMemory::All | RegionMemory::Null => {
+        RegionMemory::Nested(_)
+        | RegionMemory::Integrity(_)
+        | RegionMemory::All
+        | RegionMemory::Null => {
             return Err(Cause::NotPersistent);
         }
     }

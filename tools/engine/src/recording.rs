@@ -23,11 +23,12 @@
 //!
 //! # What is left out
 //!
-//! The device does not interpret payload, except that it looks for the checksums of IP packets that arrive, before it
-//! records whether they are right. If more than [`KEPT_PAYLOAD`] bytes of payload arrive in a segment or are read from
-//! guest memory, only their number is recorded, and a replay uses zeros. Digests cover where payload goes, not its
-//! contents. What is copied from guest to guest is not recorded at all. Calls that change nothing are left out, for
-//! example a request for an event when there is none.
+//! The device does not interpret payload, with two exceptions: it looks for the checksums of IP packets that arrive,
+//! before it records whether they are right, and it records the protection information of blocks and their guards. If
+//! more than [`KEPT_PAYLOAD`] bytes of payload arrive in a segment or are read from guest memory, only their number is
+//! recorded, and a replay uses zeros. Digests cover where payload goes, not its contents. What is copied from guest to
+//! guest is not recorded at all. Calls that change nothing are left out, for example a request for an event when there
+//! is none.
 //!
 //! # Format
 //!

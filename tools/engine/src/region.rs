@@ -5,6 +5,7 @@
 use crate::{
     buffer::{Buffer, BufferBuilder},
     cause::Cause,
+    integrity::Integrity,
     limits::Features,
     memory::{GuestAddress, HostRange, Memory},
     pages::Pages,
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vrnic_wire::{
     U64,
+    integrity::IntegrityTarget,
     memory::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, TABLE_ENTRY_LENGTH, access},
     work::RegisterTarget,
 };
@@ -33,6 +35,8 @@ pub(crate) enum RegionMemory {
     Nested(Box<Nested>),
     /// All memory of the guest: addresses are bus addresses, resolved with each access.
     All,
+    /// Blocks with protection information.
+    Integrity(Box<Integrity>),
     /// At every address, memory that reads as zeros and ignores writes.
     Null,
 }
@@ -76,17 +80,17 @@ impl RegionMemory {
         match self {
             Self::Paged(pages) => Some(pages),
             Self::Nested(nested) => Some(&mut nested.pages),
-            Self::Buffer(_) | Self::All | Self::Null => None,
+            Self::Buffer(_) | Self::Integrity(_) | Self::All | Self::Null => None,
         }
     }
 }
 
-/// Properties of a region for fast registration.
+/// Properties of a region that work requests register: for fast registration, or an integrity region.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Fast {
-    /// Table in which the driver lists pages.
+    /// Table in which the driver lists the memory.
     pub(crate) table: Buffer,
-    /// Number of pages for which the table has room.
+    /// Number of pages or elements for which the table has room.
     pub(crate) max_pages: u32,
     /// Whether the region is valid rather than free.
     pub(crate) valid: bool,
@@ -103,7 +107,7 @@ pub(crate) struct Region {
     pub(crate) iova: u64,
     /// Memory that it covers.
     pub(crate) memory: RegionMemory,
-    /// Present in regions for fast registration.
+    /// Present in regions that work requests register.
     pub(crate) fast: Option<Fast>,
     /// Number of memory windows that are bound to it.
     pub(crate) windows: u32,
@@ -157,7 +161,25 @@ impl Region {
         }
     }
 
-    /// Returns whether the region is for fast registration.
+    /// Creates a free integrity region; `None` if the table is too short.
+    pub(crate) fn free_integrity(
+        pd: u32,
+        table: Buffer,
+        max_elements: u32,
+        max_metadata_elements: u32,
+    ) -> Option<Self> {
+        let integrity = Integrity::new(&table, max_elements, max_metadata_elements)?;
+        Some(Self {
+            memory: RegionMemory::Integrity(Box::new(integrity)),
+            ..Self::free(
+                pd,
+                table,
+                max_elements.saturating_add(max_metadata_elements),
+            )
+        })
+    }
+
+    /// Returns whether work requests register the region.
     pub(crate) fn is_fast(&self) -> bool {
         self.fast.is_some()
     }
@@ -174,7 +196,7 @@ impl Region {
             (None, RegionMemory::Buffer(buffer)) => buffer.translations(),
             (None, RegionMemory::Paged(pages)) => pages.translations(),
             (None, RegionMemory::Nested(nested)) => nested.pages.translations(),
-            (None, RegionMemory::All | RegionMemory::Null) => 0,
+            (None, RegionMemory::Integrity(_) | RegionMemory::All | RegionMemory::Null) => 0,
         }
     }
 
@@ -184,6 +206,7 @@ impl Region {
             RegionMemory::Buffer(buffer) => Some(buffer.length()),
             RegionMemory::Paged(pages) => Some(pages.length()),
             RegionMemory::Nested(nested) => Some(nested.pages.length()),
+            RegionMemory::Integrity(integrity) => Some(integrity.length()),
             RegionMemory::All | RegionMemory::Null => None,
         }
     }
@@ -269,6 +292,7 @@ impl Region {
             RegionMemory::Buffer(buffer) => std::mem::take(buffer),
             RegionMemory::Paged(_)
             | RegionMemory::Nested(_)
+            | RegionMemory::Integrity(_)
             | RegionMemory::All
             | RegionMemory::Null => {
                 return Err(Cause::RegisterKey);
@@ -284,6 +308,26 @@ impl Region {
         fast.valid = true;
         self.access = wanted.access.get();
         self.iova = first;
+        Ok(())
+    }
+
+    /// Registers the memory that the table lists with a free integrity region. If this fails, the region stays free.
+    pub(crate) fn register_integrity<M: Memory>(
+        &mut self,
+        wanted: &IntegrityTarget,
+        max_length: u64,
+        memory: &M,
+    ) -> Result<(), Cause> {
+        let (Some(fast), RegionMemory::Integrity(integrity)) = (&mut self.fast, &mut self.memory)
+        else {
+            return Err(Cause::IntegrityKey);
+        };
+        if fast.valid {
+            return Err(Cause::RegisterValid);
+        }
+        integrity.register(wanted, &fast.table, max_length, memory)?;
+        fast.valid = true;
+        self.access = wanted.access.get();
         Ok(())
     }
 }

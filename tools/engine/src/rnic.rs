@@ -32,7 +32,7 @@ use vrnic_wire::{
     counter::Counter,
     event::{AsyncEvent, CompletionEvent, EventType},
     port::{GidEntry, Mtu, PortAttributes, PortState},
-    qp::{GSI_QPN, MULTICAST_QPN, QpType, SMI_QPN},
+    qp::{GSI_QPN, MULTICAST_QPN, QpState, QpType, SMI_QPN},
 };
 
 /// Maximum number of contexts whose notify areas are checked in a turn.
@@ -780,8 +780,8 @@ impl Engine {
         self.steered = route;
     }
 
-    /// Pays for an additional copy of a packet: the sender has paid for one, and this device pays for the others, so that
-    /// they do not slow down others. Returns false if there were too many, and counts this one as dropped.
+    /// Pays for an additional copy of a packet: the sender has paid for one, and this device pays for the others, so
+    /// that they do not slow down others. Returns false if there were too many, and counts this one as dropped.
     fn pay_for_copy(&mut self, segment: &Segment) -> bool {
         let pays = self.overdrawn < COPIES_PER_TURN;
         if pays {

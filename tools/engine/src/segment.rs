@@ -482,6 +482,34 @@ impl Payload<'_> {
         self.bytes().try_into().ok().map(u64::from_le_bytes)
     }
 
+    /// Copies bytes from byte `skip` on to `buffer`, for the device to interpret.
+    pub(crate) fn peek<M: Memory>(
+        &self,
+        mut skip: u64,
+        buffer: &mut [u8],
+        memory: &M,
+    ) -> Result<(), Unmapped> {
+        let Self::Ranges(ranges) = self else {
+            let start = usize::try_from(skip).map_err(|_| Unmapped)?;
+            let rest = self.bytes().get(start..).unwrap_or_default();
+            buffer.copy_from_slice(rest.get(..buffer.len()).ok_or(Unmapped)?);
+            return memory.interpret(buffer);
+        };
+        let mut rest = buffer;
+        for range in ranges {
+            let skipped = skip.min(range.length);
+            skip -= skipped;
+            let length = (range.length - skipped).min(rest.len() as u64);
+            if length > 0 {
+                let piece = range.slice(skipped, length).ok_or(Unmapped)?;
+                let (head, tail) = rest.split_at_mut(length as usize);
+                memory.read(piece, head)?;
+                rest = tail;
+            }
+        }
+        rest.is_empty().then_some(()).ok_or(Unmapped)
+    }
+
     /// Copies the payload from byte `skip` on to the ranges `to` in turn, until either ends.
     pub fn copy_to<M: Memory>(
         &self,

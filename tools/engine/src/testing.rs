@@ -13,7 +13,7 @@ mod world;
 
 pub use datagram::DatagramEnd;
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq};
-pub use keys::{FastMr, Mw, next_key};
+pub use keys::{FastMr, IntegrityMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};
 pub use paging::{PagedRegion, Pager};
 pub use paths::{ALTERNATE_TIMEOUT, migration, second_gid_of};

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use vrnic_wire::{
     completion::{self, Status},
+    integrity::IntegrityTarget,
     qp::{MAX_QPN, QpType},
     ring,
     work::{
@@ -152,6 +153,8 @@ pub(crate) enum Target {
     Flush(Flush),
     /// Registers a local region.
     Register(#[serde(with = "wire")] RegisterTarget),
+    /// Registers a local integrity region.
+    RegisterIntegrity(#[serde(with = "wire")] IntegrityTarget),
     /// Binds a local window.
     Bind(#[serde(with = "wire")] BindTarget),
     /// Sends a datagram to this destination.
@@ -214,7 +217,10 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
 pub(crate) fn is_local(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
-        SendOpcode::LocalInvalidate | SendOpcode::BindWindow | SendOpcode::RegisterRegion
+        SendOpcode::LocalInvalidate
+            | SendOpcode::BindWindow
+            | SendOpcode::RegisterRegion
+            | SendOpcode::RegisterIntegrity
     )
 }
 
@@ -243,7 +249,12 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
                 capacities.features.memory_extensions && capacities.kernel
             }
             SendOpcode::Flush | SendOpcode::AtomicWrite => capacities.features.memory_placement,
-            SendOpcode::SendSegmented | SendOpcode::RegisterIntegrity => false,
+            SendOpcode::RegisterIntegrity => {
+                capacities.features.has_integrity()
+                    && capacities.kernel
+                    && qp_type == QpType::ReliableConnection
+            }
+            SendOpcode::SendSegmented => false,
             _ => true,
         },
         QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi => match opcode {
@@ -428,6 +439,9 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
                 selectivity: target.selectivity,
             })
         }
+        SendOpcode::RegisterIntegrity => {
+            Target::RegisterIntegrity(IntegrityTarget::read_from_bytes(bytes).ok()?)
+        }
         SendOpcode::BindWindow => Target::Bind(BindTarget::read_from_bytes(bytes).ok()?),
         SendOpcode::RegisterRegion => {
             Target::Register(RegisterTarget::read_from_bytes(bytes).ok()?)
@@ -436,7 +450,6 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
         | SendOpcode::SendWithImmediate
         | SendOpcode::SendWithInvalidate
         | SendOpcode::SendSegmented
-        | SendOpcode::RegisterIntegrity
         | SendOpcode::LocalInvalidate => Target::None,
     })
 }

@@ -13,6 +13,7 @@ mod explain;
 mod fair;
 mod faults;
 mod hostile;
+mod integrity;
 mod keys;
 mod lids;
 mod long_commands;

@@ -16,20 +16,23 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast, AttachRegion,
-        BindCounterSet, ClearGid, Command, CommandCode, CommandHeader, CreateCompletionCounter,
-        CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd, CreateQp, CreateScalingQp,
-        CreateSrq, CreateTunnelFlow, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr,
-        DestroyCompletionCounter, DestroyContext, DestroyCounterSet, DestroyCq, DestroyFlow,
-        DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MAD_LENGTH,
-        MAX_SCALING_ENTRIES, MapPages, ModifyCompletionCounter, ModifyCq, ModifyPort, ModifyQp,
-        ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock, QueryCompletionCounter,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryFlow, QueryGids, QueryPkeys, QueryPort,
-        QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr, ReplyHeader, ReregisterMr,
-        ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault,
-        UnmapPages, hash_fields, mr_flags, qp_flags,
+        AllocateIntegrityMr, AllocateMr, AllocateMw, AttachCompletionCounter, AttachMulticast,
+        AttachRegion, BindCounterSet, ClearGid, Command, CommandCode, CommandHeader,
+        CreateCompletionCounter, CreateContext, CreateCounterSet, CreateCq, CreateFlow, CreatePd,
+        CreateQp, CreateScalingQp, CreateSrq, CreateTunnelFlow, CreateXrcSrq, CreateXrcd,
+        DeallocateMw, DeregisterMr, DestroyCompletionCounter, DestroyContext, DestroyCounterSet,
+        DestroyCq, DestroyFlow, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast,
+        MAD_LENGTH, MAX_SCALING_ENTRIES, MapPages, ModifyCompletionCounter, ModifyCq, ModifyPort,
+        ModifyQp, ModifyQpPaths, ModifySrq, NameContext, ProcessMad, QueryClock,
+        QueryCompletionCounter, QueryCounterSet, QueryCounters, QueryDevice, QueryFlow, QueryGids,
+        QueryPkeys, QueryPort, QueryQp, QueryQpPaths, QuerySrq, QuerySubnetPort, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
+        Status, TakePageFault, UnmapPages, hash_fields, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
+    integrity::{
+        ELEMENTS_OFFSET, IntegrityDomain, IntegrityElement, IntegrityTarget, table_length,
+    },
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
     notify,
     port::{GidEntry, Mtu, NO_VLAN},
@@ -41,6 +44,30 @@ use vrnic_wire::{
     },
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Returns a registration of an integrity region with this key that is valid or almost valid.
+pub(crate) fn integrity_target(key: u32, input: &mut Input<'_>) -> IntegrityTarget {
+    let mut domain = || IntegrityDomain {
+        ref_tag: u32::from(input.take::<u8>()).into(),
+        app_tag: 0.into(),
+        app_mask: u16::MAX.into(),
+        guard_seed: 0.into(),
+        guard: input.below(4) as u8,
+        flags: input.take::<u8>() & 15,
+    };
+    let (memory, wire) = (domain(), domain());
+    IntegrityTarget {
+        key: key.into(),
+        access: u32::from(input.take::<u8>() & 15).into(),
+        elements: (input.below(5) as u16).into(),
+        metadata_elements: (input.below(3) as u16).into(),
+        interval: input.pick(&[512u16, 512, 512, 520, 4096, 0, 513]).into(),
+        check_mask: input.take(),
+        reserved: 0,
+        memory,
+        wire,
+    }
+}
 
 /// Flags of queue pairs, of which only some are for each type.
 const RECEIVE_OPTIONS: [u8; 8] = [
@@ -227,6 +254,14 @@ impl Scene {
                 let page = input.below(HEAP_PAGES);
                 let pages = [(); 4].map(|()| self.heap.address(PAGE * input.below(HEAP_PAGES)));
                 self.heap.put(page * PAGE, pages.as_bytes());
+                // The same for an integrity region.
+                let elements = pages.map(|address| IntegrityElement {
+                    address: address.into(),
+                    length: (512 * (1 + input.below(8)) as u32).into(),
+                    reserved: 0.into(),
+                });
+                self.heap
+                    .put(page * PAGE + ELEMENTS_OFFSET, elements.as_bytes());
             }
             16 => self.post_shared(input),
             17 => self.frame(input),
@@ -276,7 +311,9 @@ impl Scene {
             CommandCode::DestroyContext => objects.contexts.retain(|&number| number != named(0)),
             CommandCode::CreatePd => objects.pds.push(first_word(&reply)),
             CommandCode::DestroyPd => objects.pds.retain(|&number| number != named(0)),
-            CommandCode::RegisterMr | CommandCode::AllocateMr => {
+            CommandCode::RegisterMr
+            | CommandCode::AllocateMr
+            | CommandCode::AllocateIntegrityMr => {
                 objects.mrs.push((named(0), first_word(&reply)));
             }
             CommandCode::DeregisterMr => {
@@ -650,6 +687,17 @@ impl Scene {
                     pd,
                     max_pages: pages.into(),
                     table: self.list(8 * pages as usize, input).0,
+                })
+            }
+            CommandCode::AllocateIntegrityMr => {
+                let [elements, metadata] = [(); 2].map(|()| input.below(32) as u32);
+                let length = table_length(elements, metadata) as usize;
+                bytes_of(AllocateIntegrityMr {
+                    pd,
+                    max_elements: elements.into(),
+                    max_metadata_elements: metadata.into(),
+                    reserved: 0.into(),
+                    table: self.list(length, input).0,
                 })
             }
             CommandCode::ReregisterMr => {
@@ -1037,6 +1085,7 @@ impl Scene {
                 page_shift: 12,
                 ..RegisterTarget::default()
             }),
+            SendOpcode::RegisterIntegrity => send.target(&integrity_target(next, input)),
             SendOpcode::BindWindow => {
                 let windows = [&[(0, 1)], self.objects.mws.as_slice()].concat();
                 let window = input.pick(&windows).1;

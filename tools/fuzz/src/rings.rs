@@ -9,6 +9,7 @@
 //! domain must not change or appear in memory that the process can read.
 
 use crate::{
+    commands::integrity_target,
     innocent::{check_connection, check_no_secret, secret},
     input::Input,
     objects::Objects,
@@ -429,7 +430,7 @@ impl Scene {
 
     /// Returns a work request that is valid or almost valid.
     fn request(&self, input: &mut Input<'_>, qp_type: QpType) -> Send {
-        const OPCODES: [SendOpcode; 14] = [
+        const OPCODES: [SendOpcode; 15] = [
             SendOpcode::Write,
             SendOpcode::WriteWithImmediate,
             SendOpcode::Send,
@@ -441,6 +442,7 @@ impl Scene {
             SendOpcode::BindWindow,
             SendOpcode::SendWithInvalidate,
             SendOpcode::RegisterRegion,
+            SendOpcode::RegisterIntegrity,
             SendOpcode::Flush,
             SendOpcode::AtomicWrite,
             SendOpcode::SendSegmented,
@@ -452,6 +454,7 @@ impl Scene {
             SendOpcode::LocalInvalidate
                 | SendOpcode::BindWindow
                 | SendOpcode::RegisterRegion
+                | SendOpcode::RegisterIntegrity
                 | SendOpcode::Flush
                 | SendOpcode::AtomicWrite
         );
@@ -520,6 +523,7 @@ impl Scene {
                 page_shift: 12,
                 ..RegisterTarget::default()
             }),
+            SendOpcode::RegisterIntegrity => send.target(&integrity_target(key, input)),
             _ => send.rdma(address, key),
         };
         match qp_type {

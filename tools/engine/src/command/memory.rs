@@ -21,10 +21,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vrnic_wire::{
     command::{
-        AllocateMr, AllocateMw, ContextKind, DeallocateMw, DeregisterMr, Empty, MrRegistered,
-        MwAllocated, MwType, RegisterMr, ReregisterMr, mr_flags, reregister_flags,
+        AllocateIntegrityMr, AllocateMr, AllocateMw, ContextKind, DeallocateMw, DeregisterMr,
+        Empty, MrRegistered, MwAllocated, MwType, RegisterMr, ReregisterMr, mr_flags,
+        reregister_flags,
     },
-    memory::{PageList, TABLE_ENTRY_LENGTH},
+    integrity::table_length,
+    memory::{PageList, TABLE_ENTRY_LENGTH, access},
 };
 use zerocopy::IntoBytes;
 
@@ -260,14 +262,21 @@ impl Execute for RegisterMr {
 
 impl Engine {
     /// Removes a part of the pages of a region that is about to go. Returns where the rest begins, if there is one.
-    pub(super) fn empty_part(&mut self, wanted: &DeregisterMr, begun: Option<u32>) -> Option<u32> {
+    pub(super) fn empty_part(&mut self, wanted: DeregisterMr, begun: Option<u32>) -> Option<u32> {
         let (pd, key) = (wanted.pd.get(), wanted.key.get());
         if self.resources.keys.region(key)?.windows > 0 {
             return None;
         }
         let all = self.pages_mut(pd, key).ok()?.count();
         let (_, next) = self.remove_pages(pd, key, begun.unwrap_or(0)..all).ok()?;
-        (next < all).then_some(next)
+        if next == all {
+            return None;
+        }
+        // The command can no longer be refused, so no window may be bound to what is left.
+        if let Some(region) = self.resources.keys.region_mut(key) {
+            region.access &= !access::MW_BIND;
+        }
+        Some(next)
     }
 }
 
@@ -320,6 +329,41 @@ impl Execute for AllocateMr {
         let table = rnic.resolve_ring_buffer(&self.table, io)?;
         let region = Region::free(self.pd.get(), table, pages);
         // Reserves the translations of its future pages now, so that no registration fails for lack of room.
+        if rnic.translations + region.translations() > rnic.config.limits.translations {
+            return Err(Cause::TranslationsExhausted);
+        }
+        rnic.add_region(region)
+    }
+}
+
+impl Execute for AllocateIntegrityMr {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        io: &mut Io<'_, M>,
+    ) -> Result<MrRegistered, Cause> {
+        if !rnic.config.features.has_integrity() {
+            return Err(Cause::CommandCode);
+        }
+        reserved(self.reserved)?;
+        let (elements, metadata) = (self.max_elements.get(), self.max_metadata_elements.get());
+        let limit = rnic.config.limits.fast_registration_pages;
+        if elements == 0 || elements > limit || metadata > limit {
+            return Err(Cause::TableLength);
+        }
+        if self.table.length.get() != table_length(elements, metadata) {
+            return Err(Cause::PageListShape);
+        }
+        let kind = rnic.pds.get(self.pd.get()).ok_or(Cause::UnknownPd)?.kind;
+        if kind != ContextKind::Kernel {
+            return Err(Cause::KernelOnly);
+        }
+        if rnic.resources.keys.is_full() {
+            return Err(Cause::LimitReached);
+        }
+        let table = rnic.resolve_ring_buffer(&self.table, io)?;
+        let region = Region::free_integrity(self.pd.get(), table, elements, metadata)
+            .ok_or(Cause::PageListShape)?;
         if rnic.translations + region.translations() > rnic.config.limits.translations {
             return Err(Cause::TranslationsExhausted);
         }

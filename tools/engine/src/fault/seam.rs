@@ -220,9 +220,9 @@ impl Engine {
             CommandCode::CreateQp | CommandCode::CreateScalingQp => self.qps.len(),
             CommandCode::CreateSrq | CommandCode::CreateXrcSrq => self.resources.srqs.len(),
             CommandCode::CreateXrcd => self.xrcds.len(),
-            CommandCode::RegisterMr | CommandCode::AllocateMr => {
-                count(self.resources.keys.regions())
-            }
+            CommandCode::RegisterMr
+            | CommandCode::AllocateMr
+            | CommandCode::AllocateIntegrityMr => count(self.resources.keys.regions()),
             CommandCode::AllocateMw => self.resources.keys.windows(),
             CommandCode::CreateCounterSet => self.resources.counters.sets(),
             CommandCode::CreateFlow | CommandCode::CreateTunnelFlow => count(self.flows.len()),

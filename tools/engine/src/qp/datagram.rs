@@ -342,6 +342,9 @@ impl Qp {
                 }
                 Source::Elements(_) => {
                     pieces(elements.iter(), offset, length, |key, address, length| {
+                        if resources.keys.is_integrity(key) {
+                            return Err(Cause::LocalKey);
+                        }
                         (resources.keys)
                             .resolve(key, accessor, 0, address, length, io.memory, ranges)
                     })?;

@@ -6,7 +6,7 @@ use super::Qp;
 use crate::{
     cause::Cause,
     completion_counter::Counted,
-    keys::Accessor,
+    keys::{Accessor, Keys},
     memory::Memory,
     resources::{Io, Resources},
     segment::Payload,
@@ -101,6 +101,44 @@ pub(super) fn pieces<'a>(
     }
 }
 
+/// Completes `bytes`, which were read from `elements` from byte `offset` on, where they are in integrity regions.
+pub(super) fn pass_read<'a, M: Memory>(
+    elements: impl Iterator<Item = &'a Sge>,
+    offset: u64,
+    bytes: &mut [u8],
+    keys: &Keys,
+    memory: &M,
+) -> Result<(), Cause> {
+    let length = bytes.len() as u64;
+    let mut rest = bytes;
+    pieces(elements, offset, length, |key, address, length| {
+        let (piece, others) = std::mem::take(&mut rest).split_at_mut(length as usize);
+        rest = others;
+        keys.pass_read(key, address, piece, memory)
+            .map_err(|_| Cause::LocalUnmapped)
+    })
+}
+
+/// Does what remains after `payload` was written to `elements` from byte `offset` on, where they are in integrity
+/// regions.
+pub(super) fn pass_written<'a, M: Memory>(
+    elements: impl Iterator<Item = &'a Sge>,
+    offset: u64,
+    payload: &Payload,
+    keys: &Keys,
+    memory: &M,
+) -> Result<(), Cause> {
+    if !keys.has_integrity() {
+        return Ok(());
+    }
+    let mut skip = 0;
+    pieces(elements, offset, payload.len(), |key, address, length| {
+        let written = keys.pass_written(key, address, length, (payload, skip), memory);
+        skip += length;
+        written.map_err(|_| Cause::LocalUnmapped)
+    })
+}
+
 impl Qp {
     /// Takes the next receive, which may be invalid. Returns whether there was one.
     ///
@@ -190,7 +228,8 @@ impl Qp {
             )?;
             payload
                 .copy_to(0, ranges, io.memory)
-                .map_err(|_| Cause::LocalUnmapped)
+                .map_err(|_| Cause::LocalUnmapped)?;
+            pass_written(elements.iter(), offset, payload, &resources.keys, io.memory)
         });
         if scattered == Err(Cause::PageAbsent) {
             self.look_ahead_in_receive(offset, resources, io);

@@ -15,7 +15,11 @@ mod retry;
 mod rtt;
 mod window;
 
-use super::{Qp, credit::Credit, receive::pieces};
+use super::{
+    Qp,
+    credit::Credit,
+    receive::{pass_read, pieces},
+};
 use crate::{
     cause::Cause,
     keys::AHEAD,
@@ -693,12 +697,19 @@ impl Qp {
             },
         };
         let unreliable = self.is_unreliable();
-        let payload = if unreliable {
-            // The request completes before the packet arrives.
+        let keys = &resources.keys;
+        let passes = keys.has_integrity()
+            && (self.requester.elements_of(request)).any(|sge| keys.is_integrity(sge.lkey.get()));
+        let mut payload = if unreliable || passes {
+            // The request of an unreliable connection completes before the packet arrives.
             copy_of(ranges, io).map_err(|_| Cause::LocalUnmapped)?
         } else {
             payload_of(ranges, io)
         };
+        if passes && let Payload::Bytes(bytes) = &mut payload {
+            let elements = self.requester.elements_of(request);
+            pass_read(elements, offset, bytes, keys, io.memory)?;
+        }
         let psn = request.first_psn.add(packet);
         let segment = Segment {
             solicited: position.ends() && wanted.flags & send_flags::SOLICITED != 0,

@@ -682,9 +682,13 @@ impl Qp {
                     ranges,
                 )
                 .map_err(Fault::access)?;
-            segment
-                .payload
+            let payload = &segment.payload;
+            payload
                 .copy_to(0, ranges, io.memory)
+                .and_then(|()| {
+                    let keys = &resources.keys;
+                    keys.pass_written(reth.rkey, address, length, (payload, 0), io.memory)
+                })
                 .map_err(|_| Fault::local(Status::LocalAccess, Cause::RemoteUnmapped))
         });
         if let Err(fault) = written {
@@ -851,6 +855,9 @@ impl Qp {
         resources.with_scratch(|resources, ranges| {
             let (keys, by) = (&resources.keys, self.accessor());
             let Reth { address, rkey, .. } = *remote;
+            if keys.is_integrity(rkey) {
+                return Err(Fault::access(Cause::LocalKey));
+            }
             keys.resolve(rkey, by, right, address, 8, io.memory, ranges)
                 .map_err(Fault::access)?;
             // The region may begin in the middle of an aligned word.

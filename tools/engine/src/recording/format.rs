@@ -39,7 +39,8 @@ pub(crate) const BYTEWISE: u8 = 2;
 const WITHOUT_FRAMES: u8 = 3;
 
 /// Longest payload in bytes that is recorded. Only the length of longer ones is recorded, and they are zeros in a
-/// replay, except for the headers of frames. The engine never interprets other payload that is longer than 8 bytes.
+/// replay, except for the headers of frames. What the engine interprets of other long payload is
+/// [recorded](crate::memory::Memory::interpret) when it does.
 pub const KEPT_PAYLOAD: usize = 64;
 
 /// Largest payload in bytes that a recording may have.

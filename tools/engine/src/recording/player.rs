@@ -38,6 +38,8 @@ pub enum Touch {
     Write(HostRange, Vec<u8>),
     /// Store bytes that the engine does not interpret.
     WritePayload(HostRange),
+    /// Interpret this number of bytes of a payload that arrived.
+    Interpret(usize),
     /// Copy the first range to the second.
     Copy(HostRange, HostRange),
     /// Store zeros.
@@ -253,6 +255,19 @@ impl Memory for Script<'_> {
 
     fn write_payload(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
         self.done(|| Touch::WritePayload(first(to, bytes.len())))
+    }
+
+    fn interpret(&self, bytes: &mut [u8]) -> Result<(), Unmapped> {
+        let touch = || Touch::Interpret(bytes.len());
+        let fits =
+            |access: &Access| matches!(access, Access::Read(kept) if kept.len() == bytes.len());
+        match self.find(touch, fits) {
+            Access::Read(kept) => {
+                bytes.copy_from_slice(&kept);
+                Ok(())
+            }
+            _ => Err(Unmapped),
+        }
     }
 
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {

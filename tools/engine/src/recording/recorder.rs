@@ -345,6 +345,20 @@ impl<M: Memory> Memory for Tap<'_, M> {
         result
     }
 
+    fn interpret(&self, bytes: &mut [u8]) -> Result<(), Unmapped> {
+        let result = self.inner.interpret(bytes);
+        let log = &mut *self.log.borrow_mut();
+        log.digest.pair(15, bytes.len() as u64);
+        match result {
+            Ok(()) => {
+                log.buffer.byte(tag::READ);
+                log.buffer.string(bytes);
+            }
+            Err(Unmapped) => log.buffer.byte(tag::UNMAPPED),
+        }
+        result
+    }
+
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
         let result = self.inner.copy(from, to);
         let log = &mut *self.log.borrow_mut();

@@ -5,11 +5,15 @@
 use super::guest::{Arena, Guest, Mr, Send};
 use crate::device::Rnic;
 use vrnic_wire::{
-    command::{AllocateMr, AllocateMw, MwType},
+    command::{AllocateIntegrityMr, AllocateMr, AllocateMw, MwType},
+    integrity::{
+        ELEMENT_LENGTH, ELEMENTS_OFFSET, IntegrityElement, IntegrityStatus, IntegrityTarget,
+        table_length,
+    },
     memory::TABLE_ENTRY_LENGTH,
-    work::{BindTarget, RegisterTarget, SendOpcode},
+    work::{BindTarget, RegisterTarget, SendOpcode, Sge},
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A memory region for fast registration.
 #[derive(Clone, Debug)]
@@ -114,6 +118,106 @@ impl FastMr {
     /// Creates a request to make the region free.
     pub fn invalidate(&self, wr_id: u64) -> Send {
         Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
+    }
+}
+
+/// An integrity region.
+#[derive(Clone, Debug)]
+pub struct IntegrityMr {
+    /// Its table.
+    pub table: Arena,
+    /// Key of the last registration.
+    pub key: u32,
+    max_elements: usize,
+}
+
+impl Guest {
+    /// Allocates an integrity region.
+    pub fn integrity_mr(
+        &mut self,
+        rnic: &mut Rnic,
+        max_elements: u32,
+        max_metadata_elements: u32,
+    ) -> IntegrityMr {
+        let length = table_length(max_elements, max_metadata_elements) as usize;
+        let table = self.arena(length);
+        let (list, chunks) = self.page_list(&table, 0, length);
+        let request = AllocateIntegrityMr {
+            pd: self.pd.into(),
+            max_elements: max_elements.into(),
+            max_metadata_elements: max_metadata_elements.into(),
+            table: list,
+            ..Default::default()
+        };
+        let key = self.command(rnic, request).expect("integrity mr").key.get();
+        self.free(chunks);
+        IntegrityMr {
+            table,
+            key,
+            max_elements: max_elements as usize,
+        }
+    }
+}
+
+impl IntegrityMr {
+    /// Lists the elements, each an address and a length, in the table, and completes the description of a registration.
+    /// The key is the next one.
+    pub fn target(
+        &self,
+        data: &[(u64, u32)],
+        metadata: &[(u64, u32)],
+        wanted: IntegrityTarget,
+    ) -> IntegrityTarget {
+        for (first, elements) in [(0, data), (self.max_elements, metadata)] {
+            for (index, &(address, length)) in elements.iter().enumerate() {
+                let element = IntegrityElement {
+                    address: address.into(),
+                    length: length.into(),
+                    ..Default::default()
+                };
+                let place = ELEMENTS_OFFSET + (first + index) * ELEMENT_LENGTH;
+                self.table.put(place, element.as_bytes());
+            }
+        }
+        IntegrityTarget {
+            key: next_key(self.key).into(),
+            elements: (data.len() as u16).into(),
+            metadata_elements: (metadata.len() as u16).into(),
+            ..wanted
+        }
+    }
+
+    /// Creates a request to register these elements. The region counts as having the new key from now on.
+    pub fn register(
+        &mut self,
+        wr_id: u64,
+        data: &[(u64, u32)],
+        metadata: &[(u64, u32)],
+        wanted: IntegrityTarget,
+    ) -> Send {
+        let target = self.target(data, metadata, wanted);
+        self.key = target.key.get();
+        Send::new(wr_id, SendOpcode::RegisterIntegrity).target(&target)
+    }
+
+    /// Creates a request to make the region free.
+    pub fn invalidate(&self, wr_id: u64) -> Send {
+        Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
+    }
+
+    /// Returns an element for `length` bytes at `offset`.
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        Sge {
+            address: (offset as u64).into(),
+            length: (length as u32).into(),
+            lkey: self.key.into(),
+        }
+    }
+
+    /// Reads the status.
+    pub fn status(&self) -> IntegrityStatus {
+        let bytes = self.table.get(0, size_of::<IntegrityStatus>());
+        IntegrityStatus::read_from_bytes(&bytes).expect("its length")
     }
 }
 

@@ -63,6 +63,8 @@ pub enum Feature {
     CompletionCounters,
     /// Tunnels, drops and tags of flows, which need raw packets.
     TunnelFlows,
+    /// Integrity regions, which need the memory extensions.
+    Integrity,
 }
 
 impl Feature {
@@ -96,6 +98,7 @@ impl Feature {
             Self::FlowCounters => config::F_FLOW_COUNTERS,
             Self::CompletionCounters => config::F_COMPLETION_COUNTERS,
             Self::TunnelFlows => config::F_TUNNEL_FLOWS,
+            Self::Integrity => config::F_INTEGRITY,
         }
     }
 }
@@ -116,6 +119,7 @@ pub fn complete(mut features: Features) -> Features {
     features.receive_scaling &= features.raw_packets;
     features.flow_counters &= features.raw_packets;
     features.tunnel_flows &= features.raw_packets;
+    features.integrity &= features.memory_extensions;
     features
 }
 
@@ -134,7 +138,7 @@ mod tests {
                      'null-key', 'counter-sets', 'unreliable-connections', 'xrc', 'clock', 'ignored-overrun', \
                      'context-names', 'nested-paging', 'path-migration', 'rate-limits', 'raw-packets', 'checksums', \
                      'segmentation', 'receive-scaling', 'receive-options', 'flow-counters', \
-                     'completion-counters', 'tunnel-flows']";
+                     'completion-counters', 'tunnel-flows', 'integrity']";
         let all: Setting = toml::from_str(names).unwrap();
         assert_eq!(all_without(&all.without).bits(), 0);
         assert_eq!(all_without(&[]), Features::ALL);
@@ -143,6 +147,7 @@ mod tests {
         assert!(!all_without(&[Feature::SharedReceiveQueues]).xrc);
         assert!(!all_without(&[Feature::OnDemandPaging]).nested_paging);
         assert!(!all_without(&[Feature::Checksums]).segmentation);
+        assert!(!all_without(&[Feature::MemoryExtensions]).integrity);
         let frameless = all_without(&[Feature::RawPackets]);
         assert!(!frameless.receive_scaling && !frameless.flow_counters && frameless.checksums);
         assert!(!frameless.tunnel_flows);

@@ -8,7 +8,10 @@ use crate::{
     memory::Memory,
     pages::Half,
     psn::Psn,
-    qp::{Qp, receive::pieces},
+    qp::{
+        Qp,
+        receive::{pass_written, pieces},
+    },
     resources::{Io, Resources},
     segment::{Aeth, Body, NakCode, Payload, Position, Segment, Syndrome},
 };
@@ -335,7 +338,9 @@ impl Qp {
             )?;
             payload
                 .copy_to(0, ranges, io.memory)
-                .map_err(|_| Cause::LocalUnmapped)
+                .map_err(|_| Cause::LocalUnmapped)?;
+            let elements = self.requester.elements_of(front);
+            pass_written(elements, offset, payload, &resources.keys, io.memory)
         });
         if stored == Err(Cause::PageAbsent) {
             // The response is requested again when its pages are present.

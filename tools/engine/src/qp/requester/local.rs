@@ -53,6 +53,10 @@ impl Qp {
                 let max_length = resources.limits.mr_size;
                 keys.register(target, self.accessor(), max_length, io.memory)
             }
+            Target::RegisterIntegrity(target) => {
+                let max_length = resources.limits.mr_size;
+                keys.register_integrity(target, self.accessor(), max_length, io.memory)
+            }
             Target::Bind(target) => keys.bind(target, self.accessor()),
             _ => keys.invalidate(wanted.immediate, self.accessor()),
         }

@@ -371,7 +371,14 @@ impl Qp {
         } else {
             Ok(payload_of(ranges, io))
         };
-        let Ok(payload) = payload else {
+        let passed = payload.and_then(|mut payload| {
+            if let Payload::Bytes(bytes) = &mut payload {
+                let keys = &resources.keys;
+                keys.pass_read(left.rkey, left.address, bytes, io.memory)?;
+            }
+            Ok(payload)
+        });
+        let Ok(payload) = passed else {
             self.refuse_response(response.psn, Fault::access(Cause::LocalUnmapped), resources);
             return Some(0);
         };
