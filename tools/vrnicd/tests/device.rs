@@ -9,8 +9,6 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
 use common::daemon::{Daemon, Driver, EVENT, QUERY_DEVICE, REQUEST};
 use common::*;
 use rustix::process::Signal;
